@@ -22,6 +22,7 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::mem::offset_of;
+use std::sync::atomic::AtomicI32;
 
 /// A C structure of which zeros are a valid value: it consists of numbers, raw pointers and optional
 /// function pointers.
@@ -532,9 +533,17 @@ pub struct ibv_qp_ex {
 }
 
 #[repr(C)]
+pub struct ibv_comp_channel {
+    pub context: *mut ibv_context,
+    pub fd: c_int,
+    /// Number of completion queues with this channel, which several threads change.
+    pub refcnt: AtomicI32,
+}
+
+#[repr(C)]
 pub struct ibv_cq {
     pub context: *mut ibv_context,
-    pub channel: *mut c_void,
+    pub channel: *mut ibv_comp_channel,
     pub cq_context: *mut c_void,
     pub handle: u32,
     pub cqe: c_int,
@@ -578,7 +587,7 @@ pub struct ibv_cq_ex {
 pub struct ibv_cq_init_attr_ex {
     pub cqe: u32,
     pub cq_context: *mut c_void,
-    pub channel: *mut c_void,
+    pub channel: *mut ibv_comp_channel,
     pub comp_vector: u32,
     pub wc_flags: u64,
     pub comp_mask: u32,

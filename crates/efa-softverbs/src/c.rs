@@ -21,6 +21,7 @@
 //!   called between an `ibv_start_poll` that returned 0 and its `ibv_end_poll`, by the same thread;
 //!   `ibv_wr_…` between `ibv_wr_start` and `ibv_wr_complete` or `ibv_wr_abort`.
 
+mod channel;
 mod completion_queue;
 mod context;
 pub(crate) mod domain;

@@ -9,12 +9,16 @@
 //! Locks are held for the time of a step at most, and always taken in the order: queue pairs of the
 //! completion queue, one queue pair, completions. Calls that destroy take one at a time, and don't wait
 //! for one [without end](crate::process::Patience).
+//!
+//! With a [channel](crate::channel) the program can sleep: it arms the queue, which puts the links of the
+//! queue pairs to [sleep](crate::queue_pair), and the next completion is announced on the channel.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::boundary::{BUSY, Outcome};
+use crate::boundary::{BUSY, INVALID, Outcome};
+use crate::channel::{Channel, Notifier};
 use crate::completion::Completion;
 use crate::process::{generation, lock, lock_in_time};
 use crate::queue_pair::{QueuePair, Serial};
@@ -26,17 +30,33 @@ const IDLE_POLLS: u32 = 256;
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
     generation: u32,
-    completions: Mutex<VecDeque<Completion>>,
+    completions: Mutex<Completions>,
+    /// Of a queue with a channel.
+    notifier: Option<Arc<Notifier>>,
     queue_pairs: Mutex<Vec<Arc<QueuePair>>>,
     /// Polls in a row without a completion.
     idle_polls: AtomicU32,
 }
 
+#[derive(Debug, Default)]
+struct Completions {
+    queued: VecDeque<Completion>,
+    /// Whether the next completion is announced.
+    armed: bool,
+}
+
+impl Completions {
+    fn disarm(&mut self) -> bool {
+        std::mem::take(&mut self.armed)
+    }
+}
+
 impl CompletionQueue {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(channel: Option<Arc<Channel>>) -> Self {
         Self {
             generation: generation(),
             completions: Mutex::default(),
+            notifier: channel.map(Notifier::new),
             queue_pairs: Mutex::default(),
             idle_polls: AtomicU32::new(0),
         }
@@ -51,8 +71,54 @@ impl CompletionQueue {
 
     #[inline]
     pub(crate) fn push(&self, completion: Completion) {
-        lock(&self.completions).push_back(completion);
+        let mut completions = lock(&self.completions);
+        completions.queued.push_back(completion);
+        if completions.disarm() {
+            drop(completions);
+            self.notify();
+        }
     }
+
+    // ---- notification ------------------------------------------------------------------------
+
+    /// Queues an event on the channel.
+    #[cold]
+    fn notify(&self) {
+        if let Some(notifier) = &self.notifier {
+            notifier.notify();
+        }
+    }
+
+    /// `None` without a channel.
+    pub(crate) fn notifier(&self) -> Option<&Arc<Notifier>> {
+        self.notifier.as_ref()
+    }
+
+    /// Whether the program waits for the next completion.
+    pub(crate) fn is_armed(&self) -> bool {
+        self.notifier.is_some() && lock(&self.completions).armed
+    }
+
+    /// Announces the next completion once, or those that were not polled at once: the interface compares
+    /// what it has written with what the program has read.
+    pub(crate) fn arm(&self) -> Outcome<()> {
+        let notifier = self.notifier.as_ref().ok_or(INVALID)?;
+        let mut completions = lock(&self.completions);
+        if !completions.queued.is_empty() {
+            completions.armed = false;
+            drop(completions);
+            notifier.notify();
+            return Ok(());
+        }
+        completions.armed = true;
+        drop(completions);
+        for queue_pair in &*lock(&self.queue_pairs) {
+            queue_pair.sleep();
+        }
+        Ok(())
+    }
+
+    // ---- completions -------------------------------------------------------------------------
 
     /// How many receives of a queue pair have completed that the program hasn't polled.
     pub(crate) fn unpolled_receives(&self, serial: Serial) -> usize {
@@ -65,18 +131,18 @@ impl CompletionQueue {
     }
 
     fn count(&self, matches: impl Fn(&Completion) -> bool) -> usize {
-        lock(&self.completions).iter().filter(|completion| matches(completion)).count()
+        lock(&self.completions).queued.iter().filter(|completion| matches(completion)).count()
     }
 
     /// Takes the next completion, if one is queued or a step of the queue pairs produces one.
     #[inline]
     pub(crate) fn next(&self) -> Option<Completion> {
-        let queued = lock(&self.completions).pop_front();
+        let queued = lock(&self.completions).queued.pop_front();
         let next = queued.or_else(|| {
             for queue_pair in &*lock(&self.queue_pairs) {
                 queue_pair.poll();
             }
-            lock(&self.completions).pop_front()
+            lock(&self.completions).queued.pop_front()
         });
         match next {
             Some(_) => self.idle_polls.store(0, Ordering::Relaxed),
@@ -109,7 +175,7 @@ impl CompletionQueue {
     pub(crate) fn remove(&self, queue_pair: &Arc<QueuePair>) -> Outcome<()> {
         lock_in_time(&self.queue_pairs)?.retain(|other| !Arc::ptr_eq(other, queue_pair));
         let mut completions = lock_in_time(&self.completions)?;
-        completions.retain(|completion| completion.serial != queue_pair.serial());
+        completions.queued.retain(|completion| completion.serial != queue_pair.serial());
         Ok(())
     }
 

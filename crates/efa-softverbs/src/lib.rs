@@ -16,8 +16,8 @@
 //!  │ boundary: error numbers, panics                                       │
 //!  ├───────────────────────────────────────────────────────────────────────┤
 //!  │ queue_pair (state, outstanding, data_path), completion_queue          │
-//!  │ work_request, completion, memory, domain, attributes                  │
-//!  │ process: handles, forks     progress: the thread for idle programs    │
+//!  │ work_request, completion, channel, memory, domain, attributes         │
+//!  │ process: handles, forks  progress, sleepers: thread for idle programs │
 //!  │ device ─ link ─ settings ─ sysfs ─ capture ─ statistics ─ message     │
 //!  └────────────────┬──────────────────────────────────────────────────────┘
 //!                   ▼
@@ -31,14 +31,18 @@
 //! processes of one user: all with the same [name](settings) are on one host. On the tcp link between
 //! hosts, each with its IP address. The device's capability bits say which RDMA operations it offers.
 //!
-//! It doesn't offer shared receive queues, completion channels, multicast, memory windows, and the
-//! transition of a queue pair back to RESET. These fail with `EOPNOTSUPP`.
+//! Completion channels, on which a program sleeps until a completion queue has something. As with the real
+//! libefa, notification of solicited completions alone fails with `EOPNOTSUPP`.
+//!
+//! It doesn't offer shared receive queues, multicast, memory windows, and the transition of a queue pair
+//! back to RESET. These fail with `EOPNOTSUPP`.
 //!
 //! # Threads and forks
 //!
 //! Any thread may call any function at any time, as with the real libraries. The library starts no
 //! thread before the first queue pair is ready to receive; then one makes progress for the program
-//! while it doesn't poll, as hardware would. A forked child has a device list of its own and must open
+//! while it doesn't poll, as hardware would. It looks every 1 to 16 ms; at queue pairs of a completion queue
+//! with a channel only when their link has something, and once a second. A forked child has a device list of its own and must open
 //! its own devices; it can't use handles of its parent, and can't harm them.
 //!
 //! # Signals
@@ -65,6 +69,7 @@ mod boundary;
 #[allow(unsafe_code)]
 mod c;
 mod capture;
+mod channel;
 #[allow(unsafe_code)]
 mod clock;
 mod completion;
@@ -80,6 +85,7 @@ mod process;
 mod progress;
 mod queue_pair;
 pub mod settings;
+mod sleepers;
 mod spin_lock;
 mod statistics;
 mod sysfs;

@@ -1,12 +1,13 @@
 //! The link under a device: shared memory between processes of a host, or TCP between hosts.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use efa_device::{
-    Access, AddressHandle, Completion, Destination, Device as _, DeviceAttributes, DeviceError,
-    Gid, PostError, Qkey, QueuePair as _, QueuePairAddress, QueuePairOptions, Rdma, RdmaRequest,
-    RegisterError, SendRequest, Time,
+    Access, AddressHandle, Armed, Completion, Destination, Device as _, DeviceAttributes,
+    DeviceError, Gid, PostError, Qkey, QueuePair as _, QueuePairAddress, QueuePairOptions, Rdma,
+    RdmaRequest, RegisterError, SendRequest, Time,
 };
 use efa_sim::record::SharedSink;
 use efa_sim::region::KeyTable;
@@ -210,5 +211,20 @@ impl LinkQueuePair {
     #[inline]
     pub(crate) fn poll(&mut self, now: Time) -> Option<Completion<Box<[u8]>>> {
         each!(Self, self, link => link.poll(now))
+    }
+
+    /// Whether a poll is due, so far as a post has left something to do.
+    pub(crate) fn is_due(&self) -> bool {
+        each!(Self, self, link => link.next_event()).is_some()
+    }
+
+    /// The descriptor to sleep on, if the queue pair is waitable.
+    pub(crate) fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        each!(Self, self, link => link.wait_fd())
+    }
+
+    /// Prepares for sleep.
+    pub(crate) fn arm(&mut self, now: Time) -> Result<Armed, DeviceError> {
+        each!(Self, self, link => link.arm(now))
     }
 }

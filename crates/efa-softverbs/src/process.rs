@@ -28,6 +28,7 @@ pub(crate) enum HandleType {
     Domain,
     Region,
     AddressHandle,
+    Channel,
     CompletionQueue,
     QueuePair,
 }

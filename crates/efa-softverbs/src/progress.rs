@@ -4,16 +4,23 @@
 //! polls. While it does something else its peers would wait, so every few milliseconds a thread
 //! takes steps for each queue pair that was not polled since.
 //!
+//! [Queue pairs that sleep](crate::queue_pair) wake it instead, so while all sleep it takes no processor
+//! time. They exist only if the program has created a completion channel.
+//!
 //! The thread exists while there are queue pairs that can receive.
 
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread;
 use std::time::Duration;
 
+use efa_device::Time;
+
 use crate::boundary::Outcome;
+use crate::clock::now;
 use crate::message::report;
 use crate::process::{lock, lock_in_time, process};
-use crate::queue_pair::QueuePair;
+use crate::queue_pair::{Look, QueuePair, Serial};
+use crate::sleepers::Sleepers;
 
 /// Pause between two rounds while there is something to do.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
@@ -22,7 +29,11 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(16);
 
 /// The queue pairs for which the thread makes progress.
 #[derive(Debug, Default)]
-pub(crate) struct Progress(Mutex<Watched>);
+pub(crate) struct Progress {
+    watched: Mutex<Watched>,
+    /// What the thread sleeps on; `None` before the first completion channel.
+    sleepers: OnceLock<Sleepers>,
+}
 
 #[derive(Debug, Default)]
 struct Watched {
@@ -33,23 +44,54 @@ struct Watched {
 impl Progress {
     /// Makes progress for `queue_pair` until it is dropped.
     pub(crate) fn watch(&self, queue_pair: &Arc<QueuePair>) {
-        let mut watched = lock(&self.0);
+        let mut watched = lock(&self.watched);
         watched.queue_pairs.push(Arc::downgrade(queue_pair));
         if !watched.thread_runs {
             watched.thread_runs = start();
+        }
+        drop(watched);
+        self.look_at(now());
+    }
+
+    /// Creates what the thread sleeps on, so that queue pairs can sleep.
+    pub(crate) fn provide_sleepers(&self) -> Outcome<()> {
+        if self.sleepers.get().is_none() {
+            let sleepers = Sleepers::new()?;
+            // If another thread was faster, its own are as good.
+            let _ = self.sleepers.set(sleepers);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn sleepers(&self) -> Option<&Sleepers> {
+        self.sleepers.get()
+    }
+
+    /// Makes the thread look at the queue pairs at this time at the latest.
+    pub(crate) fn look_at(&self, at: Time) {
+        if let Some(sleepers) = self.sleepers.get() {
+            sleepers.wake_at(at);
+        }
+    }
+
+    /// Sleeps until `until` at most. Returns the queue pairs whose link has something in `woken`.
+    fn sleep(&self, until: Option<Time>, woken: &mut Vec<Serial>) {
+        match self.sleepers.get() {
+            Some(sleepers) => sleepers.sleep(until, woken),
+            None => thread::sleep(until.map_or(LONGEST_PAUSE, |until| until - now())),
         }
     }
 
     /// Returns when every step that was running has ended; fails with `EBUSY` if one doesn't end.
     pub(crate) fn wait_for_steps(&self) -> Outcome<()> {
         let queue_pairs: Vec<_> =
-            lock_in_time(&self.0)?.queue_pairs.iter().filter_map(Weak::upgrade).collect();
+            lock_in_time(&self.watched)?.queue_pairs.iter().filter_map(Weak::upgrade).collect();
         queue_pairs.iter().try_for_each(|queue_pair| queue_pair.wait_for_step())
     }
 
     /// The queue pairs that exist. If there are none, the thread must end.
     fn queue_pairs(&self) -> Vec<Arc<QueuePair>> {
-        let mut watched = lock(&self.0);
+        let mut watched = lock(&self.watched);
         watched.queue_pairs.retain(|queue_pair| queue_pair.strong_count() > 0);
         let queue_pairs: Vec<_> = watched.queue_pairs.iter().filter_map(Weak::upgrade).collect();
         watched.thread_runs = !queue_pairs.is_empty();
@@ -87,16 +129,40 @@ fn with_signals_blocked<T>(f: impl FnOnce() -> T) -> T {
 fn run() {
     let progress = &process().progress;
     let mut pause = SHORTEST_PAUSE;
+    let mut round_at = now() + pause;
+    let mut woken = Vec::new();
+    let mut until = Some(round_at);
     loop {
-        thread::sleep(pause);
+        progress.sleep(until, &mut woken);
+        // Not held while the thread sleeps, so that the program can destroy them.
         let queue_pairs = progress.queue_pairs();
         if queue_pairs.is_empty() {
             return;
         }
+        let time = now();
+        let is_round = time >= round_at;
         let mut progressed = false;
         for queue_pair in &queue_pairs {
-            progressed |= queue_pair.progress_unpolled();
+            match queue_pair.next_look() {
+                _ if woken.contains(&queue_pair.serial()) => {
+                    queue_pair.wake();
+                    pause = SHORTEST_PAUSE;
+                }
+                Look::Asleep(Some(at)) if at <= time => queue_pair.wake(),
+                Look::NextRound if is_round => progressed |= queue_pair.progress_unpolled(),
+                _ => {}
+            }
         }
-        pause = if progressed { SHORTEST_PAUSE } else { LONGEST_PAUSE.min(pause * 2) };
+        if is_round {
+            pause = if progressed { SHORTEST_PAUSE } else { LONGEST_PAUSE.min(pause * 2) };
+            round_at = now() + pause;
+        } else {
+            round_at = round_at.min(now() + pause);
+        }
+        let next = queue_pairs.iter().filter_map(|queue_pair| match queue_pair.next_look() {
+            Look::NextRound => Some(round_at),
+            Look::Asleep(at) => at,
+        });
+        until = next.min();
     }
 }

@@ -5,10 +5,12 @@
 //! | the states RESET to ERR, `ibv_modify_qp` | [`state`] |
 //! | sends, reads and writes that have not completed | [`outstanding`] |
 //! | posting, steps, completions | [`data_path`] |
+//! | sleep until the link has something | [`sleep`] |
 //! | what C calls | `c/queue_pair.rs`, `c/post.rs`, `c/wr.rs` |
 
 mod data_path;
 mod outstanding;
+mod sleep;
 mod state;
 
 use std::collections::VecDeque;
@@ -23,6 +25,8 @@ use efa_sim::faults::Faults;
 use efa_sim::{KeptNumber, SoftRegion};
 
 use self::outstanding::Outstanding;
+pub(crate) use self::sleep::Look;
+use self::sleep::NextLook;
 pub(crate) use self::state::{ModifyRequest, QpState};
 use crate::abi::*;
 use crate::boundary::{INVALID, Outcome, UNSUPPORTED};
@@ -49,6 +53,14 @@ pub(crate) struct Serial(u64);
 impl Serial {
     /// Of no queue pair.
     pub(crate) const NONE: Self = Self(0);
+
+    pub(crate) fn number(self) -> u64 {
+        self.0
+    }
+
+    pub(crate) fn from_number(number: u64) -> Self {
+        Self(number)
+    }
 
     fn next() -> Self {
         static LAST: AtomicU64 = AtomicU64::new(0);
@@ -82,6 +94,8 @@ pub(crate) struct QueuePair {
     signals_all: bool,
     /// Whether the program polled since the progress thread checked.
     polled: AtomicBool,
+    /// When the progress thread must look at it.
+    next_look: NextLook,
     locked: Mutex<Locked>,
 }
 
@@ -198,6 +212,8 @@ impl QueuePair {
             options.send_depth = cap.max_send_wr as usize;
             options.receive_depth = cap.max_recv_wr as usize;
             options.rnr_retry = RETRY_FOREVER;
+            options.waitable =
+                [&send_queue, &receive_queue].into_iter().any(|queue| queue.notifier().is_some());
         });
         let mut link = device.link.create_queue_pair(options).map_err(reported)?;
         if !attributes.unsolicited_writes {
@@ -230,6 +246,7 @@ impl QueuePair {
             cap,
             signals_all,
             polled: AtomicBool::new(false),
+            next_look: NextLook::default(),
             locked: Mutex::new(locked),
         });
         queue_pair.send_queue.add(&queue_pair);
@@ -274,7 +291,12 @@ impl QueuePair {
         if !self.is_ours() {
             return Err(INVALID);
         }
-        f(&mut lock(&self.locked))
+        let mut locked = lock(&self.locked);
+        let result = f(&mut locked);
+        if self.is_asleep() {
+            self.after_call(&mut locked);
+        }
+        result
     }
 
     /// Returns when the lock is free: a step that was running has ended. Fails with `EBUSY` if it doesn't
@@ -341,6 +363,7 @@ impl QueuePair {
         self.submit_delayed(&mut locked);
         self.retire(&mut locked);
         self.abandon(&mut locked);
+        self.stay_awake();
         drop(locked);
         self.send_queue.remove(self)?;
         self.receive_queue.remove(self)?;

@@ -10,6 +10,7 @@
 //! | `EFA_SOFT_DEVICES` | number of devices, 1 to 16, each on a host of its own; 1 on tcp | 1 |
 //! | `EFA_SOFT_RDMA` | RDMA operations that the device offers: `read`, `write`, `read,write` or `none` | `read,write` |
 //! | `EFA_SOFT_UNSOLICITED` | `1`: queue pairs can be created for which immediate data of a write uses no receive buffer (rdma-core 52 and newer) | `0` |
+//! | `EFA_SOFT_NOTIFICATIONS` | `0`: completion queues with a completion channel are refused, as by interfaces without that capability | `1` |
 //! | `EFA_SOFT_REORDER` | delays datagrams at random, so that they arrive out of order: the seed | in order |
 //! | `EFA_SOFT_RNR` | probability, 0 to 1, that a datagram finds the receiver not ready (RNR) | 0 |
 //! | `EFA_SOFT_RNR_EACH` | for each value of the first byte of a datagram, how many datagrams fail with RNR before one is delivered | 0 |
@@ -82,6 +83,8 @@ pub struct Settings {
     pub rdma_write: bool,
     /// Whether queue pairs can be created for which immediate data of a write uses no receive buffer.
     pub unsolicited_writes: bool,
+    /// Whether completion queues can have a completion channel.
+    pub notifications: bool,
     /// Seed for delays of datagrams.
     pub reorder: Option<u64>,
     /// Probability that a datagram finds the receiver not ready.
@@ -109,6 +112,7 @@ impl Default for Settings {
             rdma_read: true,
             rdma_write: true,
             unsolicited_writes: false,
+            notifications: true,
             reorder: None,
             receiver_not_ready: 0.0,
             not_ready_of_each: 0,
@@ -226,6 +230,7 @@ impl Settings {
             read.parse("EFA_SOFT_CAPTURE", "a file name", |value| Some(value.to_owned()))?;
         let statistics = read.parse("EFA_SOFT_STATISTICS", "0 or 1", zero_or_one)?;
         let unsolicited_writes = read.parse("EFA_SOFT_UNSOLICITED", "0 or 1", zero_or_one)?;
+        let notifications = read.parse("EFA_SOFT_NOTIFICATIONS", "0 or 1", zero_or_one)?;
         let (rdma_read, rdma_write) = rdma.unwrap_or((default.rdma_read, default.rdma_write));
         Ok(Self {
             link,
@@ -236,6 +241,7 @@ impl Settings {
             rdma_read,
             rdma_write,
             unsolicited_writes: unsolicited_writes.unwrap_or(default.unsolicited_writes),
+            notifications: notifications.unwrap_or(default.notifications),
             reorder,
             receiver_not_ready: rnr.unwrap_or(default.receiver_not_ready),
             not_ready_of_each: of_each.unwrap_or(default.not_ready_of_each),
@@ -313,6 +319,7 @@ mod tests {
             ("EFA_SOFT_DEVICES", "2"),
             ("EFA_SOFT_RDMA", "read"),
             ("EFA_SOFT_UNSOLICITED", "1"),
+            ("EFA_SOFT_NOTIFICATIONS", "0"),
             ("EFA_SOFT_REORDER", "18446744073709551615"),
             ("EFA_SOFT_RNR", "0.25"),
             ("EFA_SOFT_RNR_EACH", "2"),
@@ -330,6 +337,7 @@ mod tests {
             rdma_read: true,
             rdma_write: false,
             unsolicited_writes: true,
+            notifications: false,
             reorder: Some(u64::MAX),
             receiver_not_ready: 0.25,
             not_ready_of_each: 2,

@@ -109,6 +109,7 @@ fn numbers() -> Vec<Number> {
             wr_set_inline_data, wr_set_inline_data_list, wr_set_sge, wr_set_sge_list, wr_start,
             wr_complete, wr_abort, wr_atomic_write,
         }
+        ibv_comp_channel { context, fd, refcnt }
         ibv_cq {
             context, channel, cq_context, handle, cqe, mutex, cond, comp_events_completed,
             async_events_completed,

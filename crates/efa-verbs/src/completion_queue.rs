@@ -2,14 +2,16 @@
 
 use std::ffi::c_int;
 use std::mem::zeroed;
-use std::ptr::NonNull;
+use std::os::fd::BorrowedFd;
+use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
 use efa_device::{AddressHandle, DeviceError, Gid, Qpn, Source, Status};
 
 use crate::abi::*;
+use crate::channel::{self, Channel};
 use crate::context::{Context, Limits};
-use crate::failure::{destroy_failed, object};
+use crate::failure::{destroy_failed, last_error};
 use crate::handles::UNKNOWN;
 
 /// Most completions of one poll.
@@ -81,7 +83,7 @@ impl Batch {
     }
 }
 
-/// A completion queue, destroyed on drop.
+/// A completion queue, destroyed on drop, before its channel.
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
     raw: NonNull<ibv_cq_ex>,
@@ -90,6 +92,8 @@ pub(crate) struct CompletionQueue {
     source_gid: Option<SourceGid>,
     /// Where the interface has writes that take no receive buffer.
     is_unsolicited: Option<IsUnsolicited>,
+    /// If a thread can sleep until there is a completion.
+    channel: Option<Channel>,
     context: Arc<Context>,
 }
 
@@ -144,16 +148,19 @@ impl PollFunctions {
 }
 
 impl CompletionQueue {
-    /// A queue of `entries` completions.
+    /// A queue of `entries` completions. A thread can sleep on a waitable one.
     pub(crate) fn new(
         context: Arc<Context>,
         limits: &Limits,
         entries: usize,
+        waitable: bool,
     ) -> Result<Self, DeviceError> {
         let libraries = context.libraries();
+        let channel = waitable.then(|| Channel::new(&context)).transpose()?;
         // SAFETY: a structure of numbers and pointers, for which zeros are valid.
         let mut attributes: ibv_cq_init_attr_ex = unsafe { zeroed() };
         attributes.cqe = u32::try_from(entries).unwrap_or(u32::MAX);
+        attributes.channel = channel.as_ref().map_or(null_mut(), Channel::raw);
         attributes.wc_flags = IBV_WC_EX_WITH_BYTE_LEN
             | IBV_WC_EX_WITH_IMM
             | IBV_WC_EX_WITH_SRC_QP
@@ -176,7 +183,11 @@ impl CompletionQueue {
                 FIRST_CQ_INIT_ATTR,
             )
         };
-        let raw = object(raw, "efadv_create_cq", context.name())?;
+        let raw = match NonNull::new(raw) {
+            Some(raw) => raw,
+            None if waitable => return Err(channel::error("efadv_create_cq", &context)),
+            None => return Err(last_error("efadv_create_cq", context.name())),
+        };
         // SAFETY: `raw` was made above, and nobody else has it.
         let functions = PollFunctions::of(unsafe { raw.as_ref() });
         // SAFETY: `raw` was made by `efadv_create_cq` above.
@@ -201,12 +212,25 @@ impl CompletionQueue {
             let is = unsafe { (*queue.as_ptr()).wc_is_unsolicited };
             is.map(|is| IsUnsolicited { queue, is })
         });
-        Ok(Self { raw, functions, source_gid, is_unsolicited, context })
+        Ok(Self { raw, functions, source_gid, is_unsolicited, channel, context })
     }
 
     /// In the form that queue pairs are created with: `ibv_cq_ex` begins with the members of `ibv_cq`.
     pub(crate) fn plain(&self) -> *mut ibv_cq {
         self.raw.as_ptr().cast()
+    }
+
+    /// The descriptor to sleep on.
+    pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.channel.as_ref().map(Channel::descriptor)
+    }
+
+    /// Makes the descriptor readable with the next completion, and not before. Poll once more afterwards.
+    pub(crate) fn request_event(&mut self) -> Result<(), DeviceError> {
+        let cq = self.plain();
+        let channel = self.channel.as_mut().ok_or(channel::UNSUPPORTED)?;
+        // SAFETY: the queue exists until `self` is dropped, and was created with this channel.
+        unsafe { channel.request(cq) }
     }
 
     /// Replaces `batch` by what is completed. Polls the interface once and takes the library's lock
@@ -315,9 +339,14 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
+        let cq = self.plain();
+        if let Some(channel) = &mut self.channel {
+            // SAFETY: the queue exists, and was created with this channel.
+            unsafe { channel.acknowledge(cq) };
+        }
         // SAFETY: `raw` is of `efadv_create_cq` and destroyed here alone. The queue pair that uses it
         // owns it, and is destroyed before its members are dropped.
-        let code = unsafe { (self.context.libraries().ibverbs.ibv_destroy_cq)(self.plain()) };
+        let code = unsafe { (self.context.libraries().ibverbs.ibv_destroy_cq)(cq) };
         destroy_failed(code, "ibv_destroy_cq", self.context.name());
     }
 }

@@ -15,10 +15,11 @@
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use efa_device::{
-    Access, AddressHandle, Completion, Destination, Device, DeviceAttributes, DeviceError,
+    Access, AddressHandle, Armed, Completion, Destination, Device, DeviceAttributes, DeviceError,
     ForeignMemory, Gid, NoTagList, PostError, QueuePairAddress, QueuePairOptions, RdmaRequest,
     RegionRange, RegisterError, SendRequest, Status, Time, WorkId,
 };
@@ -58,6 +59,16 @@ impl VerbsDevice {
     #[must_use]
     pub fn owns(&self, packet: &Packet) -> bool {
         packet.belongs_to(&self.0.domain)
+    }
+
+    /// Fails if threads can't sleep until this interface has something: it, its driver or the kernel lacks
+    /// completion channels. Then [waitable](QueuePairOptions::waitable) queue pairs fail in the same way.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`]; [`DeviceError::System`] for a call that failed.
+    pub fn check_notifies(&self) -> Result<(), DeviceError> {
+        let Opened { context, limits, .. } = &*self.0;
+        CompletionQueue::new(Arc::clone(context), limits, 1, true).map(drop)
     }
 
     /// Opens the interface of this name, or the first EFA interface.
@@ -114,9 +125,6 @@ impl Device for VerbsDevice {
     fn create_queue_pair(&self, options: QueuePairOptions) -> Result<VerbsQueuePair, DeviceError> {
         let Opened { attributes, limits, .. } = &*self.0;
         let QueuePairOptions { send_depth, receive_depth, waitable, .. } = options;
-        if waitable {
-            return Err(DeviceError::Unsupported { operation: "waiting" });
-        }
         let completions = send_depth + receive_depth;
         for (length, limit) in [
             (send_depth, attributes.max_send),
@@ -128,7 +136,7 @@ impl Device for VerbsDevice {
             }
         }
         let context = Arc::clone(&self.0.context);
-        let queue = CompletionQueue::new(context, limits, completions)?;
+        let queue = CompletionQueue::new(context, limits, completions, waitable)?;
         let pair = QueuePair::new(Arc::clone(&self.0.domain), queue, limits, &options)?;
         let attributes = DeviceAttributes {
             max_send: pair.send_depth,
@@ -349,6 +357,13 @@ impl VerbsQueuePair {
         }
     }
 
+    /// Counts a poll that found completions.
+    #[inline]
+    fn count_poll(&mut self) {
+        self.counters.polls += 1;
+        self.counters.completions += self.batch.len() as u64;
+    }
+
     fn start_remote(
         &mut self,
         operation: Remote,
@@ -566,14 +581,37 @@ impl efa_device::QueuePair for VerbsQueuePair {
                 }
                 return None;
             }
-            self.counters.polls += 1;
-            self.counters.completions += self.batch.len() as u64;
+            self.count_poll();
         }
     }
 
+    /// The interface doesn't run on the caller's clock. Refused sends of a batch are due at once.
     fn next_event(&self) -> Option<Time> {
-        // The interface doesn't run on the caller's clock.
-        None
+        (!self.failed.is_empty()).then_some(Time::ZERO)
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.pair.completions.descriptor()
+    }
+
+    fn arm(&mut self, _: Time) -> Result<Armed, DeviceError> {
+        // What waits for a doorbell would wait as long as the thread sleeps.
+        self.flush();
+        if self.pair.waiting_receives() > 0
+            && let Err(PostError { error, .. }) = self.post_receives()
+        {
+            tracing::warn!(%error, "waiting receives refused");
+        }
+        if self.batch.is_empty() && self.failed.is_empty() {
+            self.pair.completions.request_event()?;
+            // What has completed before the request may have no event.
+            self.pair.completions.poll(&mut self.batch);
+            if self.batch.is_empty() {
+                return Ok(Armed::Quiet { until: None });
+            }
+            self.count_poll();
+        }
+        Ok(Armed::Pending)
     }
 }
 

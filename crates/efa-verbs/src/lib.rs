@@ -25,11 +25,14 @@
 //! | `context` | the device list, an opened interface, its attributes |
 //! | `domain`, `handles`, `memory` | protection domain, address handles, memory regions |
 //! | `packet` | packets in registered slabs |
+//! | `channel` | completion channels, for threads that sleep |
 //! | `completion_queue`, `queue_pair` | the hot path |
 //! | `device` | [`efa_device::Device`] and [`efa_device::QueuePair`] on top of these |
 //!
 //! # Guarantees
 //!
+//! * A [waitable](efa_device::QueuePairOptions::waitable) queue pair has a completion channel, where the
+//!   interface notifies ([`VerbsDevice::check_notifies`]). Others don't, and pay nothing for it.
 //! * Posts and polls take no lock, allocate nothing and make no system call; libefa takes a spin lock
 //!   per batch. They call the libraries through function pointers that were read when the queue pair was
 //!   created. Registered memory of applications is copied under a lock of its region.
@@ -58,6 +61,7 @@
 
 #[doc(hidden)]
 pub mod abi;
+mod channel;
 mod completion_queue;
 mod context;
 mod device;

@@ -11,7 +11,7 @@
 //! `ibv_cq_ex`); no symbol is looked up after the load. The libraries stay loaded until the process
 //! ends.
 
-use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::mem::{transmute, zeroed};
 use std::os::unix::ffi::OsStrExt as _;
@@ -119,6 +119,8 @@ macro_rules! functions {
 functions! {
     /// The functions of libibverbs. What is inline in the C header isn't here.
     Libibverbs {
+        ibv_create_comp_channel @ "IBVERBS_1.0": fn(*mut ibv_context) -> *mut ibv_comp_channel;
+        ibv_destroy_comp_channel @ "IBVERBS_1.0": fn(*mut ibv_comp_channel) -> c_int;
         ibv_get_device_list @ "IBVERBS_1.1": fn(*mut c_int) -> *mut *mut ibv_device;
         ibv_free_device_list @ "IBVERBS_1.1": fn(*mut *mut ibv_device);
         ibv_get_device_name @ "IBVERBS_1.1": fn(*mut ibv_device) -> *const c_char;
@@ -134,6 +136,9 @@ functions! {
         ibv_create_ah @ "IBVERBS_1.1": fn(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah;
         ibv_destroy_ah @ "IBVERBS_1.1": fn(*mut ibv_ah) -> c_int;
         ibv_destroy_cq @ "IBVERBS_1.1": fn(*mut ibv_cq) -> c_int;
+        ibv_get_cq_event @ "IBVERBS_1.1":
+            fn(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int;
+        ibv_ack_cq_events @ "IBVERBS_1.1": fn(*mut ibv_cq, c_uint);
         ibv_modify_qp @ "IBVERBS_1.1": fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
         ibv_destroy_qp @ "IBVERBS_1.1": fn(*mut ibv_qp) -> c_int;
         ibv_qp_to_qp_ex @ "IBVERBS_1.6": fn(*mut ibv_qp) -> *mut ibv_qp_ex;
@@ -483,7 +488,7 @@ mod tests {
             assert!(file.to_string_lossy().contains(wanted.file), "{}", file.display());
             let expected: &[&str] = match wanted.name {
                 "libefa" => &["EFA_1.1", "EFA_1.2"],
-                _ => &["IBVERBS_1.1", "IBVERBS_1.6"],
+                _ => &["IBVERBS_1.0", "IBVERBS_1.1", "IBVERBS_1.6"],
             };
             assert_eq!(report.versions, expected);
         }

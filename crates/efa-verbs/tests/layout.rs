@@ -101,6 +101,7 @@ fn ibverbs() -> Vec<Number> {
             cqe, cq_context, channel, comp_vector, wc_flags, comp_mask, flags, parent_domain,
         }
         ibv_poll_cq_attr { comp_mask }
+        ibv_comp_channel { context, fd }
         ibv_cq_ex {
             context, channel, cq_context, handle, cqe, _mutex = "mutex", _cond = "cond", comp_mask,
             status, wr_id, start_poll, next_poll, end_poll, read_opcode, read_vendor_err,

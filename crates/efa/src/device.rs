@@ -66,7 +66,7 @@ impl Device {
         match self {
             #[cfg(feature = "sim")]
             Self::Soft(_) => Ok(()),
-            Self::Verbs(_) => Err(DeviceError::Unsupported { operation: "waiting" }),
+            Self::Verbs(device) => device.check_notifies(),
         }
     }
 

@@ -4,51 +4,23 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
+mod sleepers;
+
 use std::os::fd::AsFd;
 use std::process::{Child, Command};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use efa::{
-    Address, CompletionQueue, CompletionQueueOptions, Counted, Counter, CounterOptions, Direction,
-    Domain, DomainOptions, Endpoint, EndpointOptions, Fabric, FiAddr, Kind, LocalOptions,
-    ManualClock, Message, PollSet, Progress, Receive, ShmOptions, TcpOptions, TryWaitError, Wait,
-    WaitError,
+    CompletionQueue, CompletionQueueOptions, CounterOptions, Direction, DomainOptions,
+    EndpointOptions, Fabric, Kind, LocalOptions, ManualClock, PollSet, Progress, Receive,
+    ShmOptions, TcpOptions, TryWaitError, Wait, WaitError,
 };
-use rustix::event::{FdSetElement, PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use rustix::time::{ClockId, clock_gettime};
+use sleepers::{End, LOST, Network, Sleeps, TIMEOUT, pair, rounds, two_readers_and_a_peer_sleep};
 use tempfile::TempDir;
-
-/// Longer than anything takes here.
-const TIMEOUT: Duration = Duration::from_secs(30);
-/// The links look by themselves once a second. Whoever sleeps almost as long was not woken.
-const LOST: Duration = Duration::from_millis(950);
-
-fn rounds() -> u64 {
-    std::env::var("EFA_ROUNDS").map_or(3_000, |rounds| rounds.parse().unwrap())
-}
-
-/// Two fabrics of a network, as two processes have, or one that both sides share.
-struct Network {
-    fabrics: [Fabric; 2],
-    _directory: Option<TempDir>,
-    progress: Progress,
-}
-
-impl Network {
-    /// The same, with a thread in each domain that progresses.
-    fn automatic(self) -> Self {
-        Self { progress: Progress::Automatic, ..self }
-    }
-
-    fn domains(&self) -> [Domain; 2] {
-        let options = DomainOptions::new().progress(self.progress);
-        self.fabrics.each_ref().map(|fabric| fabric.domain_with(options.clone()).unwrap())
-    }
-}
 
 fn shm_fabric(directory: &std::path::Path) -> Fabric {
     let directory = Some(directory.join("hosts"));
@@ -71,170 +43,13 @@ fn local() -> Network {
     one(fabric)
 }
 
+fn networks() -> [Network; 3] {
+    [shm(), tcp(), local()]
+}
+
 fn one(fabric: Fabric) -> Network {
     let fabrics = [fabric.clone(), fabric];
     Network { fabrics, _directory: None, progress: Progress::Manual }
-}
-
-/// An endpoint whose queues can be waited on.
-struct End {
-    domain: Domain,
-    transmit: CompletionQueue,
-    receive: CompletionQueue,
-    counter: Counter,
-    endpoint: Endpoint,
-    addresses: efa::AddressVector,
-}
-
-impl End {
-    /// With one queue for both directions.
-    fn new(domain: Domain) -> Self {
-        Self::with(domain, |transmit, _| transmit)
-    }
-
-    /// With a queue for each direction.
-    fn with_two_queues(domain: Domain) -> Self {
-        Self::with(domain, |_, receive| receive)
-    }
-
-    fn with(
-        domain: Domain,
-        choose: fn(CompletionQueue, CompletionQueue) -> CompletionQueue,
-    ) -> Self {
-        let queue = || {
-            let options = CompletionQueueOptions::default();
-            domain.waitable_completion_queue(options, Wait::Fd).unwrap()
-        };
-        let transmit = queue();
-        let receive = choose(transmit.clone(), queue());
-        let counter = domain.waitable_counter(CounterOptions::default(), Wait::Fd).unwrap();
-        let addresses = domain.address_vector();
-        let endpoint = domain
-            .endpoint(EndpointOptions::default())
-            .bind_completion_queue(&transmit, Direction::Transmit)
-            .bind_completion_queue(&receive, Direction::Receive)
-            .bind_address_vector(&addresses)
-            .bind_counter(&counter, Counted::RECEIVE)
-            .enable()
-            .unwrap();
-        Self { domain, transmit, receive, counter, endpoint, addresses }
-    }
-
-    fn insert(&self, address: Address) -> FiAddr {
-        self.addresses.insert(address).unwrap()
-    }
-
-    fn post(&self) {
-        self.endpoint.receive(Receive::untagged(), vec![0; 8], 0).unwrap();
-    }
-
-    fn send(&self, to: FiAddr, number: u64) {
-        self.endpoint.send(Message::to(to), number.to_le_bytes().to_vec(), number).unwrap();
-    }
-
-    fn fabric(&self) -> &Fabric {
-        self.domain.fabric()
-    }
-}
-
-fn pair(network: &Network) -> ([End; 2], [FiAddr; 2]) {
-    introduced(network.domains().map(End::new))
-}
-
-/// The ends, and the address of the other that each has.
-fn introduced(ends: [End; 2]) -> ([End; 2], [FiAddr; 2]) {
-    let [a, b] = &ends;
-    let peers = [a.insert(b.endpoint.address()), b.insert(a.endpoint.address())];
-    (ends, peers)
-}
-
-/// Sleeps that ended by a look of the link at itself, among all.
-#[derive(Default)]
-struct Sleeps {
-    lost: AtomicU64,
-}
-
-impl Sleeps {
-    fn note(&self, in_time: bool) {
-        self.lost.fetch_add(u64::from(!in_time), Ordering::Relaxed);
-    }
-
-    /// The next completion.
-    fn wait(&self, queue: &CompletionQueue) -> efa::Completion {
-        let begin = Instant::now();
-        let completion = queue.wait(TIMEOUT).unwrap();
-        self.note(begin.elapsed() <= LOST);
-        completion
-    }
-
-    /// Sleeps at once, without looking for a while first.
-    fn wait_asleep(&self, fabric: &Fabric, queue: &CompletionQueue) -> efa::Completion {
-        let begin = Instant::now();
-        let completion = loop {
-            match fabric.try_wait(&[queue]) {
-                Ok(()) => assert!(readable(queue, TIMEOUT), "nothing for {TIMEOUT:?}"),
-                Err(TryWaitError::Pending) => {}
-                Err(other) => panic!("{other}"),
-            }
-            if let Some(entry) = queue.read() {
-                break entry.unwrap();
-            }
-        };
-        self.note(begin.elapsed() <= LOST);
-        completion
-    }
-
-    fn check(&self) {
-        assert_eq!(self.lost.load(Ordering::Relaxed), 0, "sleeps that nobody ended in time");
-    }
-}
-
-fn readable(queue: &CompletionQueue, timeout: Duration) -> bool {
-    let descriptor = queue.as_fd().unwrap();
-    let timeout = Timespec::try_from(timeout).unwrap();
-    poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], Some(&timeout)).unwrap() > 0
-}
-
-/// Messages go to and fro, and all threads sleep until theirs: of the first end, one at the queue of its sends and
-/// one at that of its receives.
-fn two_readers_and_a_peer_sleep(network: &Network) {
-    let rounds = rounds();
-    let [first, second] = network.domains();
-    let ends = [End::with_two_queues(first), End::new(second)];
-    let ([a, b], [to_b, to_a]) = introduced(ends);
-    let sleeps = Sleeps::default();
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            for round in 0..rounds {
-                assert_eq!(sleeps.wait_asleep(a.fabric(), &a.transmit).context, round);
-            }
-        });
-        scope.spawn(|| {
-            for round in 0..rounds {
-                a.post();
-                a.send(to_b, round);
-                let reply = sleeps.wait_asleep(a.fabric(), &a.receive);
-                assert_eq!(reply.into_message(), round.to_le_bytes());
-            }
-        });
-        scope.spawn(|| {
-            let mut sent = 0;
-            b.post();
-            while sent < 2 * rounds {
-                let completion = sleeps.wait_asleep(b.fabric(), &b.receive);
-                sent += 1;
-                if completion.kind == Kind::Receive {
-                    let number = completion.into_message();
-                    b.post();
-                    b.send(
-                        to_a,
-                        u64::from_le_bytes(number.as_slice().unwrap().try_into().unwrap()),
-                    );
-                }
-            }
-        });
-    });
-    sleeps.check();
 }
 
 #[test]
@@ -265,22 +80,7 @@ fn two_readers_are_always_woken_under_automatic_progress_over_tcp() {
 // conformance: C24
 #[test]
 fn operations_complete_under_automatic_progress_while_the_program_makes_no_calls() {
-    for network in [shm(), tcp(), local()] {
-        for progress in [Progress::Manual, Progress::Automatic] {
-            let network = Network { fabrics: network.fabrics.clone(), _directory: None, progress };
-            let ([a, b], [to_b, _]) = pair(&network);
-            assert_eq!(b.domain.attributes().progress, progress);
-            // Its packets are answered by the receiver, and so is the confirmation of the delivery.
-            b.endpoint.receive(Receive::untagged(), vec![0; 1 << 20], 1).unwrap();
-            let message = Message::to(to_b).delivery_complete();
-            a.endpoint.send(message, vec![7; 1 << 20], 2).unwrap();
-            let waited = match progress {
-                Progress::Manual => a.transmit.wait(Duration::from_millis(200)),
-                _ => a.transmit.wait(TIMEOUT),
-            };
-            assert_eq!(waited.is_ok(), progress == Progress::Automatic, "{waited:?}");
-        }
-    }
+    networks().iter().for_each(sleepers::operations_complete_without_calls_if_automatic);
 }
 
 #[test]
@@ -291,95 +91,15 @@ fn automatic_progress_is_refused_with_a_manual_clock() {
     assert!(words.ends_with("domain.progress: Automatic"), "{words}");
 }
 
-/// Each side waits in calls that block.
 #[test]
 fn blocking_reads_of_both_sides_return_each_message() {
-    for network in [shm(), tcp(), local()] {
-        let ([a, b], [to_b, to_a]) = pair(&network);
-        let sleeps = Sleeps::default();
-        let side = |end: &End, to, begins: bool| {
-            let mut left = rounds() / 5;
-            end.post();
-            if begins {
-                end.send(to, 0);
-            }
-            let all = 2 * left;
-            for _ in 0..all {
-                if sleeps.wait(&end.receive).kind != Kind::Receive {
-                    continue;
-                }
-                left -= 1;
-                end.post();
-                if left > 0 || !begins {
-                    end.send(to, 0);
-                }
-            }
-        };
-        thread::scope(|scope| {
-            scope.spawn(|| side(&a, to_b, true));
-            scope.spawn(|| side(&b, to_a, false));
-        });
-        sleeps.check();
-    }
+    networks().iter().for_each(sleepers::blocking_reads_return_each_message);
 }
 
 // conformance: C79 C135
 #[test]
 fn descriptor_works_in_poll_epoll_and_select() {
-    for network in [shm(), tcp(), local()] {
-        let ([a, b], [to_b, _]) = pair(&network);
-        let poller = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
-        let data = epoll::EventData::new_u64(7);
-        let descriptor = b.receive.as_fd().unwrap();
-        epoll::add(&poller, descriptor, data, epoll::EventFlags::IN).unwrap();
-        let timeout = Timespec { tv_sec: 10, tv_nsec: 0 };
-        for way in 0..3 {
-            b.post();
-            // Asleep before the message is sent.
-            while b.fabric().try_wait(&[&b.receive]).is_err() {
-                assert!(b.receive.read().is_none());
-            }
-            thread::scope(|scope| {
-                scope.spawn(|| {
-                    thread::sleep(Duration::from_millis(5));
-                    a.send(to_b, way);
-                    // The packet is also acknowledged only if both sides go on.
-                    a.transmit.wait(TIMEOUT).unwrap();
-                });
-                let received = loop {
-                    if let Some(entry) = b.receive.read() {
-                        break entry.unwrap();
-                    }
-                    if b.fabric().try_wait(&[&b.receive]).is_err() {
-                        continue;
-                    }
-                    match way {
-                        0 => assert!(readable(&b.receive, TIMEOUT)),
-                        1 => {
-                            let mut events = [std::mem::MaybeUninit::uninit(); 4];
-                            let (ready, _) =
-                                epoll::wait(&poller, &mut events, Some(&timeout)).unwrap();
-                            assert!(ready.iter().all(|event| { event.data }.u64() == 7));
-                            assert!(!ready.is_empty());
-                        }
-                        _ => assert_eq!(select(&b.receive, &timeout), 1),
-                    }
-                };
-                assert_eq!(received.into_message(), way.to_le_bytes());
-            });
-        }
-    }
-}
-
-fn select(queue: &CompletionQueue, timeout: &Timespec) -> i32 {
-    use std::os::fd::AsRawFd;
-    let descriptor = queue.as_fd().unwrap().as_raw_fd();
-    let count = rustix::event::fd_set_num_elements(1, descriptor + 1);
-    let mut set = vec![FdSetElement::default(); count];
-    rustix::event::fd_set_insert(&mut set, descriptor);
-    // SAFETY: the descriptor is open as long as the queue lives, which the caller holds.
-    unsafe { rustix::event::select(descriptor + 1, Some(&mut set), None, None, Some(timeout)) }
-        .unwrap()
+    networks().iter().for_each(sleepers::descriptor_works_in_poll_epoll_and_select);
 }
 
 // conformance: C134
@@ -408,16 +128,8 @@ fn try_wait_says_that_something_is_pending_as_long_as_it_is_unread() {
 
 #[test]
 fn idle_sleeper_takes_no_processor_time() {
-    for network in [shm(), tcp(), local()] {
-        let ([_a, b], _) = pair(&network);
-        let spent = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
-        let (before, begin) = (spent(), Instant::now());
-        let timeout = Duration::from_millis(1200);
-        assert!(matches!(b.receive.wait(timeout), Err(WaitError::TimedOut(_))));
-        let taken = spent() - before;
-        assert!(begin.elapsed() >= timeout);
-        // It looks for 20 µs first, and once while it sleeps.
-        assert!(taken < Duration::from_millis(20), "{taken:?}");
+    for network in networks() {
+        sleepers::idle_sleeper_takes_no_processor_time(&network, ClockId::ThreadCPUTime);
     }
 }
 
@@ -541,34 +253,7 @@ fn waits_for_one_counter_at_several_thresholds_all_end() {
 // conformance: C86
 #[test]
 fn counter_wakes_a_thread_at_its_threshold() {
-    for network in [shm(), tcp(), local()] {
-        let ([a, b], [to_b, _]) = pair(&network);
-        (0..20).for_each(|_| b.post());
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                for number in 0..20 {
-                    a.send(to_b, number);
-                    thread::sleep(Duration::from_millis(1));
-                    a.transmit.wait(TIMEOUT).unwrap();
-                }
-            });
-            for threshold in [1, 2, 3, 5, 8, 12, 16, 20] {
-                let begin = Instant::now();
-                b.counter.wait(threshold, TIMEOUT).unwrap();
-                assert!(begin.elapsed() < LOST, "{threshold}: {:?}", begin.elapsed());
-            }
-        });
-        // `add` of another thread wakes too.
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                thread::sleep(Duration::from_millis(20));
-                b.counter.add(1);
-            });
-            let begin = Instant::now();
-            b.counter.wait(21, TIMEOUT).unwrap();
-            assert!(begin.elapsed() < LOST, "{:?}", begin.elapsed());
-        });
-    }
+    networks().iter().for_each(sleepers::counter_wakes_a_thread_at_its_threshold);
 }
 
 // conformance: C26 C131 C132

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use efa_device::Source;
 
+use super::channel::ChannelRef;
 use super::context::device_of;
 use super::{not_null, read_sized};
 use crate::abi::*;
@@ -17,6 +18,7 @@ use crate::attributes::MAX_COMPLETIONS;
 use crate::boundary::{INVALID, Outcome, UNSUPPORTED, code, pointer, poll};
 use crate::completion::Completion;
 use crate::completion_queue::CompletionQueue;
+use crate::device::Device;
 use crate::process::{HandleType, process};
 use crate::spin_lock::SpinLock;
 
@@ -30,6 +32,15 @@ struct CompletionQueueObject {
     polling: SpinLock,
     /// The completion that the program reads. Guarded by `polling`, like `status` and `wr_id` of `ex`.
     current: Completion,
+    _channel: Option<ChannelRef>,
+}
+
+/// Completion vectors of an interface that notifies. libfabric takes one alone for an interface that doesn't.
+const VECTORS: c_int = 2;
+
+/// The completion vectors of a device.
+pub(super) fn vectors(device: &Device) -> c_int {
+    if device.settings.notifications { VECTORS } else { 1 }
 }
 
 impl CompletionQueueObject {
@@ -37,17 +48,20 @@ impl CompletionQueueObject {
         context: *mut ibv_context,
         entries: u32,
         cq_context: *mut c_void,
-        channel: *mut c_void,
+        (channel, vector): (*mut ibv_comp_channel, u32),
     ) -> Outcome<*mut ibv_cq_ex> {
-        process().check_handle(context, HandleType::Context)?;
-        if entries == 0 || entries > MAX_COMPLETIONS {
+        let device = device_of(context)?;
+        let vectors = u32::try_from(vectors(&device)).unwrap_or(0);
+        if entries == 0 || entries > MAX_COMPLETIONS || vector >= vectors {
             return Err(INVALID);
         }
-        if !channel.is_null() {
+        if !channel.is_null() && !device.settings.notifications {
             return Err(UNSUPPORTED);
         }
+        let channel_ref = ChannelRef::of(channel, context)?;
         let mut ex: ibv_cq_ex = zeroed();
         ex.cq_base.context = context;
+        ex.cq_base.channel = channel;
         ex.cq_base.cq_context = cq_context;
         ex.cq_base.cqe = c_int::try_from(entries).map_err(|_| INVALID)?;
         ex.cq_base.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
@@ -69,11 +83,16 @@ impl CompletionQueueObject {
         let object = Self {
             ex,
             efa: efadv_cq_newer { first, wc_is_unsolicited: Some(is_unsolicited) },
-            queue: Arc::new(CompletionQueue::new()),
+            queue: Arc::new(CompletionQueue::new(channel_ref.as_ref().map(ChannelRef::channel))),
             polling: SpinLock::new(),
             current: Completion::NONE,
+            _channel: channel_ref,
         };
+        let queue = Arc::clone(&object.queue);
         let cq: *mut ibv_cq_ex = Box::into_raw(Box::new(object)).cast();
+        if let Some(notifier) = queue.notifier() {
+            notifier.set_handle(cq.expose_provenance());
+        }
         process().add_handle(cq, HandleType::CompletionQueue, context);
         Ok(cq)
     }
@@ -123,20 +142,19 @@ pub(super) fn queue_of(cq: *mut ibv_cq) -> Outcome<Arc<CompletionQueue>> {
 
 // ---- creation and destruction -------------------------------------------------------------------
 
-/// See `ibv_create_cq(3)`. Completion channels are not offered.
+/// See `ibv_create_cq(3)`.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_create_cq(
     context: *mut ibv_context,
     entries: c_int,
     cq_context: *mut c_void,
-    channel: *mut c_void,
+    channel: *mut ibv_comp_channel,
     vector: c_int,
 ) -> *mut ibv_cq {
     pointer(|| {
-        if vector != 0 {
-            return Err(INVALID);
-        }
         let entries = u32::try_from(entries).map_err(|_| INVALID)?;
+        let vector = u32::try_from(vector).map_err(|_| INVALID)?;
+        let channel = (channel, vector);
         Ok(CompletionQueueObject::create(context, entries, cq_context, channel)?.cast())
     })
 }
@@ -151,14 +169,11 @@ unsafe fn create_extended(
 ) -> Outcome<*mut ibv_cq_ex> {
     // SAFETY: `attributes` is not null, so valid for reading, as required above.
     let attributes = unsafe { &*not_null(attributes)? };
-    if attributes.comp_vector != 0 {
-        return Err(INVALID);
-    }
     if attributes.comp_mask != 0 || attributes.wc_flags & !IBV_WC_STANDARD_FLAGS != 0 {
         return Err(UNSUPPORTED);
     }
-    let &ibv_cq_init_attr_ex { cqe, cq_context, channel, .. } = attributes;
-    CompletionQueueObject::create(context, cqe, cq_context, channel)
+    let &ibv_cq_init_attr_ex { cqe, cq_context, channel, comp_vector, .. } = attributes;
+    CompletionQueueObject::create(context, cqe, cq_context, (channel, comp_vector))
 }
 
 /// `ibv_create_cq_ex`, which programs call through the context.
@@ -217,15 +232,29 @@ extern "C" fn efadv_cq_from_ibv_cq_ex(cq: *mut ibv_cq_ex) -> *mut efadv_cq {
     })
 }
 
-/// See `ibv_destroy_cq(3)`; fails with `EBUSY` while a queue pair completes there.
+/// See `ibv_destroy_cq(3)`; fails with `EBUSY` while a queue pair completes there. Waits until the program has
+/// acknowledged every event that it took.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
-    code(|| destroy(cq))
+    code(|| {
+        let queue = queue_of(cq)?;
+        queue.check_unused()?;
+        if let Some(notifier) = queue.notifier() {
+            notifier.remove_events()?;
+            // Meanwhile the handle stays, as another thread acknowledges by it.
+            notifier.wait_for_acknowledgement();
+        }
+        destroy(cq)
+    })
 }
 
-/// As [`ibv_destroy_cq`].
+/// As [`ibv_destroy_cq`], but without waiting.
 pub(super) fn destroy(cq: *mut ibv_cq) -> Outcome<()> {
-    queue_of(cq)?.check_unused()?;
+    let queue = queue_of(cq)?;
+    queue.check_unused()?;
+    if let Some(notifier) = queue.notifier() {
+        notifier.remove_events()?;
+    }
     process().remove_handle(cq, HandleType::CompletionQueue)?;
     // SAFETY: the object comes from the box in `create`. Its handle was removed just now, which
     // succeeds once, so it is freed once and not found any more.
@@ -233,9 +262,21 @@ pub(super) fn destroy(cq: *mut ibv_cq) -> Outcome<()> {
     Ok(())
 }
 
-/// `ibv_req_notify_cq`: not offered, like completion channels.
-pub(super) extern "C" fn req_notify_cq(_cq: *mut ibv_cq, _solicited_only: c_int) -> c_int {
-    code(|| Err(UNSUPPORTED))
+// ---- notification -------------------------------------------------------------------------------
+
+/// See `ibv_req_notify_cq(3)`. As libefa, it refuses to tell solicited completions from others.
+///
+/// # Safety
+/// `cq` must be null or a completion queue of this library that is not destroyed.
+pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    code(|| {
+        if solicited_only != 0 {
+            return Err(UNSUPPORTED);
+        }
+        // SAFETY: `cq` is not null, so the object exists, as required above.
+        let queue = unsafe { CompletionQueueObject::queue(not_null(cq)?.cast()) };
+        if queue.is_ours() { queue.arm() } else { Err(INVALID) }
+    })
 }
 
 // ---- polling ------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ use rustix::event::EventfdFlags;
 
 use super::completion_queue::{self, create_cq_ex};
 use super::queue_pair::{self, create_qp_ex};
-use super::{domain, post, query, region};
+use super::{channel, domain, post, query, region};
 use crate::abi::*;
 use crate::attributes::guid;
 use crate::boundary::{BUSY, Errno, INVALID, Outcome, code, number, pointer, value};
@@ -44,7 +44,7 @@ impl ContextObject {
         context.ops.post_recv = Some(post::post_recv);
         context.cmd_fd = -1;
         context.async_fd = events.as_raw_fd();
-        context.num_comp_vectors = 1;
+        context.num_comp_vectors = completion_queue::vectors(&device);
         context.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
         // Marks the context as a member of a `verbs_context`.
         context.abi_compat = usize::MAX as *mut c_void;
@@ -146,6 +146,7 @@ extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
         destroy_all(context, HandleType::AddressHandle, domain::destroy_address_handle)?;
         destroy_all(context, HandleType::Region, region::deregister)?;
         destroy_all(context, HandleType::CompletionQueue, completion_queue::destroy)?;
+        destroy_all(context, HandleType::Channel, channel::destroy)?;
         destroy_all(context, HandleType::Domain, domain::deallocate)?;
         // SAFETY: the object comes from the box in `ContextObject::open`. Its handle was removed just
         // now, which succeeds once, so it is freed once and not found any more.

@@ -27,7 +27,7 @@ fn refuse<T>() -> Outcome<T> {
 not_offered! { code -> c_int:
     ibv_attach_mcast ibv_detach_mcast
     ibv_modify_srq ibv_query_srq ibv_destroy_srq
-    ibv_destroy_comp_channel ibv_resize_cq
+    ibv_resize_cq
     ibv_query_ece ibv_set_ece
     ibv_resolve_eth_l2_from_gid
     efadv_query_mr efadv_query_qp_wqs efadv_query_cq
@@ -37,12 +37,12 @@ not_offered! { code -> c_int:
 }
 
 not_offered! { number -> c_int:
-    ibv_get_cq_event ibv_init_ah_from_wc ibv_rereg_mr
+    ibv_init_ah_from_wc ibv_rereg_mr
     ibv_query_gid_type ibv_dm_export_dmabuf_fd ibv_export_buf_dmabuf_fd
 }
 
 not_offered! { pointer -> *mut c_void:
-    ibv_create_srq ibv_create_comp_channel ibv_create_ah_from_wc ibv_reg_dmabuf_mr
+    ibv_create_srq ibv_create_ah_from_wc ibv_reg_dmabuf_mr
     ibv_import_device ibv_import_pd ibv_import_mr ibv_import_dm
     efadv_create_comp_cntr ibv_create_comp_cntr
     ibv_alloc_dmah ibv_reg_mr_ex ibv_alloc_buf ibv_reg_buf_mr
@@ -59,4 +59,4 @@ macro_rules! nothing {
     };
 }
 
-nothing! { ibv_free_buf ibv_ack_async_event ibv_ack_cq_events ibv_unimport_pd ibv_unimport_mr ibv_unimport_dm }
+nothing! { ibv_free_buf ibv_ack_async_event ibv_unimport_pd ibv_unimport_mr ibv_unimport_dm }

@@ -62,6 +62,9 @@ impl QueuePair {
         for _ in 0..BACKGROUND_STEPS {
             progressed |= self.step(&mut locked);
         }
+        if !progressed {
+            self.fall_asleep(&mut locked);
+        }
         if progressed {
             self.device().statistics.progressed_unpolled();
         }
@@ -70,7 +73,7 @@ impl QueuePair {
 
     /// Lets the link make progress; returns whether anything completed.
     #[inline]
-    fn step(&self, locked: &mut Locked) -> bool {
+    pub(super) fn step(&self, locked: &mut Locked) -> bool {
         if locked.state < QpState::Rtr {
             return false;
         }

@@ -63,7 +63,12 @@ functions! {
     ibv_dereg_mr(*mut ibv_mr) -> c_int;
     ibv_create_ah(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah;
     ibv_destroy_ah(*mut ibv_ah) -> c_int;
-    ibv_create_cq(*mut ibv_context, c_int, *mut c_void, *mut c_void, c_int) -> *mut ibv_cq;
+    ibv_create_comp_channel(*mut ibv_context) -> *mut ibv_comp_channel;
+    ibv_destroy_comp_channel(*mut ibv_comp_channel) -> c_int;
+    ibv_create_cq(*mut ibv_context, c_int, *mut c_void, *mut ibv_comp_channel, c_int)
+        -> *mut ibv_cq;
+    ibv_get_cq_event(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int;
+    ibv_ack_cq_events(*mut ibv_cq, c_uint);
     ibv_destroy_cq(*mut ibv_cq) -> c_int;
     ibv_create_qp(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
     ibv_modify_qp(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
@@ -71,7 +76,6 @@ functions! {
     ibv_destroy_qp(*mut ibv_qp) -> c_int;
     ibv_qp_to_qp_ex(*mut ibv_qp) -> *mut ibv_qp_ex;
     ibv_create_srq() -> *mut c_void;
-    ibv_create_comp_channel() -> *mut c_void;
     ibv_attach_mcast() -> c_int;
     efadv_query_device(*mut ibv_context, *mut efadv_device_attr, u32) -> c_int;
     efadv_get_max_sq_depth(*mut ibv_context, *mut efadv_sq_depth_attr, u32) -> c_int;
@@ -150,6 +154,8 @@ pub(crate) struct QpOptions {
     pub(crate) max_inline: u32,
     /// Whether immediate data of peers' writes uses no receive buffer.
     pub(crate) unsolicited: bool,
+    /// Whether the completion queue has a completion channel.
+    pub(crate) channel: bool,
 }
 
 impl Default for QpOptions {
@@ -169,6 +175,7 @@ impl Default for QpOptions {
             signals_all: true,
             max_inline: 32,
             unsolicited: false,
+            channel: false,
         }
     }
 }
@@ -178,6 +185,8 @@ impl Default for QpOptions {
 pub(crate) struct Endpoint {
     pub(crate) context: *mut ibv_context,
     pub(crate) pd: *mut ibv_pd,
+    /// Null without [`QpOptions::channel`].
+    pub(crate) channel: *mut ibv_comp_channel,
     pub(crate) cq: *mut ibv_cq_ex,
     pub(crate) qp: *mut ibv_qp,
     pub(crate) qkey: u32,
@@ -231,8 +240,14 @@ impl Endpoint {
         unsafe {
             let pd = (v.ibv_alloc_pd)(context);
             assert!(!pd.is_null());
+            let channel = match options.channel {
+                true => (v.ibv_create_comp_channel)(context),
+                false => null_mut(),
+            };
+            assert_eq!(channel.is_null(), !options.channel, "errno {}", errno());
             let mut cq: ibv_cq_init_attr_ex = zeroed();
             cq.cqe = 1024;
+            cq.channel = channel;
             cq.wc_flags = IBV_WC_STANDARD_FLAGS;
             let mut efa = efadv_cq_init_attr { comp_mask: 0, wc_flags: EFADV_WC_EX_WITH_SGID };
             let length = size_of::<efadv_cq_init_attr>() as u32;
@@ -240,16 +255,16 @@ impl Endpoint {
             assert!(!cq.is_null(), "errno {}", errno());
             let qp = create(context, pd, cq, options);
             assert!(!qp.is_null(), "errno {}", errno());
-            Self { context, pd, cq, qp, qkey: options.qkey }
+            Self { context, pd, channel, cq, qp, qkey: options.qkey }
         }
     }
 
     /// Another queue pair with the same objects, in the state RESET. The caller destroys it.
     pub(crate) fn second_queue_pair(&self, options: QpOptions) -> ManuallyDrop<Self> {
-        let &Self { context, pd, cq, qkey, .. } = self;
+        let &Self { context, pd, channel, cq, qkey, .. } = self;
         let qp = create(context, pd, cq, options);
         assert!(!qp.is_null(), "errno {}", errno());
-        ManuallyDrop::new(Self { context, pd, cq, qp, qkey })
+        ManuallyDrop::new(Self { context, pd, channel, cq, qp, qkey })
     }
 
     pub(crate) fn modify(&self, attributes: &mut ibv_qp_attr, mask: c_int) -> c_int {
@@ -433,6 +448,77 @@ impl Endpoint {
         }
     }
 
+    /// Asks for an event for the next completion; returns the error number.
+    pub(crate) fn request_event(&self, solicited_only: c_int) -> c_int {
+        // SAFETY: called as C does, through the context.
+        unsafe { (*self.context).ops.req_notify_cq.unwrap()(self.cq.cast(), solicited_only) }
+    }
+
+    /// Takes an event, waiting for it unless the descriptor is non-blocking, and acknowledges it. Returns
+    /// whether there was one.
+    pub(crate) fn take_event(&self) -> bool {
+        let taken = self.take_event_unacknowledged();
+        if taken {
+            self.acknowledge(1);
+        }
+        taken
+    }
+
+    pub(crate) fn take_event_unacknowledged(&self) -> bool {
+        let (mut cq, mut context) = (null_mut(), null_mut());
+        // SAFETY: both may be written.
+        let result =
+            unsafe { (verbs().ibv_get_cq_event)(self.channel, &raw mut cq, &raw mut context) };
+        if result != 0 {
+            assert_eq!((result, errno()), (-1, libc::EAGAIN));
+            return false;
+        }
+        assert_eq!((cq, context), (self.cq.cast(), null_mut()));
+        true
+    }
+
+    pub(crate) fn acknowledge(&self, events: c_uint) {
+        // SAFETY: the completion queue is not destroyed yet.
+        unsafe { (verbs().ibv_ack_cq_events)(self.cq.cast(), events) };
+    }
+
+    /// The descriptor of the channel.
+    pub(crate) fn descriptor(&self) -> c_int {
+        // SAFETY: the channel is not destroyed yet.
+        unsafe { (*self.channel).fd }
+    }
+
+    /// Whether the descriptor is readable, or becomes so within `timeout` milliseconds.
+    pub(crate) fn has_event(&self, timeout: c_int) -> bool {
+        let mut file = libc::pollfd { fd: self.descriptor(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: `file` may be written.
+        let ready = unsafe { libc::poll(&raw mut file, 1, timeout) };
+        assert!(ready >= 0, "errno {}", errno());
+        ready == 1
+    }
+
+    pub(crate) fn set_nonblocking(&self) {
+        // SAFETY: the descriptor is open.
+        unsafe {
+            let flags = libc::fcntl(self.descriptor(), libc::F_GETFL);
+            assert_eq!(libc::fcntl(self.descriptor(), libc::F_SETFL, flags | libc::O_NONBLOCK), 0);
+        }
+    }
+
+    /// The next completion, for which the thread sleeps: asks for an event, polls once more, and waits.
+    pub(crate) fn sleep_for_completion(&self) -> Completion {
+        loop {
+            if let Some(seen) = self.poll() {
+                return seen;
+            }
+            assert_eq!(self.request_event(0), 0);
+            if let Some(seen) = self.poll() {
+                return seen;
+            }
+            assert!(self.take_event());
+        }
+    }
+
     /// Polls until there is a completion. If there is none the test hangs, and CI ends it.
     pub(crate) fn wait(&self) -> Completion {
         loop {
@@ -454,6 +540,9 @@ impl Drop for Endpoint {
         unsafe {
             assert_eq!((v.ibv_destroy_qp)(self.qp), 0);
             assert_eq!((v.ibv_destroy_cq)(self.cq.cast()), 0);
+            if !self.channel.is_null() {
+                assert_eq!((v.ibv_destroy_comp_channel)(self.channel), 0);
+            }
             assert_eq!((v.ibv_dealloc_pd)(self.pd), 0);
             assert_eq!((v.ibv_close_device)(self.context), 0);
         }
@@ -465,6 +554,16 @@ pub(crate) fn create(
     context: *mut ibv_context,
     pd: *mut ibv_pd,
     cq: *mut ibv_cq_ex,
+    options: QpOptions,
+) -> *mut ibv_qp {
+    create_with(context, pd, [cq, cq], options)
+}
+
+/// Creates a queue pair whose sends and receives complete on these queues; null if that fails.
+pub(crate) fn create_with(
+    context: *mut ibv_context,
+    pd: *mut ibv_pd,
+    [send_cq, recv_cq]: [*mut ibv_cq_ex; 2],
     options: QpOptions,
 ) -> *mut ibv_qp {
     let cap = ibv_qp_cap {
@@ -480,16 +579,16 @@ pub(crate) fn create(
         if options.ud {
             let mut attributes: ibv_qp_init_attr = zeroed();
             attributes.cap = cap;
-            attributes.send_cq = cq.cast();
-            attributes.recv_cq = cq.cast();
+            attributes.send_cq = send_cq.cast();
+            attributes.recv_cq = recv_cq.cast();
             attributes.qp_type = IBV_QPT_UD;
             attributes.sq_sig_all = options.signals_all.into();
             return (v.ibv_create_qp)(pd, &raw mut attributes);
         }
         let mut attributes: ibv_qp_init_attr_ex = zeroed();
         attributes.cap = cap;
-        attributes.send_cq = cq.cast();
-        attributes.recv_cq = cq.cast();
+        attributes.send_cq = send_cq.cast();
+        attributes.recv_cq = recv_cq.cast();
         attributes.qp_type = IBV_QPT_DRIVER;
         attributes.sq_sig_all = options.signals_all.into();
         attributes.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;

@@ -3,6 +3,7 @@
 //! Each link has a test program that runs these tests: `device_shm.rs` and `device_tcp.rs`. Tests of
 //! several processes are in `tests/processes`.
 
+mod channels;
 mod completions;
 mod device;
 mod messages;

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use super::{ibv_context, ibv_pd, opaque};
 
 // `ibv_cq_ex` begins with the members of `ibv_cq`, so a pointer to one is a pointer to the other.
-opaque!(ibv_cq, ibv_comp_channel);
+opaque!(ibv_cq);
 
 pub const IBV_WC_SUCCESS: c_int = 0;
 
@@ -21,6 +21,14 @@ pub const IBV_WC_EX_WITH_BYTE_LEN: u64 = 1 << 0;
 pub const IBV_WC_EX_WITH_IMM: u64 = 1 << 1;
 pub const IBV_WC_EX_WITH_SRC_QP: u64 = 1 << 3;
 pub const IBV_WC_EX_WITH_SLID: u64 = 1 << 4;
+
+/// Up to `fd`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct ibv_comp_channel {
+    pub context: *mut ibv_context,
+    pub fd: c_int,
+}
 
 #[repr(C)]
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_uint};
 
-use super::{Unused, ibv_qp, ibv_recv_wr, opaque};
+use super::{Unused, ibv_cq, ibv_qp, ibv_recv_wr, opaque};
 
 opaque!(ibv_device);
 
@@ -10,7 +10,9 @@ opaque!(ibv_device);
 #[repr(C)]
 #[derive(Debug)]
 pub struct ibv_context_ops {
-    pub _before_post_recv: [Unused; 26],
+    pub _before_req_notify_cq: [Unused; 12],
+    pub req_notify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int>,
+    pub _before_post_recv: [Unused; 13],
     pub post_recv:
         Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int>,
 }

@@ -16,16 +16,7 @@ mod messages;
 mod peers;
 #[path = "../integration/rma.rs"]
 mod rma;
+#[path = "../sleepers/mod.rs"]
+mod sleepers;
+mod waiting;
 mod world;
-
-/// EFA interfaces don't notify yet.
-#[test]
-fn queue_and_counter_to_be_waited_on_are_refused() {
-    let domain = efa::Fabric::verbs(None).domain().unwrap();
-    let refused = efa::Error::Device(efa::DeviceError::Unsupported { operation: "waiting" });
-    let options = efa::CompletionQueueOptions::new();
-    let queue = domain.waitable_completion_queue(options, efa::Wait::Fd);
-    assert_eq!(queue.unwrap_err(), refused);
-    let counter = domain.waitable_counter(efa::CounterOptions::default(), efa::Wait::Fd);
-    assert_eq!(counter.unwrap_err(), refused);
-}
