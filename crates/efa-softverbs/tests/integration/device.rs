@@ -103,13 +103,16 @@ fn completion_queue_has_at_most_max_cqe_entries() {
     // SAFETY: all arguments are valid or what is tested, and what is made is destroyed.
     unsafe {
         assert_eq!((v.ibv_query_device)(context, &raw mut device), 0);
+        let vectors = (*context).num_comp_vectors;
         for (entries, vector, possible) in [
             (device.max_cqe, 0, true),
             (1, 0, true),
             (device.max_cqe + 1, 0, false),
             (0, 0, false),
             (-1, 0, false),
-            (1, 1, false),
+            (1, vectors - 1, true),
+            (1, vectors, false),
+            (1, -1, false),
         ] {
             let made = (v.ibv_create_cq)(context, entries, null_mut(), null_mut(), vector);
             assert_eq!(!made.is_null(), possible, "{entries} entries, vector {vector}");

@@ -6,6 +6,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod channels;
 #[path = "../common/mod.rs"]
 mod common;
 mod faults;
