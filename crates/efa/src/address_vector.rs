@@ -259,9 +259,13 @@ impl AddressVector {
         Self(Arc::new(Shared { domain, options, named, table, endpoints: Mutex::default() }))
     }
 
-    /// Takes over what the writer of a named address vector has inserted and removed. An operation with an address
-    /// that isn't known here looks for it by itself, and so do [`address`](Self::address), [`find`](Self::find) and
-    /// [`len`](Self::len); removals are noticed by these and by this call only.
+    /// Takes over what the writer of a named address vector has inserted and removed. [`address`](Self::address),
+    /// [`find`](Self::find) and [`len`](Self::len) do it by themselves.
+    ///
+    /// An operation with a peer looks for this peer alone: one that begins after [`remove`](Self::remove) has returned
+    /// in the other process is refused with [`StartError::UnknownAddress`](crate::StartError::UnknownAddress), and
+    /// ends what its endpoint has under way with that peer. What other endpoints have under way goes on until they use
+    /// the peer, or this is called.
     pub fn refresh(&self) {
         if !self.0.named.is_reader() {
             return;
@@ -487,6 +491,20 @@ impl Shared {
     pub(crate) fn address(&self, peer: FiAddr) -> Option<Address> {
         let mut table = self.table();
         table.address(peer).or_else(|| self.look_up(&mut table, peer))
+    }
+
+    /// Whether another process writes it.
+    pub(crate) fn is_reader(&self) -> bool {
+        self.named.is_reader()
+    }
+
+    /// The address that the writer of a named address vector has for a peer now.
+    pub(crate) fn published(&self, peer: FiAddr) -> Option<Address> {
+        // This process learns of a new peer, unless it has another one in the slot.
+        self.address(peer);
+        let index = peer.0 as u32;
+        let (upper, address) = self.named.get(index)?;
+        (u64::from(upper) << 32 | u64::from(index) == peer.0).then_some(address)
     }
 
     /// An address that the writer of a named address vector has inserted since.

@@ -442,6 +442,9 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
                 if let Ok(peer) = self.engine.insert_peer(address.raw()) {
                     let name = self.addresses.peer_of(*addr);
                     match is_sent_to {
+                        true if self.addresses.is_reader() => {
+                            self.peers.insert_shared(*addr, *address, peer);
+                        }
                         true => self.peers.insert(*addr, name, peer),
                         false => self.peers.name(peer, name),
                     }
@@ -468,9 +471,30 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         if let Some(peer) = self.peers.peer(addr) {
             return Ok(peer);
         }
+        if self.addresses.is_reader() {
+            return self.shared_peer(addr);
+        }
         let address = self.addresses.address(addr).ok_or(StartError::UnknownAddress(addr))?;
         let peer = self.engine.insert_peer(address.raw())?;
         self.peers.insert(addr, self.addresses.peer_of(addr), peer);
+        Ok(peer)
+    }
+
+    /// The engine's peer for an index of an address vector that another process writes. Its table is read each
+    /// time, so that nothing is sent to a peer that was removed, or to one whose index has another peer now.
+    #[cold]
+    fn shared_peer(&mut self, addr: FiAddr) -> Result<PeerId, StartError> {
+        let current = self.addresses.published(addr);
+        if let Some((address, peer)) = self.peers.shared(addr) {
+            if current == Some(address) {
+                return Ok(peer);
+            }
+            self.peer_removed(addr, &address);
+        }
+        let address = current.ok_or(StartError::UnknownAddress(addr))?;
+        self.removed.remove(&address);
+        let peer = self.engine.insert_peer(address.raw())?;
+        self.peers.insert_shared(addr, address, peer);
         Ok(peer)
     }
 }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use efa_rdm::PeerId;
 
+use crate::address::Address;
 use crate::address_vector::FiAddr;
 
 /// Which peer of the engine an address of the address vector stands for, and back. Indices of a table and the
@@ -16,6 +17,9 @@ pub(crate) struct PeerMap {
     by_lower: Vec<Option<(FiAddr, PeerId)>>,
     /// Those whose lower half another address has: receive contexts.
     others: HashMap<FiAddr, PeerId>,
+    /// Those of an address vector that another process writes. [`peer`](Self::peer) doesn't find them: each use looks
+    /// whether they are still there.
+    shared: HashMap<FiAddr, (Address, PeerId)>,
 }
 
 impl PeerMap {
@@ -59,10 +63,24 @@ impl PeerMap {
         }
     }
 
+    /// Adds a pair of an address vector that another process writes, whose address was this.
+    pub(crate) fn insert_shared(&mut self, addr: FiAddr, address: Address, peer: PeerId) {
+        self.name(peer, addr);
+        self.shared.insert(addr, (address, peer));
+    }
+
+    /// A pair of an address vector that another process writes, as it was when it was added.
+    pub(crate) fn shared(&self, addr: FiAddr) -> Option<(Address, PeerId)> {
+        self.shared.get(&addr).copied()
+    }
+
     /// Removes a pair, and returns the engine's peer if there was one.
     pub(crate) fn remove(&mut self, addr: FiAddr) -> Option<PeerId> {
-        let peer = self.peer(addr)?;
-        if u32::try_from(addr.0).is_ok() {
+        let shared = self.shared.remove(&addr).map(|(_, peer)| peer);
+        let peer = shared.or_else(|| self.peer(addr))?;
+        if shared.is_some() {
+            // It is nowhere else.
+        } else if u32::try_from(addr.0).is_ok() {
             self.by_addr[addr.0 as usize] = None;
         } else if self.others.remove(&addr).is_none() {
             self.by_lower[lower(addr)] = None;

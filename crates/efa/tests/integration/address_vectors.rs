@@ -222,6 +222,51 @@ fn endpoint_of_a_reader_sends_to_peers_that_the_writer_inserts_and_drops_those_i
     assert_eq!(sent.unwrap_err().error, StartError::UnknownAddress(peer));
 }
 
+// conformance: C96
+#[test]
+fn send_after_the_removal_of_its_peer_by_another_process_is_refused_or_goes_to_the_next_one() {
+    for kind in [AddressVectorKind::Table, AddressVectorKind::Map] {
+        let options = named("removed").kind(kind);
+        let mut world = world(options.clone());
+        let reading = world_end(&mut world, 3, options.read_only());
+        let carol = world.add(crate::world::options(4));
+        let to_bob = world.introduce(ALICE, BOB);
+        let receive = |world: &World, end: usize| {
+            world.end(end).receive(Receive::untagged(), vec![0; 5], 2).unwrap();
+        };
+        receive(&world, BOB);
+        receive(&world, BOB);
+        world.end(reading).send(Message::to(to_bob), "hello", 1).unwrap();
+        assert_eq!(world.done(BOB).into_message(), *b"hello");
+        world.done(reading);
+        world.end(reading).send(Message::to(to_bob).tagged(1), pattern(200_000, 1), 7).unwrap();
+        world.drive();
+        // Nobody calls `refresh`.
+        world.ends[ALICE].addresses.remove(to_bob).unwrap();
+        let unknown = StartError::UnknownAddress(to_bob);
+        let message = Message::to(to_bob);
+        assert_eq!(world.end(reading).send(message, "x", 1).unwrap_err().error, unknown);
+        assert_eq!(world.end(reading).inject(message, b"x"), Err(unknown.clone()));
+        assert_eq!(world.failed(reading).error, OperationError::PeerRemoved);
+        let to_carol = world.introduce(ALICE, carol);
+        assert_eq!(to_carol == to_bob, kind == AddressVectorKind::Table);
+        receive(&world, carol);
+        world.end(reading).send(Message::to(to_carol), "carol", 3).unwrap();
+        assert_eq!(world.done(carol).into_message(), *b"carol");
+        assert_eq!(world.done(reading).peer, Some(to_carol));
+        // The same after this process has learnt of the change.
+        world.ends[reading].addresses.refresh();
+        receive(&world, carol);
+        world.end(reading).send(Message::to(to_carol), "again", 3).unwrap();
+        assert_eq!(world.done(carol).into_message(), *b"again");
+        world.done(reading);
+        world.ends[ALICE].addresses.remove(to_carol).unwrap();
+        let sent = world.end(reading).send(Message::to(to_carol), "x", 1);
+        assert_eq!(sent.unwrap_err().error, StartError::UnknownAddress(to_carol));
+        assert!(world.is_silent(BOB), "nothing went to Bob");
+    }
+}
+
 fn world_end(world: &mut World, connid: u32, vector: AddressVectorOptions) -> usize {
     let domain = world.fabric.domain().unwrap();
     let queue = domain.completion_queue(CompletionQueueOptions::default());
