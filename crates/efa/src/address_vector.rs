@@ -15,7 +15,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::hash::BuildHasher;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use efa_device::{DeviceError, Gid};
 use hashbrown::{DefaultHashBuilder, HashTable};
@@ -23,6 +23,7 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 use crate::address::Address;
 use crate::attributes::AddressVectorKind;
 use crate::bound_endpoints::remove;
+use crate::connection::EventQueue;
 use crate::domain::Domain;
 use crate::endpoint::Shared as EndpointShared;
 use crate::error::{Error, Wanted};
@@ -166,6 +167,8 @@ pub(crate) struct Shared {
     named: Named,
     table: Mutex<Table>,
     endpoints: Mutex<Vec<Weak<EndpointShared>>>,
+    /// For the events of asynchronous insertions.
+    pub(crate) events: OnceLock<EventQueue>,
 }
 
 #[derive(Debug, Default)]
@@ -256,7 +259,8 @@ impl AddressVector {
         named: Named,
     ) -> Self {
         let (domain, table) = (domain.clone(), Mutex::new(table));
-        Self(Arc::new(Shared { domain, options, named, table, endpoints: Mutex::default() }))
+        let (endpoints, events) = Default::default();
+        Self(Arc::new(Shared { domain, options, named, table, endpoints, events }))
     }
 
     /// Takes over what the writer of a named address vector has inserted and removed. [`address`](Self::address),
@@ -466,6 +470,14 @@ impl AddressVector {
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.0
+    }
+
+    pub(crate) fn from_shared(shared: Arc<Shared>) -> Self {
+        Self(shared)
+    }
+
+    pub(crate) fn domain(&self) -> &Domain {
+        &self.0.domain
     }
 }
 

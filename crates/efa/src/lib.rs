@@ -128,6 +128,7 @@ mod fabric;
 mod format;
 mod hints;
 mod info;
+mod insertion;
 mod keys;
 #[cfg(feature = "sim")]
 mod link_options;
@@ -204,6 +205,7 @@ pub use format::{
 };
 pub use hints::Hints;
 pub use info::{Info, Link};
+pub use insertion::InsertionError;
 pub use keys::{KeyError, KeyedRegisterError, Reservation};
 #[cfg(feature = "sim")]
 pub use link_options::LinkOptions;

@@ -6,6 +6,7 @@ use efa_connect::ProtocolError;
 use efa_device::DeviceError;
 
 use super::request::ConnectionRequest;
+use crate::address_vector::FiAddr;
 use crate::endpoint::EndpointId;
 
 /// An event of an [`EventQueue`](crate::EventQueue) (`fi_eq_entry`, `fi_eq_cm_entry`).
@@ -30,6 +31,16 @@ pub enum ControlEvent {
         endpoint: EndpointId,
         /// Its [context](crate::MsgEndpointOptions::context).
         context: u64,
+    },
+    /// All addresses of a call of [`insert_async`](crate::AddressVector::insert_async) were inserted, or refused
+    /// (`FI_AV_COMPLETE`).
+    AddressesInserted {
+        /// The [context](crate::AddressVectorOptions::context) of the address vector.
+        vector: u64,
+        /// That of the call.
+        context: u64,
+        /// For each address what [`insert`](crate::AddressVector::insert) would have returned.
+        results: Vec<Result<FiAddr, DeviceError>>,
     },
     /// The program wrote it ([`EventQueue::write`](crate::EventQueue::write)).
     User(u64),

@@ -1,5 +1,6 @@
 //! The event queue: what happens to connections, and events of the program.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +15,7 @@ use super::sources::{Entry, Removed, Source, Sources, WAKE};
 use super::state::{ConnectionState, Phase};
 use crate::error::Error;
 use crate::fabric::Fabric;
+use crate::insertion::{Insertion, Progress};
 
 /// Options of an event queue.
 ///
@@ -84,6 +86,8 @@ pub(super) struct Shared {
     fabric: Fabric,
     capacity: usize,
     sources: Mutex<Sources>,
+    /// Into address vectors, the oldest first. Locked after the sources.
+    insertions: Mutex<VecDeque<Insertion>>,
     /// Reports changes of the sources' streams, and of `wake`.
     epoll: OwnedFd,
     /// Readable while there are entries, or something to be done.
@@ -114,6 +118,7 @@ impl EventQueue {
             fabric: fabric.clone(),
             capacity: options.capacity.max(1),
             sources: Mutex::new(Sources::new()),
+            insertions: Mutex::default(),
             epoll,
             wake,
             is_woken: AtomicBool::new(false),
@@ -176,6 +181,16 @@ impl EventQueue {
         Ok(())
     }
 
+    pub(crate) fn fabric(&self) -> &Fabric {
+        &self.0.fabric
+    }
+
+    /// Does an insertion while the queue is read.
+    pub(crate) fn insert_later(&self, insertion: Insertion) {
+        self.0.insertions.lock().push_back(insertion);
+        self.0.wake();
+    }
+
     pub(super) fn shared(&self) -> &Arc<Shared> {
         &self.0
     }
@@ -216,11 +231,28 @@ impl Shared {
             self.drain_wake();
         }
         sources.run(&self.epoll, self.capacity, now);
+        let inserts = self.insert(&mut sources.entries);
         let entry = sources.entries.pop_front();
-        if !sources.entries.is_empty() || sources.is_ready() {
+        if inserts || !sources.entries.is_empty() || sources.is_ready() {
             self.wake();
         }
         entry
+    }
+
+    /// Goes on with the oldest insertion, unless the queue is full; returns whether there are more.
+    fn insert(&self, entries: &mut VecDeque<Entry>) -> bool {
+        let mut insertions = self.insertions.lock();
+        if let Some(oldest) = insertions.front_mut()
+            && entries.len() < self.capacity
+        {
+            match oldest.advance() {
+                Progress::More => return true,
+                Progress::Done(event) => entries.push_back(Ok(event)),
+                Progress::Ended => {}
+            }
+            insertions.pop_front();
+        }
+        !insertions.is_empty()
     }
 
     /// Adds what `make` returns for its key, which is run in the next read.
@@ -256,7 +288,8 @@ impl Shared {
     fn next_timeout(&self) -> Option<Time> {
         let sources = self.sources.lock();
         let retry = sources.has_later().then(|| self.now() + RETRY);
-        [sources.next_timeout(), retry].into_iter().flatten().min()
+        let insertion = (!self.insertions.lock().is_empty()).then(|| self.now());
+        [sources.next_timeout(), retry, insertion].into_iter().flatten().min()
     }
 
     fn wake(&self) {

@@ -2,7 +2,8 @@
 
 use efa::{
     Address, AddressVectorKind, AddressVectorOptions, CompletionQueueOptions, ContextError,
-    DeviceError, Direction, Error, FiAddr, Message, OperationError, Receive, StartError, Wanted,
+    ControlEvent, DeviceError, Direction, Error, EventQueueOptions, FiAddr, InsertionError,
+    Message, OperationError, Receive, StartError, Wanted,
 };
 
 use crate::ends::End;
@@ -318,4 +319,89 @@ fn another_process_reads_the_same_table() {
     let text = String::from_utf8(output.stdout).unwrap();
     let expected = format!("read 3 {:?}", Some(address(2)));
     assert!(text.contains(&expected), "{text}");
+}
+
+// conformance: C91
+#[test]
+fn asynchronous_insertion_returns_at_once_and_is_one_event_with_a_result_for_each_address() {
+    let mut world = World::pair(1);
+    let vector = world.ends[ALICE].addresses.clone();
+    let (alice, bob) = (world.end(ALICE).address(), world.end(BOB).address());
+    assert_eq!(vector.insert_async(&[bob], 1), Err(InsertionError::NoEventQueue));
+    let events = world.fabric.event_queue(EventQueueOptions::new().capacity(1)).unwrap();
+    let elsewhere = World::pair(2).fabric.event_queue(EventQueueOptions::new()).unwrap();
+    assert_eq!(vector.bind_event_queue(&elsewhere), Err(InsertionError::OtherFabric));
+    vector.bind_event_queue(&events).unwrap();
+    assert_eq!(vector.bind_event_queue(&events), Err(InsertionError::Twice));
+
+    let zero = Address::from_bytes([0; 32]);
+    vector.insert_async(&[bob, zero, bob, alice], 11).unwrap();
+    vector.insert_async(&[], 12).unwrap();
+    vector.insert_async(&[address(9)], 13).unwrap();
+    assert!(vector.is_empty(), "nothing is inserted before the queue is read");
+    let refused = world.end(ALICE).send(Message::to(FiAddr(0)), "x", 1).unwrap_err();
+    assert_eq!(refused.error, StartError::UnknownAddress(FiAddr(0)));
+    let bad = DeviceError::BadAddress { gid: zero.gid() };
+    let expected: [(u64, Vec<Result<FiAddr, DeviceError>>); 3] = [
+        (11, vec![Ok(FiAddr(0)), Err(bad), Ok(FiAddr(0)), Ok(FiAddr(1))]),
+        (12, vec![]),
+        (13, vec![Ok(FiAddr(2))]),
+    ];
+    for expected in expected {
+        match events.read() {
+            Some(Ok(ControlEvent::AddressesInserted { vector: 0, context, results })) => {
+                assert_eq!((context, results), expected);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(events.read().is_none());
+    world.end(BOB).receive(Receive::untagged(), vec![0; 5], 2).unwrap();
+    world.end(ALICE).send(Message::to(FiAddr(0)), "hello", 1).unwrap();
+    assert_eq!(world.done(BOB).into_message(), *b"hello");
+}
+
+// conformance: C91
+#[test]
+fn long_asynchronous_insertion_is_done_in_parts_and_none_of_a_dropped_vector_is_reported() {
+    const COUNT: u32 = 10_000;
+    let world = World::pair(1);
+    let events = world.fabric.event_queue(EventQueueOptions::new()).unwrap();
+    let vector = || {
+        let options = AddressVectorOptions::new().context(77);
+        let vector = world.ends[ALICE].domain.address_vector_with(options).unwrap();
+        vector.bind_event_queue(&events).unwrap();
+        vector
+    };
+    let numbered = |number: u32| {
+        let mut bytes = [1; 32];
+        bytes[..4].copy_from_slice(&number.to_be_bytes());
+        Address::from_bytes(bytes)
+    };
+    let (dropped, vector) = (vector(), vector());
+    let addresses: Vec<_> = (1..=COUNT).map(numbered).collect();
+    dropped.insert_async(&addresses, 1).unwrap();
+    vector.insert_async(&addresses, 2).unwrap();
+    drop(dropped);
+    let mut reads = 0;
+    let event = loop {
+        reads += 1;
+        assert!(reads < 100);
+        if let Some(event) = events.read() {
+            break event.unwrap();
+        }
+    };
+    assert!(reads > 5, "a read inserts some of them: {reads}");
+    let ControlEvent::AddressesInserted { vector: 77, context: 2, results } = event else {
+        panic!("{event:?}");
+    };
+    assert_eq!(results.len(), COUNT as usize);
+    assert!(results.iter().zip(0..).all(|(result, index)| *result == Ok(FiAddr(index))));
+    // A thread that waits is woken, and the descriptor is readable meanwhile.
+    vector.insert_async(&addresses, 3).unwrap();
+    let mut descriptor = [rustix::event::PollFd::new(&events, rustix::event::PollFlags::IN)];
+    assert_eq!(rustix::event::poll(&mut descriptor, Some(&Default::default())), Ok(1));
+    let event = events.wait(std::time::Duration::from_secs(10)).unwrap();
+    assert!(matches!(event, ControlEvent::AddressesInserted { context: 3, .. }), "{event:?}");
+    assert!(events.read().is_none());
 }
