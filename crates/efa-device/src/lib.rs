@@ -428,6 +428,9 @@ pub struct QueuePairOptions {
     /// Whether a thread can sleep until the queue pair has something to do: see [`QueuePair::arm`]. A
     /// device that can't notify refuses such a queue pair with [`DeviceError::Unsupported`].
     pub waitable: bool,
+    /// Packets to a peer for which a device that keeps memory for each should have some while little is sent;
+    /// under load it takes more. By default the device decides.
+    pub idle_packets: usize,
 }
 
 impl QueuePairOptions {
@@ -447,7 +450,14 @@ impl QueuePairOptions {
 
 impl Default for QueuePairOptions {
     fn default() -> Self {
-        Self { qkey: Qkey(0), send_depth: 1024, receive_depth: 1024, rnr_retry: 3, waitable: false }
+        Self {
+            qkey: Qkey(0),
+            send_depth: 1024,
+            receive_depth: 1024,
+            rnr_retry: 3,
+            waitable: false,
+            idle_packets: usize::MAX,
+        }
     }
 }
 
@@ -522,6 +532,12 @@ pub trait QueuePair {
     /// # Errors
     /// [`DeviceError::QueueFull`] when `max_receive` buffers are posted.
     fn post_receive(&mut self, packet: Self::Packet) -> Result<(), PostError<Self::Packet>>;
+
+    /// Takes back the receive buffer that was posted last and is still empty. `None` if there is none, and of a
+    /// device that gives none back, as hardware does: the buffers stay posted until packets fill them.
+    fn withdraw_receive(&mut self) -> Option<Self::Packet> {
+        None
+    }
 
     /// Registers memory, which then belongs to the region.
     ///

@@ -90,6 +90,10 @@ impl<Q: QueuePair> QueuePair for InPlaceQueue<Q> {
         self.0.post_receive(packet)
     }
 
+    fn withdraw_receive(&mut self) -> Option<Q::Packet> {
+        self.0.withdraw_receive()
+    }
+
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<Q::Region, RegisterError> {
         self.0.register(memory, access)
     }

@@ -114,10 +114,14 @@ impl<P> Inbound<P> {
         }
     }
 
-    /// Ends a period: lowers the target and frees buffers if the bursts didn't need them.
-    pub(crate) fn trim(&mut self) {
+    /// Ends a period: lowers the target and frees buffers if the bursts didn't need them, also posted ones if the
+    /// device gives them back.
+    pub(crate) fn trim<Q: QueuePair<Packet = P>>(&mut self, device: &mut Q) {
         if self.busiest.max(self.used) * 4 < self.target {
             self.set_target((self.target / 2).max(self.least));
+        }
+        while self.posted > self.target && device.withdraw_receive().is_some() {
+            self.posted -= 1;
         }
         self.busiest = 0;
         self.spare.trim();

@@ -341,7 +341,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     fn trim(&mut self) {
         self.trim_at = self.core().now + self.core().config.trim_interval;
         self.matching.ops.resume_transfers();
-        self.inbound.trim();
+        self.inbound.trim(&mut self.matching.ops.core.transmit.device);
         self.core_mut().transmit.trim();
         self.matching.ops.trim();
         self.matching.held.trim();

@@ -195,6 +195,10 @@ impl<L: Link> QueuePair for LinkQueuePair<L> {
         self.state.post_receive(packet).map_err(|(error, packet)| PostError { error, packet })
     }
 
+    fn withdraw_receive(&mut self) -> Option<Packet> {
+        self.state.withdraw_receive()
+    }
+
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<SoftRegion, RegisterError> {
         self.state.keys.register(memory, access)
     }

@@ -500,6 +500,10 @@ impl QueuePair for LocalQueuePair {
         self.device.shared.lock().post_receive(self.endpoint, packet)
     }
 
+    fn withdraw_receive(&mut self) -> Option<Box<[u8]>> {
+        self.device.shared.lock().withdraw_receive(self.endpoint)
+    }
+
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<SoftRegion, RegisterError> {
         self.device.register(memory, access)
     }

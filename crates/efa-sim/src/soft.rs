@@ -138,6 +138,10 @@ impl QueuePair for SoftQueuePair {
         each!(SoftQueuePair, self, qp => qp.post_receive(packet))
     }
 
+    fn withdraw_receive(&mut self) -> Option<Box<[u8]>> {
+        each!(SoftQueuePair, self, qp => qp.withdraw_receive())
+    }
+
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<SoftRegion, RegisterError> {
         each!(SoftQueuePair, self, qp => qp.register(memory, access))
     }

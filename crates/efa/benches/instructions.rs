@@ -9,8 +9,9 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use efa::{
-    Address, AddressVector, CompletionQueue, CompletionQueueOptions, Direction, Domain, Endpoint,
-    EndpointOptions, Fabric, FiAddr, LocalOptions, ManualClock, Message, Receive,
+    Address, AddressVector, CompletionQueue, CompletionQueueOptions, ControlEvent, Direction,
+    Domain, Endpoint, EndpointOptions, EventQueue, EventQueueOptions, Fabric, FiAddr, LocalOptions,
+    ManualClock, Message, MsgEndpoint, MsgEndpointOptions, PassiveEndpointOptions, Receive,
 };
 use gungraun::{Callgrind, EventKind, LibraryBenchmarkConfig, prelude::*};
 
@@ -171,10 +172,109 @@ fn transfer_tagged((pair, buffers): (Pair, Vec<Vec<u8>>)) -> Pair {
     pair
 }
 
+/// Two programs with some connections between them, of which all but the first are idle.
+struct Connections {
+    clock: ManualClock,
+    /// Completion queue and endpoints.
+    callers: (CompletionQueue, Vec<MsgEndpoint>),
+    callees: (CompletionQueue, Vec<MsgEndpoint>),
+}
+
+impl Connections {
+    fn new(count: usize) -> Self {
+        let clock = ManualClock::new();
+        let fabric = Fabric::local(LocalOptions::default()).with_clock(&clock);
+        let sides = [0, 1].map(|_| {
+            let domain = fabric.domain().unwrap();
+            let queue = domain.completion_queue(CompletionQueueOptions::default());
+            let events = fabric.event_queue(EventQueueOptions::default()).unwrap();
+            (domain, queue, events)
+        });
+        let [caller, callee] = &sides;
+        let passive = fabric.passive_endpoint(&callee.2, PassiveEndpointOptions::default());
+        let listener = passive.listen(([127, 0, 0, 1], 0).into()).unwrap();
+        let endpoint = |(domain, queue, events): &(Domain, CompletionQueue, EventQueue)| {
+            let mut options = MsgEndpointOptions::default();
+            options.endpoint = options.endpoint.hash_seed(1);
+            let endpoint = domain.msg_endpoint(options);
+            endpoint.bind_completion_queue(queue, Direction::Both).bind_event_queue(events)
+        };
+        let (mut callers, mut callees) = (Vec::new(), Vec::new());
+        let (mut first, mut connected) = (None, 0);
+        for _ in 0..count {
+            callers.push(endpoint(caller).connect(listener.local_address(), b"").unwrap());
+        }
+        while connected < 2 * count {
+            for side in &sides {
+                match side.2.read() {
+                    Some(Ok(ControlEvent::ConnectionRequest(request))) => {
+                        first.get_or_insert(request.address());
+                        callees.push(endpoint(callee).accept(request, b"").unwrap());
+                    }
+                    Some(event) => {
+                        assert!(matches!(event, Ok(ControlEvent::Connected { .. })));
+                        connected += 1;
+                    }
+                    None => clock.advance(Duration::from_micros(1)),
+                }
+            }
+        }
+        // Requests may have overtaken each other.
+        let is_first = |caller: &MsgEndpoint| Some(caller.address()) == first;
+        let active = callers.iter().position(is_first).unwrap();
+        callers.swap(0, active);
+        let [caller, callee] = sides.map(|(_, queue, _)| queue);
+        Self { clock, callers: (caller, callers), callees: (callee, callees) }
+    }
+
+    fn transfer(&self, buffer: Vec<u8>) {
+        self.callees.1[0].receive(Receive::tagged(1), buffer, 2).unwrap();
+        self.callers.1[0].send(Message::to(MsgEndpoint::PEER).tagged(1), "8 bytes.", 3).unwrap();
+        for queue in [&self.callees.0, &self.callers.0] {
+            while black_box(queue.read()).is_none() {
+                self.clock.advance(Duration::from_micros(10));
+            }
+        }
+    }
+}
+
+fn connections(count: usize) -> (Connections, Vec<Vec<u8>>) {
+    let connections = Connections::new(count);
+    // Until those that are idle have left the rotation.
+    (0..OPERATIONS).for_each(|_| connections.transfer(vec![0; 8]));
+    (connections, (0..OPERATIONS).map(|_| vec![0; 8]).collect())
+}
+
+#[library_benchmark(setup = connections, config = at_most(ONE_OF_ONE * OPERATIONS))]
+#[bench::connection(args = (1))]
+fn transfer_over_one((connections, buffers): (Connections, Vec<Vec<u8>>)) -> Connections {
+    for buffer in buffers {
+        connections.transfer(buffer);
+    }
+    connections
+}
+
+#[library_benchmark(setup = connections, config = at_most(ONE_OF_64 * OPERATIONS))]
+#[bench::connections(args = (64))]
+fn transfer_over_one_of_64((connections, buffers): (Connections, Vec<Vec<u8>>)) -> Connections {
+    for buffer in buffers {
+        connections.transfer(buffer);
+    }
+    connections
+}
+
 library_benchmark_group!(
     name = facade,
-    benchmarks =
-        [insert_100k, insert_1m, enable_among_peers, post_tagged, read_nothing, transfer_tagged]
+    benchmarks = [
+        insert_100k,
+        insert_1m,
+        enable_among_peers,
+        post_tagged,
+        read_nothing,
+        transfer_tagged,
+        transfer_over_one,
+        transfer_over_one_of_64
+    ]
 );
 main!(library_benchmark_groups = facade);
 
@@ -186,3 +286,7 @@ const ENABLE: u64 = 640_000;
 const POST: u64 = 282;
 const IDLE: u64 = 424;
 const TRANSFER: u64 = 6_900;
+/// A message over a connection, and over one of 64 on the same queues, which may cost 1.3 times as much.
+const ONE_OF_ONE: u64 = 7_000;
+const ONE_OF_64: u64 = 9_000;
+const _: () = assert!(ONE_OF_64 * 10 <= ONE_OF_ONE * 13);

@@ -22,7 +22,6 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 
 use crate::address::Address;
 use crate::attributes::AddressVectorKind;
-use crate::bound_endpoints::remove;
 use crate::connection::EventQueue;
 use crate::domain::Domain;
 use crate::endpoint::Shared as EndpointShared;
@@ -497,7 +496,7 @@ impl Shared {
     }
 
     pub(crate) fn unbind(&self, endpoint: &Arc<EndpointShared>) {
-        remove(&mut self.endpoints(), endpoint);
+        self.endpoints().retain(|bound| !std::ptr::eq(bound.as_ptr(), Arc::as_ptr(endpoint)));
     }
 
     pub(crate) fn address(&self, peer: FiAddr) -> Option<Address> {

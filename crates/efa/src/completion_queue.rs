@@ -316,6 +316,11 @@ impl Shared {
         self.endpoints.unbind(endpoint);
     }
 
+    /// Polls an endpoint in each read again.
+    pub(crate) fn recall(&self, endpoint: &Arc<EndpointShared>) {
+        self.endpoints.recall(endpoint);
+    }
+
     pub(crate) fn capacity(&self) -> usize {
         self.capacity
     }

@@ -294,6 +294,11 @@ impl Counter {
     pub(crate) fn unbind(&self, endpoint: &Arc<EndpointShared>) {
         self.0.endpoints.unbind(endpoint);
     }
+
+    /// Polls an endpoint in each read again.
+    pub(crate) fn recall(&self, endpoint: &Arc<EndpointShared>) {
+        self.0.endpoints.recall(endpoint);
+    }
 }
 
 impl Shared {

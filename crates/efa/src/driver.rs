@@ -371,6 +371,12 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         self.engine.statistics().clone()
     }
 
+    /// A number that changes whenever a packet is sent or received.
+    pub(crate) fn activity(&mut self) -> u64 {
+        let Statistics { sent_bytes, received_bytes, rdma_bytes, .. } = self.engine.statistics();
+        sent_bytes.wrapping_add(*received_bytes).wrapping_add(*rdma_bytes)
+    }
+
     /// Whether no send is under way and no packet waits to be sent.
     pub(crate) fn is_quiet(&self) -> bool {
         self.transmit.under_way() == 0 && self.engine.is_quiet()

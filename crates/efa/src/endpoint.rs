@@ -510,7 +510,23 @@ impl Endpoint {
 
     #[inline]
     fn require_to_transmit(&self, needed: Capabilities) -> Result<(), StartError> {
-        self.shared.transmittable.require(needed, self.shared.transmit.capabilities)
+        match self.shared.transmittable.allows(needed) {
+            true => Ok(()),
+            false => self.recall(needed),
+        }
+    }
+
+    /// Ends the rest of the endpoint if it rests, as an operation starts; otherwise the operation is refused.
+    #[cold]
+    #[inline(never)]
+    fn recall(&self, needed: Capabilities) -> Result<(), StartError> {
+        let (usable, all) = (&self.shared.transmittable, self.shared.transmit.capabilities);
+        if usable.recall(all) {
+            self.transmit.shared().recall(&self.shared);
+            self.receive.shared().recall(&self.shared);
+            self.counters.iter().for_each(|counter| counter.recall(&self.shared));
+        }
+        usable.require(needed, all)
     }
 
     #[inline]
@@ -573,11 +589,14 @@ impl fmt::Debug for Endpoint {
 
 /// Set until the endpoint is being closed; a bit that no capability has.
 const OPEN: u32 = 1 << 31;
+/// Set, in place of all services, while the endpoint may be out of the rotation of a queue.
+const RESTS: u32 = 1 << 30;
 
-const _: () = assert!(Capabilities::all().bits() & OPEN == 0);
+const _: () = assert!(Capabilities::all().bits() & (OPEN | RESTS) == 0);
 
 /// The services that operations of one side may use now: all that were enabled, none once the endpoint is
-/// being closed, and none of the transmit side while an endpoint with a connection is not connected.
+/// being closed, and none of the transmit side while an endpoint with a connection is not connected. While it
+/// rests there is none either, so that the first operation finds out, and the others need not look.
 #[derive(Debug)]
 pub(crate) struct Usable(AtomicU32);
 
@@ -586,13 +605,26 @@ impl Usable {
         Self(AtomicU32::new(capabilities.bits() | OPEN))
     }
 
-    /// Allows `all` services, or forbids all for now. A closed endpoint stays closed.
-    fn allow(&self, allowed: bool, all: Capabilities) {
+    /// Allows all services, or forbids all for now. A closed endpoint stays closed.
+    fn allow(&self, allowed: bool) {
         let change = |usable: u32| {
-            let now = if allowed { all.bits() } else { 0 };
+            // It may be out of the rotation by now.
+            let now = if allowed { RESTS } else { 0 };
             (usable & OPEN != 0).then_some(now | OPEN)
         };
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
+    }
+
+    /// The endpoint rests: the next operation recalls it.
+    fn rest(&self, all: Capabilities) {
+        let (usable, rests) = (all.bits() | OPEN, OPEN | RESTS);
+        let _ = self.0.compare_exchange(usable, rests, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Allows all services again if the endpoint may rest, and returns whether it may.
+    fn recall(&self, all: Capabilities) -> bool {
+        let change = |usable: u32| (usable & RESTS != 0).then_some(all.bits() | OPEN);
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change).is_ok()
     }
 
     #[cold]
@@ -607,10 +639,15 @@ impl Usable {
     /// Refuses an operation that needs other services than the side, which was enabled with some, has now.
     #[inline(always)]
     fn require(&self, needed: Capabilities, enabled: Capabilities) -> Result<(), StartError> {
-        match Capabilities::from_bits_retain(self.0.load(Ordering::Relaxed)).contains(needed) {
+        match self.allows(needed) {
             true => Ok(()),
             false => Err(self.why_not(needed, enabled)),
         }
+    }
+
+    #[inline(always)]
+    fn allows(&self, needed: Capabilities) -> bool {
+        Capabilities::from_bits_retain(self.0.load(Ordering::Relaxed)).contains(needed)
     }
 
     fn clear(&self) {
@@ -660,6 +697,21 @@ impl Shared {
         drive!(self, driver => driver.next_timeout(), _ => None)
     }
 
+    /// A number that changes whenever the endpoint sends or receives a packet.
+    pub(crate) fn activity(&self) -> u64 {
+        drive!(self, driver => driver.activity(), _ => 0)
+    }
+
+    /// Leaves the rotation of a queue if nothing is under way; returns whether it does.
+    pub(crate) fn rest(&self) -> bool {
+        let may_rest =
+            drive!(self, driver => driver.is_quiet() && driver.next_timeout().is_none(), _ => true);
+        if may_rest {
+            self.transmittable.rest(self.transmit.capabilities);
+        }
+        may_rest
+    }
+
     pub(crate) fn peers_inserted(&self, peers: &[(FiAddr, Address)]) {
         drive!(self, driver => driver.peers_inserted(peers), _ => {});
     }
@@ -670,7 +722,7 @@ impl Shared {
 
     /// Allows operations that need the peer of a connection, or forbids them.
     pub(crate) fn transmit_allowed(&self, allowed: bool) {
-        self.transmittable.allow(allowed, self.transmit.capabilities);
+        self.transmittable.allow(allowed);
     }
 
     /// Takes packets of a peer from now on.

@@ -194,6 +194,7 @@ impl EndpointBuilder {
             queue_pair.receive_depth = options.receive_depth;
             queue_pair.rnr_retry = options.rnr_retry;
             queue_pair.waitable = !waiters.is_empty();
+            queue_pair.idle_packets = options.protocol.min_receive_buffers;
         });
         let hash_seed = options.hash_seed.unwrap_or_else(random);
         let config = options.protocol.with(|config| config.hash_seed = hash_seed);

@@ -142,6 +142,13 @@ impl QueueState {
         Ok(())
     }
 
+    pub(super) fn withdraw_receive(&mut self) -> Option<Packet> {
+        let packet = self.posted.pop_back()?;
+        self.receives -= 1;
+        self.posted.shrink_to(2 * self.posted.len());
+        Some(packet)
+    }
+
     /// The posted buffers, and where what was put into them goes.
     #[inline]
     pub(crate) fn receiving(&mut self) -> (ReceiveQueue<'_>, Deliveries<'_>) {

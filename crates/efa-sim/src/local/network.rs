@@ -515,6 +515,14 @@ impl Network {
         Ok((endpoint.id, destination, endpoint.options.rnr_retry))
     }
 
+    pub(super) fn withdraw_receive(&mut self, id: EndpointId) -> Option<Packet> {
+        let endpoint = self.endpoints.get_mut(&id)?;
+        let packet = endpoint.posted.pop_back()?;
+        endpoint.receives -= 1;
+        endpoint.posted.shrink_to(2 * endpoint.posted.len());
+        Some(packet)
+    }
+
     pub(super) fn post_receive(
         &mut self,
         id: EndpointId,

@@ -54,15 +54,14 @@ pub struct ShmLink {
     me: QueuePairId,
     next_sweep: Time,
 
-    /// By entry of the mailbox.
+    /// By entry of the mailbox, up to the last that had a ring.
     incoming: Vec<Option<Incoming>>,
     /// Entries whose rings are polled in turn; all others ring the doorbell.
     watched: Vec<usize>,
     next_watched: usize,
 
     outgoing: Slab<Outgoing>,
-    /// Key in `outgoing` + 1 by queue pair number, 0 for none.
-    by_number: Box<[u16]>,
+    by_number: Keys,
     /// Keys of those with sends in flight.
     active: Vec<usize>,
     next_active: usize,
@@ -81,6 +80,30 @@ pub struct ShmLink {
     mailbox: Mailbox,
 }
 
+/// Keys by queue pair number, in blocks: a queue pair with few peers has few of them.
+#[derive(Debug, Default)]
+struct Keys(Vec<Option<Box<[u16; 256]>>>);
+
+impl Keys {
+    #[inline]
+    fn get(&self, number: Qpn) -> Option<usize> {
+        let block = self.0.get(usize::from(number.0 >> 8))?.as_ref()?;
+        // 0 stands for none.
+        usize::from(block[usize::from(number.0 & 0xff)]).checked_sub(1)
+    }
+
+    fn set(&mut self, number: Qpn, key: Option<usize>) {
+        let block = usize::from(number.0 >> 8);
+        if block >= self.0.len() {
+            self.0.resize_with(block + 1, || None);
+        }
+        let block = self.0[block].get_or_insert_with(|| Box::new([0; 256]));
+        // There are fewer keys than numbers, since 0 is no queue pair's.
+        let key = key.and_then(|key| u16::try_from(key + 1).ok());
+        block[usize::from(number.0 & 0xff)] = key.unwrap_or(0);
+    }
+}
+
 /// Creates a queue pair.
 pub(super) fn create(
     device: &ShmDevice,
@@ -95,6 +118,12 @@ pub(super) fn create(
         directory: Arc::clone(&device.directory),
         sender: mailbox.as_sender(),
         mtu: attributes.mtu,
+        idle_slots: options
+            .idle_packets
+            .min(settings.ring_slots)
+            .max(1)
+            .checked_next_power_of_two()
+            .unwrap_or(settings.ring_slots),
         ring_slots: settings.ring_slots,
         rnr_retry: options.rnr_retry,
         probe_after: settings.probe_after,
@@ -108,11 +137,11 @@ pub(super) fn create(
         memory: Arc::clone(&device.memory),
         me: QueuePairId { gid, qpn },
         next_sweep: Time::ZERO,
-        incoming: (0..mailbox.peers()).map(|_| None).collect(),
+        incoming: Vec::new(),
         watched: Vec::new(),
         next_watched: 0,
         outgoing: Slab::new(),
-        by_number: vec![0; 1 << 16].into(),
+        by_number: Keys::default(),
         active: Vec::new(),
         next_active: 0,
         local,
@@ -157,6 +186,10 @@ impl ShmLink {
 
     // ---- receiving ---------------------------------------------------------------------------
 
+    fn incoming(&self, slot: usize) -> Option<&Incoming> {
+        self.incoming.get(slot)?.as_ref()
+    }
+
     /// The next watched ring, if it has packets, or has had none for so long that watching it may
     /// end.
     #[inline]
@@ -166,13 +199,13 @@ impl ShmLink {
         }
         let &slot = self.watched.get(self.next_watched)?;
         self.next_watched += 1;
-        let incoming = self.incoming[slot].as_mut()?;
+        let incoming = self.incoming.get_mut(slot)?.as_mut()?;
         incoming.wants_poll().then_some(slot)
     }
 
     #[inline(never)]
     fn poll_ring(&mut self, state: &mut QueueState, slot: usize) {
-        let Some(incoming) = &mut self.incoming[slot] else { return };
+        let Some(Some(incoming)) = self.incoming.get_mut(slot) else { return };
         let sender = QueuePairId { gid: self.me.gid, qpn: incoming.sender().qpn };
         let (mut queue, mut deliveries) = state.receiving();
         let source = deliveries.source(sender);
@@ -192,7 +225,7 @@ impl ShmLink {
     }
 
     fn watch(&mut self, slot: usize) {
-        if let Some(incoming) = &mut self.incoming[slot]
+        if let Some(Some(incoming)) = self.incoming.get_mut(slot)
             && !incoming.is_watched()
         {
             incoming.set_watched(true);
@@ -202,14 +235,14 @@ impl ShmLink {
 
     fn unwatch(&mut self, slot: usize) {
         self.watched.retain(|&watched| watched != slot);
-        if let Some(incoming) = &mut self.incoming[slot] {
+        if let Some(Some(incoming)) = self.incoming.get_mut(slot) {
             incoming.set_watched(false);
         }
     }
 
     fn detach(&mut self, slot: usize) {
         self.unwatch(slot);
-        if let Some(mut incoming) = self.incoming[slot].take() {
+        if let Some(mut incoming) = self.incoming.get_mut(slot).and_then(Option::take) {
             incoming.detach();
             self.mailbox.set_entry(slot, EntryState::Free, incoming.sender());
         }
@@ -226,12 +259,12 @@ impl ShmLink {
 
     fn look_at_entry(&mut self, slot: usize) {
         let (state, sender, nonce) = self.mailbox.entry(slot);
-        match &self.incoming[slot] {
+        match self.incoming(slot) {
             None if state == EntryState::Announced => self.attach(slot, sender, nonce),
             None => {}
             Some(incoming) => self.repair_entry(slot, incoming.sender(), state, sender),
         }
-        if self.incoming[slot].as_ref().is_some_and(Incoming::is_finished) {
+        if self.incoming(slot).is_some_and(Incoming::is_finished) {
             self.detach(slot);
         } else {
             self.watch(slot);
@@ -269,6 +302,9 @@ impl ShmLink {
         };
         tracing::debug!(from = sender.qpn.0, ?state, "a sender announced its ring");
         self.mailbox.set_entry(slot, state, sender);
+        if slot >= self.incoming.len() {
+            self.incoming.resize_with(slot + 1, || None);
+        }
         self.incoming[slot] = incoming;
     }
 
@@ -277,13 +313,15 @@ impl ShmLink {
     #[cold]
     fn sweep(&mut self, now: Time) {
         self.next_sweep = now + SWEEP_EVERY;
-        let useless = self.outgoing.iter().filter(|(_, outgoing)| outgoing.is_useless());
-        for key in useless.map(|(key, _)| key).collect::<Vec<_>>() {
+        let useless = self.outgoing.iter_mut().filter_map(|(key, outgoing)| {
+            (outgoing.is_oversized() || outgoing.is_useless()).then_some(key)
+        });
+        for key in useless.collect::<Vec<_>>() {
             self.forget(key);
         }
         for slot in 0..self.mailbox.peers() {
             let (state, sender, _) = self.mailbox.entry(slot);
-            match (&mut self.incoming[slot], state) {
+            match (self.incoming.get_mut(slot).and_then(Option::as_mut), state) {
                 (None, EntryState::Free) => {}
                 (None, EntryState::Announced) => self.look_at_entry(slot),
                 // Of an attached ring there would be an `Incoming`.
@@ -301,7 +339,7 @@ impl ShmLink {
                     let gone = incoming.is_finished()
                         || (incoming.was_quiet() && !is_alive(&self.local.directory, attached));
                     self.repair_entry(slot, attached, state, sender);
-                    let Some(incoming) = &self.incoming[slot] else { continue };
+                    let Some(incoming) = self.incoming(slot) else { continue };
                     // Checked again: it may have sent just before it died.
                     if gone && !incoming.has_packets() {
                         self.detach(slot);
@@ -335,8 +373,9 @@ impl ShmLink {
     }
 
     fn forget(&mut self, key: usize) {
+        self.active.retain(|&active| active != key);
         if let Some(outgoing) = self.outgoing.try_remove(key) {
-            self.by_number[usize::from(outgoing.peer().0)] = 0;
+            self.by_number.set(outgoing.peer(), None);
         }
     }
 
@@ -349,15 +388,15 @@ impl ShmLink {
         peer: Qpn,
         qkey: Option<Qkey>,
     ) -> Result<Option<usize>, DeviceError> {
-        let known = usize::from(self.by_number[usize::from(peer.0)]);
-        if known > 0
-            && let Some(outgoing) = self.outgoing.get_mut(known - 1)
+        let known = self.by_number.get(peer);
+        if let Some(key) = known
+            && let Some(outgoing) = self.outgoing.get_mut(key)
             && !outgoing.is_detached()
             && outgoing.accepts_key(qkey)
         {
-            return Ok(Some(known - 1));
+            return Ok(known);
         }
-        self.open_ring(state, peer, qkey, known.checked_sub(1))
+        self.open_ring(state, peer, qkey, known)
     }
 
     #[cold]
@@ -375,13 +414,11 @@ impl ShmLink {
                     complete(state, id, posted, result);
                 });
             }
-            self.active.retain(|&active| active != key);
             self.forget(key);
         }
         let Some(outgoing) = Outgoing::open(&self.local, peer, qkey)? else { return Ok(None) };
         let key = self.outgoing.insert(outgoing);
-        // There are fewer keys than numbers, since 0 is no queue pair's.
-        self.by_number[usize::from(peer.0)] = u16::try_from(key + 1).unwrap_or(0);
+        self.by_number.set(peer, Some(key));
         Ok(Some(key))
     }
 
@@ -489,7 +526,6 @@ impl ShmLink {
             let there = outgoing
                 .poll_before_sleep(now, |(posted, result)| complete(state, peer, posted, result));
             if !there {
-                self.active.retain(|&active| active != key);
                 self.forget(key);
             }
         }

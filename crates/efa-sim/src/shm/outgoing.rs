@@ -53,6 +53,9 @@ pub(super) struct Local {
     pub(super) directory: Arc<HostDirectory>,
     pub(super) sender: Sender,
     pub(super) mtu: usize,
+    /// Slots of a ring at first, and while little is sent.
+    pub(super) idle_slots: usize,
+    /// Slots of a ring under load.
     pub(super) ring_slots: usize,
     pub(super) rnr_retry: u8,
     pub(super) probe_after: Duration,
@@ -82,6 +85,10 @@ pub(super) struct Outgoing {
     local: Arc<Local>,
     /// The claimed entry of the mailbox.
     entry: Option<usize>,
+    /// Slots that the ring may have.
+    most_slots: usize,
+    /// Packets published up to the last sweep.
+    swept: u64,
     in_flight: VecDeque<Posted>,
     queued: VecDeque<Posted>,
     idle_polls: u32,
@@ -107,18 +114,7 @@ impl Outgoing {
             Some(generation) => Waker::open(directory, peer, generation)?,
             None => None,
         };
-        let nonce = fastrand::u64(..);
-        let name = FileName::Ring { to: peer, from: local.sender.qpn, nonce };
-        let (slots, mtu) = (local.ring_slots, local.mtu);
-        let length = RingSender::file_length(slots, mtu)
-            .ok_or(DeviceError::TooLong { length: mtu as u64, limit: super::MAX_MTU as u64 })?;
-        let file = directory.create(name, length)?;
-        let ring =
-            RingSender::create(&file, slots, mtu, local.sender.qpn, local.rnr_retry, local.sleeps)
-                .map_err(|errno| {
-                    directory.remove(name);
-                    system(format!("mapping {name}"), errno)
-                })?;
+        let (ring, nonce) = create_ring(local, peer, local.idle_slots)?;
         let mut outgoing = Self {
             peer,
             key,
@@ -128,7 +124,9 @@ impl Outgoing {
             nonce,
             local: Arc::clone(local),
             entry: None,
-            in_flight: VecDeque::with_capacity(slots),
+            most_slots: local.ring_slots,
+            swept: 0,
+            in_flight: VecDeque::with_capacity(local.idle_slots),
             queued: VecDeque::new(),
             idle_polls: 0,
             stalled: None,
@@ -255,6 +253,12 @@ impl Outgoing {
         if self.queued.is_empty() {
             return;
         }
+        if self.ring.slots() < self.most_slots {
+            if !self.in_flight.is_empty() {
+                return;
+            }
+            self.lengthen();
+        }
         while self.ring.has_space()
             && let Some(posted) = self.queued.pop_front()
         {
@@ -262,6 +266,43 @@ impl Outgoing {
         }
         if !self.ring.is_watched() {
             self.wake();
+        }
+    }
+
+    /// Replaces the ring, all of whose packets are acknowledged, by one for load.
+    #[cold]
+    fn lengthen(&mut self) {
+        match create_ring(&self.local, self.peer, self.most_slots) {
+            Ok((ring, nonce)) => {
+                self.leave();
+                (self.ring, self.nonce, self.entry) = (ring, nonce, None);
+                self.swept = 0;
+                self.claim();
+            }
+            Err(error) => {
+                tracing::warn!(to = self.peer.0, %error, "no longer ring for load, going on with this one");
+                self.most_slots = self.ring.slots();
+            }
+        }
+    }
+
+    /// Whether the ring is one for load, and nothing was sent since the last call. Then the next send may as well
+    /// make a new one.
+    pub(super) fn is_oversized(&mut self) -> bool {
+        let published = self.ring.published();
+        let unused = std::mem::replace(&mut self.swept, published) == published;
+        unused && self.is_idle() && self.ring.slots() > self.local.idle_slots
+    }
+
+    /// Announces that no more packets follow in the ring.
+    fn leave(&mut self) {
+        self.ring.detach();
+        let entry = self.ring.attached_entry().or(self.entry);
+        let entry = entry.filter(|_| !self.is_closed() && self.mailbox.is_alive());
+        match entry {
+            // The receiver takes the packets in the ring, and removes the file if it hasn't yet.
+            Some(slot) => self.mailbox.ring_doorbell(slot),
+            None => self.local.directory.remove(ring_name(&self.local, self.peer, self.nonce)),
         }
     }
 
@@ -341,17 +382,27 @@ impl Outgoing {
 
 impl Drop for Outgoing {
     fn drop(&mut self) {
-        self.ring.detach();
-        let entry = self.ring.attached_entry().or(self.entry);
-        let entry = entry.filter(|_| !self.is_closed() && self.mailbox.is_alive());
-        match entry {
-            // The receiver takes the packets in the ring, and removes the file if it hasn't yet.
-            Some(slot) => self.mailbox.ring_doorbell(slot),
-            None => self.local.directory.remove(FileName::Ring {
-                to: self.peer,
-                from: self.local.sender.qpn,
-                nonce: self.nonce,
-            }),
+        self.leave();
+    }
+}
+
+fn ring_name(local: &Local, peer: Qpn, nonce: u64) -> FileName {
+    FileName::Ring { to: peer, from: local.sender.qpn, nonce }
+}
+
+/// A ring of this length to `peer`, and the nonce in its name.
+fn create_ring(local: &Local, peer: Qpn, slots: usize) -> Result<(RingSender, u64), DeviceError> {
+    let (directory, mtu, from) = (&local.directory, local.mtu, local.sender.qpn);
+    let nonce = fastrand::u64(..);
+    let name = ring_name(local, peer, nonce);
+    let length = RingSender::file_length(slots, mtu)
+        .ok_or(DeviceError::TooLong { length: mtu as u64, limit: super::MAX_MTU as u64 })?;
+    let file = directory.create(name, length)?;
+    match RingSender::create(&file, slots, mtu, from, local.rnr_retry, local.sleeps) {
+        Ok(ring) => Ok((ring, nonce)),
+        Err(errno) => {
+            directory.remove(name);
+            Err(system(format!("mapping {name}"), errno))
         }
     }
 }

@@ -161,6 +161,15 @@ impl RingSender {
         Ok(Self { map, layout, tail: 0, acknowledged: 0 })
     }
 
+    pub(super) fn slots(&self) -> usize {
+        self.layout.slots
+    }
+
+    /// Packets published so far.
+    pub(super) fn published(&self) -> u64 {
+        self.tail
+    }
+
     /// Whether a slot is free.
     #[inline]
     pub(super) fn has_space(&self) -> bool {

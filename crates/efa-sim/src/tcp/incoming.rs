@@ -287,6 +287,13 @@ impl Incoming {
         }
     }
 
+    /// Frees the buffer if nothing is in it.
+    pub(super) fn free_buffer(&mut self) {
+        if self.start == self.end && self.arrived.is_empty() {
+            (self.buffer, self.start, self.end) = (Vec::new(), 0, 0);
+        }
+    }
+
     fn fill(&mut self, calls: &mut u64) {
         if !self.readable {
             return;

@@ -94,7 +94,10 @@ pub struct TcpLink {
     turn: u64,
     /// Whether a thread may sleep while another one posts.
     waitable: bool,
-    scratch: Box<[u8]>,
+    /// Empty until there is something to receive.
+    scratch: Vec<u8>,
+    /// Calls that received something up to the last sweep.
+    received: u64,
 }
 
 /// Creates a queue pair.
@@ -131,7 +134,8 @@ pub(super) fn create(
         unasked: 0,
         turn: 0,
         waitable: options.waitable,
-        scratch: vec![0; SCRATCH].into(),
+        scratch: Vec::new(),
+        received: 0,
     };
     let settings = Settings {
         attributes,
@@ -277,7 +281,7 @@ impl TcpLink {
         let mut incoming = Incoming::new(gid, socket, state.now());
         if self.incoming.len() >= self.options.max_peers && !self.make_room(gid, state.now()) {
             self.statistics.rejected += 1;
-            incoming.turn_away(&mut self.scratch);
+            incoming.turn_away(scratch(&mut self.scratch));
             return;
         }
         let entry = self.incoming.vacant_entry();
@@ -309,7 +313,7 @@ impl TcpLink {
     fn turn_away(&mut self, key: usize) {
         if let Some(mut incoming) = self.incoming.try_remove(key) {
             tracing::debug!(sender = %incoming.sender(), "closing a connection, to be tried again");
-            incoming.turn_away(&mut self.scratch);
+            incoming.turn_away(scratch(&mut self.scratch));
             self.forget(Token::Incoming(key));
         }
     }
@@ -355,7 +359,7 @@ impl TcpLink {
 
     fn close_incoming(&mut self, key: usize, status: Status) {
         if let Some(mut incoming) = self.incoming.try_remove(key) {
-            incoming.close(status, &mut self.scratch);
+            incoming.close(status, scratch(&mut self.scratch));
             self.forget(Token::Incoming(key));
         }
     }
@@ -390,6 +394,10 @@ impl TcpLink {
 
     /// Accepts connections, and closes those whose senders don't finish a hello or a frame.
     fn sweep(&mut self, state: &mut QueueState) {
+        if std::mem::replace(&mut self.received, self.statistics.receives) == self.received {
+            self.scratch = Vec::new();
+            self.incoming.iter_mut().for_each(|(_, incoming)| incoming.free_buffer());
+        }
         self.accept_pending = true;
         self.accept(state);
         let (now, options) = (state.now(), Arc::clone(&self.options));
@@ -433,7 +441,7 @@ impl TcpLink {
         let peer = outgoing.peer();
         let calls = &mut self.statistics.receives;
         let finish = |finished| complete(state, peer, finished);
-        match outgoing.poll(&mut self.scratch, calls, finish) {
+        match outgoing.poll(scratch(&mut self.scratch), calls, finish) {
             Ok(()) => {
                 if outgoing.wants_flush() && !std::mem::replace(&mut outgoing.dirty, true) {
                     self.dirty.push(Token::Outgoing(key));
@@ -708,19 +716,28 @@ impl Link for TcpLink {
         for (_, outgoing) in &mut self.outgoing {
             let _ = outgoing.flush();
             if let Some(socket) = outgoing.socket() {
-                socket.close(&mut self.scratch);
+                socket.close(scratch(&mut self.scratch));
             }
         }
         // Those that have connected and were not accepted yet, as many as can be waiting.
         for _ in 0..=WAITING {
             let Ok(Some((socket, address))) = self.listener.accept(None) else { break };
             let mut incoming = Incoming::new(gid_of(address), socket, state.now());
-            incoming.close(Status::BadDestinationQpn, &mut self.scratch);
+            incoming.close(Status::BadDestinationQpn, scratch(&mut self.scratch));
         }
         for (_, incoming) in &mut self.incoming {
-            incoming.close(Status::BadDestinationQpn, &mut self.scratch);
+            incoming.close(Status::BadDestinationQpn, scratch(&mut self.scratch));
         }
     }
+}
+
+/// Memory to receive into.
+#[inline]
+fn scratch(scratch: &mut Vec<u8>) -> &mut [u8] {
+    if scratch.is_empty() {
+        *scratch = vec![0; SCRATCH];
+    }
+    scratch
 }
 
 /// Completes a send or RDMA operation to `peer`.

@@ -30,7 +30,7 @@ use crate::shared_receive_queue::SharedReceiveQueue;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MsgEndpointOptions {
-    /// Options of the endpoint on the device. By default it has 8 receive buffers while it is idle, and more
+    /// Options of the endpoint on the device. By default it has 4 receive buffers while it is idle, and more
     /// under load. Packets of anyone but its peer are dropped, whatever its
     /// [`Bounds::discovered`](crate::Bounds::discovered) says.
     pub endpoint: EndpointOptions,
@@ -40,8 +40,8 @@ pub struct MsgEndpointOptions {
     pub context: u64,
 }
 
-/// Receive buffers of an idle connection.
-const IDLE_BUFFERS: usize = 8;
+/// Receive buffers of an idle connection, each as long as a packet.
+const IDLE_BUFFERS: usize = 4;
 
 impl Default for MsgEndpointOptions {
     fn default() -> Self {

@@ -25,6 +25,7 @@ mod pieces;
 mod random;
 mod registrations;
 mod rma;
+mod rotation;
 mod setup;
 mod shared_receive_queue;
 mod threads;

@@ -197,7 +197,8 @@ fn shutdown_is_reported_after_a_full_completion_queue_took_the_last_message() {
     pair.callee.queue = pair.callee.domain.completion_queue(small);
     let (caller, callee) = pair.connect(server());
     callee.receive_many(None, vec![0; 100_000], 9).unwrap();
-    for context in 0..6 {
+    // As many as an idle endpoint has receive buffers: they arrive though nobody reads.
+    for context in 0..4 {
         caller.send(Message::to(PEER), pattern(10, context), context).unwrap();
     }
     for _ in 0..300 {
@@ -214,7 +215,7 @@ fn shutdown_is_reported_after_a_full_completion_queue_took_the_last_message() {
             pair.advance(Duration::from_micros(1));
         }
         // The queue takes two.
-        assert!(messages >= 4 || pair.callee.happened.is_empty(), "after {messages} messages");
+        assert!(messages >= 2 || pair.callee.happened.is_empty(), "after {messages} messages");
         if let Some(entry) = pair.callee.queue.read() {
             assert_eq!(entry.unwrap().into_message(), pattern(10, messages));
             messages += 1;
@@ -226,7 +227,7 @@ fn shutdown_is_reported_after_a_full_completion_queue_took_the_last_message() {
         assert_eq!(done.into_message(), pattern(10, messages));
         messages += 1;
     }
-    assert_eq!(messages, 6);
+    assert_eq!(messages, 4);
 }
 
 #[test]
