@@ -4,9 +4,8 @@
 //! |---|---|---|
 //! | `Asked` | has sent CONNECT | ACCEPT, REJECT, deadline |
 //! | `Answered` | has the ACCEPT, and inserts the address | `ready` |
-//! | `Resolving` | has sent RESOLVE | ADDRESS, deadline |
-//! | `Silent` | has heard nothing yet | CONNECT, RESOLVE, deadline |
-//! | `Requested` | has the request | `accept`, `reject`, `tell_address` |
+//! | `Silent` | has heard nothing yet | CONNECT, deadline |
+//! | `Requested` | has the request | `accept`, `reject` |
 //! | `Accepted` | has sent ACCEPT | READY, deadline |
 //! | `Connected` | | SHUTDOWN, end |
 //! | `Over` | | |
@@ -38,7 +37,6 @@ pub struct Exchange {
 enum State {
     Asked,
     Answered,
-    Resolving,
     Silent,
     Requested,
     Accepted,
@@ -53,12 +51,8 @@ pub enum Happening {
     /// Callee: somebody asks to be connected. [`accept`](Exchange::accept) or
     /// [`reject`](Exchange::reject).
     Requested { address: Address, data: Data },
-    /// Callee: somebody asks for the address. [`tell_address`](Exchange::tell_address).
-    AddressAsked,
     /// Caller: the callee agrees. Insert the address, then call [`ready`](Exchange::ready).
     Accepted { address: Address, data: Data },
-    /// Caller: this is the address that was asked for. The exchange is over.
-    Resolved { address: Address },
     /// Callee: the caller is ready.
     Connected,
     /// The other side of a connection shut it down, or is gone. The exchange is over.
@@ -112,12 +106,6 @@ impl Exchange {
     pub fn caller(address: Address, data: &Data, deadline: Time) -> Self {
         let connect = Frame::Connect { address, data: data.clone() };
         Self::new(State::Asked, deadline, Some(connect))
-    }
-
-    /// A side that asks for an address.
-    #[must_use]
-    pub fn resolver(deadline: Time) -> Self {
-        Self::new(State::Resolving, deadline, Some(Frame::Resolve))
     }
 
     /// The side that is asked. It fails if nothing is asked by the deadline.
@@ -221,14 +209,6 @@ impl Exchange {
         }
     }
 
-    /// Callee: answers a question for the address.
-    pub fn tell_address(&mut self, address: Address) {
-        if self.state == State::Requested {
-            Frame::Address { address }.emit(&mut self.to_send);
-            self.enter(State::Over, None);
-        }
-    }
-
     /// Ends a connection, after the last message was delivered.
     pub fn shut_down(&mut self) {
         if self.state == State::Connected {
@@ -260,14 +240,10 @@ impl Exchange {
             (State::Silent, Frame::Connect { address, data }) => {
                 (State::Requested, Happening::Requested { address, data })
             }
-            (State::Silent, Frame::Resolve) => (State::Requested, Happening::AddressAsked),
             (State::Asked, Frame::Accept { address, data }) => {
                 (State::Answered, Happening::Accepted { address, data })
             }
             (State::Asked, Frame::Reject { data }) => return self.fail(Failure::Rejected(data)),
-            (State::Resolving, Frame::Address { address }) => {
-                (State::Over, Happening::Resolved { address })
-            }
             (State::Accepted, Frame::Ready) => (State::Connected, Happening::Connected),
             (State::Connected, Frame::Shutdown) => return self.fail(Failure::Ended),
             (_, frame) => return self.fail(ProtocolError::OutOfTurn(frame.kind()).into()),

@@ -4,8 +4,7 @@
 //!   0      4        5      6       8
 //!   | EfaC | version | kind | length | body: `length` bytes
 //!                                     CONNECT, ACCEPT: address (32), data (0 to 256)
-//!                                     REJECT: data (0 to 256)      ADDRESS: address (32)
-//!                                     READY, SHUTDOWN, RESOLVE: nothing
+//!                                     REJECT: data (0 to 256)      READY, SHUTDOWN: nothing
 //! ```
 //!
 //! `length` is little endian.
@@ -78,10 +77,6 @@ pub enum Frame {
     Reject { data: Data },
     /// The sender of this has sent its last message.
     Shutdown,
-    /// The caller asks for the address of an endpoint.
-    Resolve,
-    /// The address that was asked for.
-    Address { address: Address },
 }
 
 /// Kind of a frame: the number in its header.
@@ -94,20 +89,10 @@ pub enum FrameKind {
     Ready = 3,
     Reject = 4,
     Shutdown = 5,
-    Resolve = 6,
-    Address = 7,
 }
 
 impl FrameKind {
-    const ALL: [Self; 7] = [
-        Self::Connect,
-        Self::Accept,
-        Self::Ready,
-        Self::Reject,
-        Self::Shutdown,
-        Self::Resolve,
-        Self::Address,
-    ];
+    const ALL: [Self; 5] = [Self::Connect, Self::Accept, Self::Ready, Self::Reject, Self::Shutdown];
 
     fn from_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| *kind as u8 == number)
@@ -118,8 +103,7 @@ impl FrameKind {
         match self {
             Self::Connect | Self::Accept => (true, MAX_DATA),
             Self::Reject => (false, MAX_DATA),
-            Self::Address => (true, 0),
-            Self::Ready | Self::Shutdown | Self::Resolve => (false, 0),
+            Self::Ready | Self::Shutdown => (false, 0),
         }
     }
 }
@@ -132,8 +116,6 @@ impl fmt::Display for FrameKind {
             Self::Ready => "READY",
             Self::Reject => "REJECT",
             Self::Shutdown => "SHUTDOWN",
-            Self::Resolve => "RESOLVE",
-            Self::Address => "ADDRESS",
         })
     }
 }
@@ -186,8 +168,6 @@ impl Frame {
             Self::Ready => FrameKind::Ready,
             Self::Reject { .. } => FrameKind::Reject,
             Self::Shutdown => FrameKind::Shutdown,
-            Self::Resolve => FrameKind::Resolve,
-            Self::Address { .. } => FrameKind::Address,
         }
     }
 
@@ -196,8 +176,7 @@ impl Frame {
         let (address, data): (&[u8], &[u8]) = match self {
             Self::Connect { address, data } | Self::Accept { address, data } => (address, &data.0),
             Self::Reject { data } => (&[], &data.0),
-            Self::Address { address } => (address, &[]),
-            Self::Ready | Self::Shutdown | Self::Resolve => (&[], &[]),
+            Self::Ready | Self::Shutdown => (&[], &[]),
         };
         into.extend_from_slice(&MAGIC);
         into.extend_from_slice(&[VERSION, self.kind() as u8]);
@@ -220,8 +199,6 @@ impl Frame {
             FrameKind::Ready => Self::Ready,
             FrameKind::Reject => Self::Reject { data },
             FrameKind::Shutdown => Self::Shutdown,
-            FrameKind::Resolve => Self::Resolve,
-            FrameKind::Address => Self::Address { address },
         }
     }
 }
@@ -308,8 +285,6 @@ mod tests {
             Frame::Reject { data: Data::default() },
             Frame::Reject { data: long },
             Frame::Shutdown,
-            Frame::Resolve,
-            Frame::Address { address },
         ]
     }
 
@@ -344,7 +319,7 @@ mod tests {
             (b"EfaX", FrameError::Magic { at: 3, first: b'X' }),
             (b"EfaC\x02", FrameError::Version { theirs: 2 }),
             (b"EfaC\x01\x00", FrameError::Kind { number: 0 }),
-            (b"EfaC\x01\x08", FrameError::Kind { number: 8 }),
+            (b"EfaC\x01\x06", FrameError::Kind { number: 6 }),
             (
                 b"EfaC\x01\x01\x1f\x00",
                 FrameError::Length { kind: FrameKind::Connect, length: 31, least: 32, most: 288 },

@@ -13,8 +13,6 @@
 //!
 //!   CONNECT{address, data} ────────────────►
 //!                     ◄──────────────────── REJECT{data}
-//!   RESOLVE ───────────────────────────────►
-//!                     ◄──────────────────── ADDRESS{address}
 //! ```
 //!
 //! Each side knows the other's address before the other may send to it, so no message of a connection ever

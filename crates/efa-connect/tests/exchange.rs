@@ -91,16 +91,6 @@ fn rejection_brings_its_data() {
 }
 
 #[test]
-fn address_is_told_to_who_asks() {
-    let (mut caller, mut callee) = (Exchange::resolver(at(10)), Exchange::callee(at(5)));
-    carry(&mut caller, &mut callee, 500);
-    assert_eq!(callee.next(at(0)), Some(Happening::AddressAsked));
-    callee.tell_address(CALLEE);
-    carry(&mut callee, &mut caller, 500);
-    assert_eq!(caller.next(at(0)), Some(Happening::Resolved { address: CALLEE }));
-}
-
-#[test]
 fn each_wait_for_the_other_side_ends_at_its_deadline() {
     let late = |mut side: Exchange, before: u64| {
         assert_eq!(side.next_timeout(), Some(at(before + 1)));
@@ -115,7 +105,6 @@ fn each_wait_for_the_other_side_ends_at_its_deadline() {
     callee.accept(CALLEE, &Data::default(), at(70));
     late(callee, 69);
     late(Exchange::callee(at(5)), 4);
-    late(Exchange::resolver(at(5)), 4);
 }
 
 #[test]
@@ -128,7 +117,6 @@ fn frame_out_of_turn_fails_the_exchange_with_its_kind() {
         (Exchange::callee(at(5)), Frame::Shutdown),
         (pair().0, connect()),
         (pair().0, Frame::Ready),
-        (Exchange::resolver(at(5)), accept()),
     ] {
         side.received(&bytes(std::slice::from_ref(&frame)));
         let error = ProtocolError::OutOfTurn(frame.kind());
@@ -155,14 +143,14 @@ proptest! {
     /// a connection that was made ends by `Shutdown`.
     #[test]
     fn any_bytes_end_an_exchange_at_most_once(
-        start in 0..4_u8,
+        start in 0..3_u8,
         pieces in prop::collection::vec(
             prop_oneof![
                 prop::collection::vec(any::<u8>(), 0..40),
                 prop::sample::select(vec![
                     bytes(&[Frame::Connect { address: CALLER, data: Data::default() }]),
                     bytes(&[Frame::Accept { address: CALLEE, data: Data::default() }]),
-                    bytes(&[Frame::Ready]), bytes(&[Frame::Shutdown]), bytes(&[Frame::Resolve]),
+                    bytes(&[Frame::Ready]), bytes(&[Frame::Shutdown]),
                     bytes(&[Frame::Reject { data: Data::default() }]),
                     bytes(&[Frame::Connect { address: CALLER, data: Data::default() }])[..20].to_vec(),
                 ]),
@@ -173,10 +161,9 @@ proptest! {
         let mut side = match start {
             0 => Exchange::callee(at(5)),
             1 => pair().0,
-            2 => Exchange::resolver(at(5)),
             _ => connected(500).0,
         };
-        let mut is_connected = start == 3;
+        let mut is_connected = start == 2;
         let mut ends = 0;
         for piece in pieces {
             side.received(&piece);
@@ -184,13 +171,11 @@ proptest! {
                 prop_assert_eq!(ends, 0, "nothing happens after the end");
                 match happened {
                     Happening::Requested { .. } => side.accept(CALLEE, &Data::default(), at(5)),
-                    Happening::AddressAsked => side.tell_address(CALLEE),
                     Happening::Accepted { .. } => {
                         side.ready();
                         is_connected = !side.is_over();
                     }
                     Happening::Connected => is_connected = true,
-                    Happening::Resolved { .. } => prop_assert!(side.is_over()),
                     Happening::Shutdown => {
                         prop_assert!(is_connected);
                         ends += 1;

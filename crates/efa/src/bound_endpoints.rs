@@ -18,19 +18,19 @@ const FEW: usize = 4;
 /// Reads between two looks at which endpoints are idle. One that did nothing between two looks rests.
 const LOOK_EVERY: u32 = 256;
 /// Reads per poll of an endpoint that rests.
-const VISIT_EVERY: u32 = 4;
+const VISIT_EVERY: u32 = 8;
 
 /// The endpoints of a queue or counter, which are polled in turn. Dropped ones are removed on the way.
 ///
 /// ```text
 ///              did nothing in 256 reads, has nothing under way
-///   rotation ──────────────────────────────────────────────────► rest: every fourth read
+///   rotation ──────────────────────────────────────────────────► rest: every eighth read
 ///     polled ◄────────────────────────────────────────────────── polls the next of them
 ///   each read   a poll finds something, or an operation starts
 /// ```
 ///
 /// So an idle endpoint costs next to nothing, and of what arrives for it nothing is lost: it waits in the device until
-/// the next poll, at most four reads for each endpoint that rests. Before a thread sleeps, all are polled.
+/// the next poll, at most eight reads for each endpoint that rests. Before a thread sleeps, all are polled.
 #[derive(Debug, Default)]
 pub(crate) struct BoundEndpoints(Mutex<RoundRobin>);
 

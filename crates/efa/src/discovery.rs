@@ -210,11 +210,11 @@ pub fn discover(query: &Query) -> Result<Vec<Info>, Error> {
         entries.narrow(|info| info.reach(destination), || Wanted::Destination(destination))?;
     }
     hints.narrow(&mut entries)?;
-    for Info { capabilities, transmit, receive, .. } in &mut entries {
-        transmit.flags = hints.transmit.flags.unwrap_or(OperationFlags::USUAL_TRANSMIT);
-        transmit.capabilities = transmit.capabilities.enabled_of(capabilities.transmitting());
-        receive.flags = hints.receive.flags.unwrap_or(OperationFlags::USUAL_RECEIVE);
-        receive.capabilities = receive.capabilities.enabled_of(capabilities.receiving());
+    for entry in &mut entries {
+        entry.complete(
+            hints.transmit.flags.unwrap_or(OperationFlags::USUAL_TRANSMIT),
+            hints.receive.flags.unwrap_or(OperationFlags::USUAL_RECEIVE),
+        );
     }
     Ok(entries)
 }
@@ -332,6 +332,29 @@ fn describe(
 }
 
 impl Info {
+    /// An entry for an endpoint that accepts a request, with the addresses of the listener and the caller.
+    pub(crate) fn of_request(
+        link: Link,
+        domain: &Domain,
+        (listener, caller): (SocketAddr, SocketAddr),
+    ) -> Self {
+        let (device, options) = (domain.device().attributes(), DomainOptions::default());
+        let mut info =
+            describe(link, device, EndpointKind::Connected, &options, Capabilities::OFFERED);
+        info.complete(OperationFlags::USUAL_TRANSMIT, OperationFlags::USUAL_RECEIVE);
+        Self { source: Some(listener), destination: Some(caller), ..info }
+    }
+
+    /// Fills in default flags, and the services of each side.
+    fn complete(&mut self, transmit: OperationFlags, receive: OperationFlags) {
+        let capabilities = self.capabilities;
+        let sides = (&mut self.transmit, &mut self.receive);
+        sides.0.flags = transmit;
+        sides.0.capabilities = sides.0.capabilities.enabled_of(capabilities.transmitting());
+        sides.1.flags = receive;
+        sides.1.capabilities = sides.1.capabilities.enabled_of(capabilities.receiving());
+    }
+
     /// An open fabric of this process that fits the entry (`fi_fabric_attr.fabric`): the oldest on the same
     /// network.
     #[must_use]

@@ -2,6 +2,7 @@
 
 use crate::address_vector::AddressVector;
 use crate::completion_queue::CompletionQueue;
+use crate::connection::{EventQueue, Listener, MsgEndpoint, PassiveEndpoint};
 use crate::counter::Counter;
 use crate::domain::Domain;
 use crate::endpoint::Endpoint;
@@ -27,8 +28,12 @@ pub enum Class {
     MemoryRegion,
     /// [`SharedReceiveQueue`].
     SharedReceiveQueue,
-    /// [`Endpoint`].
+    /// [`Endpoint`] and [`MsgEndpoint`].
     Endpoint,
+    /// [`PassiveEndpoint`] and [`Listener`].
+    PassiveEndpoint,
+    /// [`EventQueue`].
+    EventQueue,
 }
 
 /// An object (`fid`). It is closed when its last handle is dropped, or earlier by a method `close`.
@@ -59,12 +64,12 @@ mod sealed {
 }
 
 macro_rules! objects {
-    ($($object:ident)*) => { $(
+    ($($object:ident: $class:ident,)*) => { $(
         impl sealed::Sealed for $object {}
 
         impl Object for $object {
             fn class(&self) -> Class {
-                Class::$object
+                Class::$class
             }
 
             fn context(&self) -> u64 {
@@ -74,4 +79,17 @@ macro_rules! objects {
     )* };
 }
 
-objects! { Fabric Domain AddressVector CompletionQueue Counter MemoryRegion SharedReceiveQueue Endpoint }
+objects! {
+    Fabric: Fabric,
+    Domain: Domain,
+    AddressVector: AddressVector,
+    CompletionQueue: CompletionQueue,
+    Counter: Counter,
+    MemoryRegion: MemoryRegion,
+    SharedReceiveQueue: SharedReceiveQueue,
+    Endpoint: Endpoint,
+    MsgEndpoint: Endpoint,
+    PassiveEndpoint: PassiveEndpoint,
+    Listener: PassiveEndpoint,
+    EventQueue: EventQueue,
+}

@@ -270,7 +270,7 @@ fn many(link: &str, fabric: &Fabric, count: usize, descriptors_each: usize) {
     let (cpu, begin) = (used(), Instant::now());
     (1..count).for_each(|_| world.connect());
     let (cpu, time) = (used() - cpu, begin.elapsed());
-    assert_eq!(threads(), before.1, "no thread for a connection");
+    assert!(threads() <= before.1, "no thread for a connection");
     world.exchange(100);
     world.exchange(20_000);
     let each = (descriptors() - before.0).div_ceil(2 * (count - 1));

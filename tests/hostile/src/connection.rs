@@ -19,14 +19,12 @@ fn at(seconds: u64) -> Time {
 fn frame(input: &mut Input<'_>) -> Vec<u8> {
     let length = input.below(MAX_DATA + 1);
     let data = Data::new(&vec![input.byte(); length]).unwrap_or_default();
-    let frame = match input.below(7) {
+    let frame = match input.below(5) {
         0 => Frame::Connect { address: ADDRESS, data },
         1 => Frame::Accept { address: ADDRESS, data },
         2 => Frame::Ready,
         3 => Frame::Reject { data },
-        4 => Frame::Shutdown,
-        5 => Frame::Resolve,
-        _ => Frame::Address { address: ADDRESS },
+        _ => Frame::Shutdown,
     };
     let mut bytes = Vec::new();
     frame.emit(&mut bytes);
@@ -37,10 +35,9 @@ fn frame(input: &mut Input<'_>) -> Vec<u8> {
 /// TCP connection, and time that passes.
 pub(crate) fn run(bytes: &[u8]) {
     let input = &mut Input::new(bytes);
-    let mut side = match input.below(3) {
+    let mut side = match input.below(2) {
         0 => Exchange::callee(at(DEADLINE)),
-        1 => Exchange::caller(ADDRESS, &Data::default(), at(DEADLINE)),
-        _ => Exchange::resolver(at(DEADLINE)),
+        _ => Exchange::caller(ADDRESS, &Data::default(), at(DEADLINE)),
     };
     let (mut now, mut ends, mut connected) = (0, 0, false);
     while !input.is_empty() {
@@ -71,16 +68,12 @@ pub(crate) fn run(bytes: &[u8]) {
                     assert!(data.as_slice().len() <= MAX_DATA && !connected);
                     side.accept(ADDRESS, &data, at(now + DEADLINE));
                 }
-                Happening::AddressAsked => side.tell_address(ADDRESS),
                 Happening::Accepted { data, .. } => {
                     assert!(data.as_slice().len() <= MAX_DATA && !connected);
                     side.ready();
                     connected = !side.is_over();
                 }
                 Happening::Connected => connected = true,
-                Happening::Resolved { address } => {
-                    assert_eq!((address.len(), connected), (32, false))
-                }
                 Happening::Shutdown => {
                     assert!(connected, "what was not connected fails");
                     ends += 1;

@@ -19,7 +19,7 @@ pub enum ControlEvent {
     Connected {
         /// The endpoint, in its domain.
         endpoint: EndpointId,
-        /// Its [context](crate::MsgEndpointOptions::context).
+        /// Its [context](crate::EndpointOptions#structfield.context).
         context: u64,
         /// What the other side gave to `accept`; nothing at the side that accepted.
         data: Vec<u8>,
@@ -29,7 +29,7 @@ pub enum ControlEvent {
     Shutdown {
         /// The endpoint, in its domain.
         endpoint: EndpointId,
-        /// Its [context](crate::MsgEndpointOptions::context).
+        /// Its [context](crate::EndpointOptions#structfield.context).
         context: u64,
     },
     /// All addresses of a call of [`insert_async`](crate::AddressVector::insert_async) were inserted, or refused
@@ -52,7 +52,7 @@ pub enum ControlEvent {
 pub struct ControlError {
     /// The endpoint, in its domain.
     pub endpoint: EndpointId,
-    /// Its [context](crate::MsgEndpointOptions::context).
+    /// Its [context](crate::EndpointOptions#structfield.context).
     pub context: u64,
     /// Why.
     #[source]

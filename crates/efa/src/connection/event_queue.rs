@@ -29,11 +29,13 @@ pub struct EventQueueOptions {
     /// Most events that are kept; 256 by default, at least 1. What happens beyond waits in its source and
     /// isn't lost.
     pub capacity: usize,
+    /// A number of the program ([`Object::context`](crate::Object::context)).
+    pub context: u64,
 }
 
 impl Default for EventQueueOptions {
     fn default() -> Self {
-        Self { capacity: 256 }
+        Self { capacity: 256, context: 0 }
     }
 }
 
@@ -47,7 +49,13 @@ impl EventQueueOptions {
     /// Sets [`capacity`](Self#structfield.capacity).
     #[must_use]
     pub fn capacity(self, capacity: usize) -> Self {
-        Self { capacity }
+        Self { capacity, ..self }
+    }
+
+    /// Sets [`context`](Self#structfield.context).
+    #[must_use]
+    pub fn context(self, context: u64) -> Self {
+        Self { context, ..self }
     }
 }
 
@@ -85,6 +93,7 @@ pub struct EventQueueFull {
 pub(super) struct Shared {
     fabric: Fabric,
     capacity: usize,
+    context: u64,
     sources: Mutex<Sources>,
     /// Into address vectors, the oldest first. Locked after the sources.
     insertions: Mutex<VecDeque<Insertion>>,
@@ -117,6 +126,7 @@ impl EventQueue {
         Ok(Self(Arc::new(Shared {
             fabric: fabric.clone(),
             capacity: options.capacity.max(1),
+            context: options.context,
             sources: Mutex::new(Sources::new()),
             insertions: Mutex::default(),
             epoll,
@@ -189,6 +199,10 @@ impl EventQueue {
     pub(crate) fn insert_later(&self, insertion: Insertion) {
         self.0.insertions.lock().push_back(insertion);
         self.0.wake();
+    }
+
+    pub(crate) fn user_context(&self) -> u64 {
+        self.0.context
     }
 
     pub(super) fn shared(&self) -> &Arc<Shared> {

@@ -36,8 +36,6 @@ pub struct MsgEndpointOptions {
     pub endpoint: EndpointOptions,
     /// How long the other side may take to answer; 10 s by default.
     pub connect_timeout: Duration,
-    /// Comes back with the events of the endpoint.
-    pub context: u64,
 }
 
 /// Receive buffers of an idle connection, each as long as a packet.
@@ -47,7 +45,7 @@ impl Default for MsgEndpointOptions {
     fn default() -> Self {
         let mut endpoint = EndpointOptions::default();
         endpoint.protocol.min_receive_buffers = IDLE_BUFFERS;
-        Self { endpoint, connect_timeout: Duration::from_secs(10), context: 0 }
+        Self { endpoint, connect_timeout: Duration::from_secs(10) }
     }
 }
 
@@ -80,10 +78,10 @@ impl MsgEndpointOptions {
         Self { connect_timeout, ..self }
     }
 
-    /// Sets [`context`](Self#structfield.context).
+    /// Sets the [context](EndpointOptions#structfield.context) of the endpoint, which comes back with its events.
     #[must_use]
     pub fn context(self, context: u64) -> Self {
-        Self { context, ..self }
+        Self { endpoint: self.endpoint.context(context), ..self }
     }
 }
 
@@ -133,7 +131,8 @@ pub struct MsgEndpointBuilder {
 impl Domain {
     /// Begins an endpoint with a connection, which is then bound, and enabled, connected or accepted.
     pub fn msg_endpoint(&self, options: MsgEndpointOptions) -> MsgEndpointBuilder {
-        let MsgEndpointOptions { mut endpoint, connect_timeout, context } = options;
+        let MsgEndpointOptions { mut endpoint, connect_timeout } = options;
+        let context = endpoint.context;
         endpoint.protocol.bounds.discovered = 0;
         let is_in_place = endpoint.receiving == Receiving::InPlace;
         MsgEndpointBuilder {
@@ -317,6 +316,17 @@ impl MsgEndpoint {
             Ok(Source::Connection { state: state.clone(), call })
         })?;
         Ok(())
+    }
+
+    /// Closes the endpoint: [shuts the connection down](Self::shutdown), then [closes](Endpoint::close) the rest. It
+    /// can't connect or accept any more.
+    ///
+    /// # Errors
+    /// Not all was sent in time. The endpoint is closed nevertheless; sends under way are cancelled.
+    pub fn close(&self, timeout: Duration) -> Result<(), CloseError> {
+        let shut_down = self.shutdown(timeout);
+        *self.attachment.state.phase.lock() = Phase::Over;
+        shut_down.and(self.endpoint.close(timeout))
     }
 
     /// Ends the connection: finishes the sends under way, then tells the other side (`fi_shutdown`). It polls,

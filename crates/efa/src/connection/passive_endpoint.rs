@@ -17,12 +17,14 @@ pub struct PassiveEndpointOptions {
     /// Most requests without an answer; at least 1. While there are so many, no connection is taken from the
     /// system, in which as many can wait.
     pub backlog: usize,
+    /// A number of the program ([`Object::context`](crate::Object::context)).
+    pub context: u64,
 }
 
 impl Default for PassiveEndpointOptions {
     /// 128 requests.
     fn default() -> Self {
-        Self { backlog: 128 }
+        Self { backlog: 128, context: 0 }
     }
 }
 
@@ -36,7 +38,13 @@ impl PassiveEndpointOptions {
     /// Sets [`backlog`](Self#structfield.backlog).
     #[must_use]
     pub fn backlog(self, backlog: usize) -> Self {
-        Self { backlog }
+        Self { backlog, ..self }
+    }
+
+    /// Sets [`context`](Self#structfield.context).
+    #[must_use]
+    pub fn context(self, context: u64) -> Self {
+        Self { context, ..self }
     }
 }
 
@@ -79,6 +87,10 @@ impl Fabric {
 }
 
 impl PassiveEndpoint {
+    pub(crate) fn user_context(&self) -> u64 {
+        self.options.context
+    }
+
     /// Listens at a TCP address of this host (`fi_listen`); with port 0 the system chooses one. On a
     /// simulated network any address will do.
     ///
@@ -92,12 +104,12 @@ impl PassiveEndpoint {
         let backlog = options.backlog.max(1);
         let acceptor = Acceptor::listen(shared.fabric(), at, backlog)?;
         let local_address = acceptor.local_address()?;
-        let waiters = Waiters::new(backlog, std::sync::Arc::downgrade(shared));
+        let waiters = Waiters::new(backlog, local_address, shared);
         let key = shared.add(|key, epoll| {
             acceptor.register(epoll, key)?;
             Ok::<_, io::Error>(Source::listener(acceptor, waiters))
         })?;
-        Ok(Listener { events, key, local_address })
+        Ok(Listener { events, key, local_address, context: options.context })
     }
 }
 
@@ -108,9 +120,14 @@ pub struct Listener {
     events: EventQueue,
     key: usize,
     local_address: SocketAddr,
+    context: u64,
 }
 
 impl Listener {
+    pub(crate) fn user_context(&self) -> u64 {
+        self.context
+    }
+
     /// Where it listens.
     #[must_use]
     pub fn local_address(&self) -> SocketAddr {

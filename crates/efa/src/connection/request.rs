@@ -11,6 +11,9 @@ use super::call::Call;
 use super::event_queue::Shared as EventQueue;
 use super::msg_endpoint::StartConnectError;
 use crate::address::Address;
+use crate::error::Error;
+use crate::fabric::Fabric;
+use crate::info::Info;
 
 /// A request to be connected ([`ControlEvent::ConnectionRequest`](crate::ControlEvent::ConnectionRequest)).
 /// [Accept](crate::MsgEndpointBuilder::accept) it on a new endpoint, or [reject](Self::reject) it; a dropped
@@ -21,7 +24,7 @@ pub struct ConnectionRequest {
     address: Address,
     data: Data,
     caller: SocketAddr,
-    _unanswered: Unanswered,
+    unanswered: Unanswered,
 }
 
 /// A request was not answered; it comes back.
@@ -44,7 +47,7 @@ impl ConnectionRequest {
         unanswered: Unanswered,
     ) -> Self {
         let address = Address::from_bytes(address);
-        Self { call: Some(Box::new(call)), address, data, caller, _unanswered: unanswered }
+        Self { call: Some(Box::new(call)), address, data, caller, unanswered }
     }
 
     /// The data that the caller gave to `connect`: up to 256 bytes.
@@ -63,6 +66,20 @@ impl ConnectionRequest {
     #[must_use]
     pub fn address(&self) -> Address {
         self.address
+    }
+
+    /// An entry of which the endpoint that accepts can be opened ([`MsgEndpointOptions`](crate::MsgEndpointOptions)
+    /// from it), on any domain of the listener's fabric: `fi_eq_cm_entry.info`. Its source is where the listener
+    /// listens, its destination where the caller's TCP connection comes from.
+    ///
+    /// # Errors
+    /// The fabric has no open domain, and none can be opened.
+    pub fn info(&self) -> Result<Info, Error> {
+        let Waiters { fabric, at, .. } = &*self.unanswered.0;
+        let open = fabric.open_domains().into_iter().next();
+        let domain = open.map_or_else(|| fabric.domain(), Ok)?;
+        let ends = (*at, self.caller);
+        Ok(Info::of_request(fabric.link(), &domain, ends))
     }
 
     /// Rejects the request, with up to 256 bytes of data (`fi_reject`).
@@ -111,12 +128,16 @@ impl fmt::Debug for ConnectionRequest {
 pub(super) struct Waiters {
     unanswered: AtomicUsize,
     backlog: usize,
+    /// Where it listens.
+    at: SocketAddr,
+    fabric: Fabric,
     queue: Weak<EventQueue>,
 }
 
 impl Waiters {
-    pub(super) fn new(backlog: usize, queue: Weak<EventQueue>) -> Arc<Self> {
-        Arc::new(Self { unanswered: AtomicUsize::new(0), backlog, queue })
+    pub(super) fn new(backlog: usize, at: SocketAddr, queue: &Arc<EventQueue>) -> Arc<Self> {
+        let (fabric, queue) = (queue.fabric().clone(), Arc::downgrade(queue));
+        Arc::new(Self { unanswered: AtomicUsize::new(0), backlog, at, fabric, queue })
     }
 
     /// Whether no further request is taken until one is answered.

@@ -12,7 +12,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::mem::MaybeUninit;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +28,8 @@ use super::request::{ConnectionRequest, Waiters};
 use super::state::ConnectionState;
 use super::stream::{Acceptor, Stream};
 
-/// Most callers of a listener that have not asked anything yet. For a further one the oldest makes room.
+/// Most callers of a listener that have not asked anything yet. For a further one another makes room, of the host that
+/// has the most.
 const MOST_UNFINISHED: usize = 64;
 /// How long a caller may take to ask.
 const FIRST_WORD: Duration = Duration::from_secs(5);
@@ -310,10 +311,10 @@ impl Sources {
             Ok(None) => {}
             Ok(Some((stream, from))) => {
                 if unfinished.len() >= MOST_UNFINISHED
-                    && let Some(oldest) = unfinished.pop_front()
+                    && let Some(crowding) = unfinished.remove(self.crowding(&unfinished))
                 {
                     tracing::debug!(%from, "a caller that asked nothing makes room");
-                    drop(self.remove(oldest, epoll));
+                    drop(self.remove(crowding, epoll));
                 }
                 let call = Call::from(stream, Exchange::callee(now + FIRST_WORD));
                 let waiters = waiters.clone();
@@ -332,6 +333,20 @@ impl Sources {
         }
         let listener = Source::Listener { acceptor, waiters, unfinished, again };
         if more { Next::Again(listener) } else { Next::Stay(listener) }
+    }
+
+    /// Which of these callers makes room for another: the oldest of those from the host with the most.
+    fn crowding(&self, callers: &VecDeque<usize>) -> usize {
+        let hosts: Vec<_> = callers
+            .iter()
+            .map(|key| match self.slots.get(*key)?.source {
+                Source::Caller { from, .. } => Some(host(from.ip())),
+                _ => None,
+            })
+            .collect();
+        let count = |host| hosts.iter().filter(|other| *other == host).count();
+        // The last of those that are equal, so from the newest to the oldest.
+        (0..hosts.len()).rev().max_by_key(|at| count(&hosts[*at])).unwrap_or(0)
     }
 
     /// Hears what a caller asks.
@@ -408,10 +423,8 @@ impl Sources {
                 unregister(&call, epoll);
                 Next::Gone
             }
-            // What only callees and resolvers hear.
-            Happening::Requested { .. } | Happening::AddressAsked | Happening::Resolved { .. } => {
-                Next::Gone
-            }
+            // What only a callee hears.
+            Happening::Requested { .. } => Next::Gone,
         }
     }
 
@@ -436,6 +449,14 @@ impl Sources {
         #[cfg(not(feature = "sim"))]
         let pipes = None;
         [deadline, pipes].into_iter().flatten().min()
+    }
+}
+
+/// What stands for the host of a caller: its address, or the network of 64 bits in which an IPv6 host has any address.
+fn host(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+        v4 => v4,
     }
 }
 

@@ -4,9 +4,10 @@ use std::net::Ipv4Addr;
 
 use efa::{
     Access, AddressVectorKind, AddressVectorOptions, AtomicOp, Class, CompletionQueueOptions,
-    Counted, CounterOptions, Direction, DomainOptions, EndpointOptions, Fabric, Hints, Info, Link,
-    LocalOptions, LocalRegistration, Message, Mode, Object, Operation, Progress, Query, Receive,
-    RegistrationMode, Rma, StartError, TcpOptions, Version, Wanted, discover, info,
+    Counted, CounterOptions, Direction, DomainOptions, EndpointOptions, EventQueueOptions, Fabric,
+    Hints, Info, Link, LocalOptions, LocalRegistration, Message, Mode, MsgEndpointOptions, Object,
+    Operation, PassiveEndpointOptions, Progress, Query, Receive, RegistrationMode, Rma, StartError,
+    TcpOptions, Version, Wanted, discover, info,
 };
 
 // conformance: C17
@@ -26,7 +27,22 @@ fn every_object_has_its_class_and_the_context_of_its_options() {
         .enable()
         .unwrap();
     let clone = queue.clone();
-    let objects: [(&dyn Object, Class, u64); 8] = [
+    let events = fabric.event_queue(EventQueueOptions::new().context(8)).unwrap();
+    let connected = domain
+        .msg_endpoint(MsgEndpointOptions::new().context(9))
+        .bind_completion_queue(&queue, Direction::Both)
+        .bind_event_queue(&events)
+        .enable()
+        .unwrap();
+    let passive =
+        |context| fabric.passive_endpoint(&events, PassiveEndpointOptions::new().context(context));
+    let (passive, listener) = (passive(10), passive(11));
+    let listener = listener.listen((Ipv4Addr::LOCALHOST, 1).into()).unwrap();
+    let objects: [(&dyn Object, Class, u64); 12] = [
+        (&events, Class::EventQueue, 8),
+        (&connected, Class::Endpoint, 9),
+        (&passive, Class::PassiveEndpoint, 10),
+        (&listener, Class::PassiveEndpoint, 11),
         (&fabric, Class::Fabric, 1),
         (&domain, Class::Domain, 2),
         (&queue, Class::CompletionQueue, 3),

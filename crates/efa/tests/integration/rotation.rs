@@ -69,7 +69,7 @@ impl Crowd {
 }
 
 #[test]
-fn messages_for_endpoints_that_rest_are_found_within_four_reads_for_each() {
+fn messages_for_endpoints_that_rest_are_found_within_eight_reads_for_each() {
     let crowd = Crowd::rested(40);
     for (n, endpoint) in crowd.endpoints.iter().enumerate() {
         endpoint.receive(Receive::untagged(), vec![0; 9], n as u64).unwrap();
@@ -78,24 +78,19 @@ fn messages_for_endpoints_that_rest_are_found_within_four_reads_for_each() {
     for to in &crowd.to.1 {
         crowd.peers.1.inject(Message::to(*to), b"good news").unwrap();
     }
-    let found: HashSet<_> = crowd.read(5 * 40).into_iter().map(|found| found.context).collect();
+    let found: HashSet<_> = crowd.read(9 * 40).into_iter().map(|found| found.context).collect();
     assert_eq!(found.len(), 40);
 }
 
 #[test]
 fn operation_of_an_endpoint_that_rests_brings_it_back_into_each_read() {
     let crowd = Crowd::rested(40);
-    let all = 4 * 40;
     for endpoint in &crowd.endpoints {
         crowd.peers.1.receive(Receive::untagged(), vec![0; 4], 7).unwrap();
         endpoint.send(Message::to(crowd.to.0), "back", 5).unwrap();
         // As the packet and its acknowledgement take time, but far less than a round of those that rest.
-        let done = crowd.read(30);
-        assert_eq!(
-            done.iter().map(|done| done.context).sum::<u64>(),
-            12,
-            "{done:?}, {all} reads a round"
-        );
+        let done = crowd.read(80);
+        assert_eq!(done.len(), 2, "{done:?}");
         crowd.read(2 * UNTIL_REST);
     }
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use efa::{
     ConnectError, ControlError, ControlEvent, FrameError, FrameKind, ManualClock, ProtocolError,
 };
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 use tempfile::TempDir;
 
 use super::net::shm;
@@ -127,6 +128,37 @@ fn ten_thousand_silent_callers_take_64_connections_and_the_listener_goes_on() {
     let open = kept.iter_mut().filter_map(|stream| is_open(stream).then_some(())).count();
     // The oldest made room for the honest one, too.
     assert_eq!(open, 63);
+}
+
+/// A TCP connection from another address of this host.
+fn caller_from(from: &str, to: SocketAddr) -> TcpStream {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = net::socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).unwrap();
+    net::bind(&socket, &SocketAddr::new(from.parse().unwrap(), 0)).unwrap();
+    net::connect(&socket, &to).unwrap();
+    socket.into()
+}
+
+#[test]
+fn ten_thousand_silent_callers_of_one_host_do_not_make_a_slow_one_of_another_give_way() {
+    let (side, _, _directory) = side();
+    let listener = side.listen("127.0.0.1:0");
+    let request = connect_frame();
+    let mut slow = caller_from("127.0.0.2", listener.local_address());
+    slow.write_all(&request[..20]).unwrap();
+    let mut kept = VecDeque::new();
+    for n in 0..10_000 {
+        kept.push_back(TcpStream::connect(listener.local_address()).unwrap());
+        if kept.len() > 200 {
+            kept.pop_front();
+        }
+        if n % 50 == 0 {
+            assert!(side.events.read().is_none());
+        }
+    }
+    slow.write_all(&request[20..]).unwrap();
+    let Ok(ControlEvent::ConnectionRequest(request)) = event(&side) else { panic!("no request") };
+    assert_eq!(request.caller(), slow.local_addr().unwrap());
 }
 
 #[test]

@@ -1,11 +1,15 @@
 //! Over every link: the same program, with what must happen.
 
+use std::collections::BTreeSet;
+use std::ops::Deref;
 use std::time::{Duration, Instant};
 
 use efa::{
-    Bound, CompletionQueueOptions, ConnectError, ControlEvent, DataTooLong, Direction, EnableError,
-    EventWaitError, Fabric, LocalOptions, ManualClock, Message, MsgEndpoint, MsgEndpointOptions,
-    OperationError, Receive, ShmOptions, StartConnectError, StartError, TcpOptions,
+    AddressFormat, Bound, CompletionQueueOptions, ConnectError, ControlEvent, DataTooLong,
+    Direction, EnableError, Endpoint, EndpointKind, EndpointOptions, EventWaitError, Fabric, Hints,
+    Link, LocalOptions, ManualClock, Message, MsgEndpoint, MsgEndpointOptions, OperationError,
+    Query, Receive, ShmOptions, StartConnectError, StartError, TcpOptions, Version, discover,
+    sim::Faults,
 };
 use tempfile::TempDir;
 
@@ -177,7 +181,7 @@ fn connect_to_a_listener_that_is_silent_times_out_and_succeeds_later() {
     });
 }
 
-// conformance: C36 C38 C39
+// conformance: C36 C38
 #[test]
 fn listener_serves_clients_on_several_domains_that_do_not_disturb_each_other() {
     on_each_link(|pair| {
@@ -227,6 +231,117 @@ fn listener_serves_clients_on_several_domains_that_do_not_disturb_each_other() {
         });
         ended.sort_unstable();
         assert_eq!(ended, [0, 3, 6, 9]);
+    });
+}
+
+// conformance: C39
+#[test]
+fn request_has_an_entry_that_opens_the_accepting_endpoint_on_any_domain() {
+    on_each_link(|pair| {
+        let listener = pair.callee.listen(ANY_PORT);
+        let other = pair.callee.fabric.domain().unwrap();
+        let queue = other.completion_queue(CompletionQueueOptions::default());
+        let caller = pair.caller.builder(0).connect(listener.local_address(), b"").unwrap();
+        let request = pair.request();
+        let info = request.info().unwrap();
+        assert_eq!(
+            (info.link, info.endpoint.kind),
+            (other.fabric().link(), EndpointKind::Connected)
+        );
+        assert_eq!((info.address_format, info.provider), (AddressFormat::Socket, "efa"));
+        assert_eq!(info.source, Some(listener.local_address()));
+        assert_eq!(info.destination, Some(request.caller()));
+        assert_eq!(info.limits, other.limits());
+        let endpoint = other.msg_endpoint(MsgEndpointOptions::from(&info));
+        let endpoint = endpoint.bind_completion_queue(&queue, Direction::Both);
+        let callee = endpoint.bind_event_queue(&pair.callee.events).accept(request, b"").unwrap();
+        // What the entry says is what the endpoint has.
+        assert_eq!(*callee.attributes(), info.endpoint);
+        assert_eq!(*callee.transmit_attributes(), info.transmit);
+        assert_eq!(*callee.receive_attributes(), info.receive);
+        assert_eq!(callee.capabilities(), info.capabilities);
+        connected(pair.caller_event());
+        connected(pair.callee_event());
+        callee.receive(Receive::untagged(), vec![0; 10], 4).unwrap();
+        caller.inject(Message::to(PEER), &pattern(10, 3)).unwrap();
+        let received = pair.until("a message", |_| queue.read()).unwrap();
+        assert_eq!(received.context, 4);
+        assert_eq!(received.into_message(), pattern(10, 3));
+    });
+}
+
+/// Reliability comes from the protocol: the device loses nothing, but has no buffer now and then.
+// conformance: C45
+#[test]
+fn endpoints_of_both_types_that_discovery_has_are_reliable() {
+    let hints = Hints::new().link(Link::Local);
+    let entries = discover(&Query::new(Version::NEWEST).hints(hints)).unwrap();
+    let kinds: Vec<_> = entries.iter().map(|entry| entry.endpoint.kind).collect();
+    assert_eq!(kinds, [EndpointKind::ReliableDatagram, EndpointKind::Connected]);
+    for entry in entries {
+        let clock = ManualClock::new();
+        let faults = Faults::default().with(|faults| faults.receiver_not_ready = 0.2);
+        let options = LocalOptions::default().with(|options| options.faults = faults);
+        let fabric = Fabric::local(options).with_clock(&clock);
+        let mut pair = Pair::on(fabric.clone(), fabric, Some(clock));
+        let ends: [Box<dyn Deref<Target = Endpoint>>; 2] = match entry.endpoint.kind {
+            EndpointKind::Connected => {
+                let listener = pair.callee.listen(ANY_PORT);
+                let (caller, callee) = pair.connect(listener.local_address());
+                [Box::new(caller), Box::new(callee)]
+            }
+            _ => {
+                let vectors = [&pair.caller, &pair.callee].map(|side| side.domain.address_vector());
+                let enable = |side: &Side, vector| {
+                    let endpoint = side.domain.endpoint(EndpointOptions::from(&entry));
+                    let endpoint = endpoint.bind_completion_queue(&side.queue, Direction::Both);
+                    endpoint.bind_address_vector(vector).enable().unwrap()
+                };
+                let caller = enable(&pair.caller, &vectors[0]);
+                let callee = enable(&pair.callee, &vectors[1]);
+                // The index that stands for the peer of a connection, too.
+                assert_eq!(vectors[0].insert(callee.address()).unwrap(), PEER);
+                [Box::new(Box::new(caller)), Box::new(Box::new(callee))]
+            }
+        };
+        assert_eq!(ends[0].attributes().kind, entry.endpoint.kind);
+        for n in 0..50 {
+            ends[1].receive(Receive::untagged(), vec![0; 20_000], n).unwrap();
+            ends[0].send(Message::to(PEER), pattern(20_000, n), n).unwrap();
+        }
+        // They are matched in order, and complete as their packets arrive.
+        let mut missing: BTreeSet<_> = (0..50).collect();
+        while !missing.is_empty() {
+            let received = pair.callee_entry().unwrap();
+            assert!(missing.remove(&received.context));
+            let sent = pattern(20_000, received.context);
+            assert_eq!(received.into_message(), sent);
+        }
+    }
+}
+
+#[test]
+fn closed_endpoint_ends_its_connection_and_can_not_connect_again() {
+    on_each_link(|pair| {
+        let listener = pair.callee.listen(ANY_PORT);
+        let (caller, callee) = pair.connect(listener.local_address());
+        caller.inject(Message::to(PEER), b"last words").unwrap();
+        std::thread::scope(|scope| {
+            let closed = scope.spawn(|| caller.close(TIMEOUT));
+            // The endpoint itself is still there.
+            assert_eq!(shut_down(pair.callee_event()), (callee.id(), 2));
+            closed.join().unwrap().unwrap();
+        });
+        callee.receive(Receive::untagged(), vec![0; 10], 1).unwrap();
+        assert_eq!(pair.callee_entry().unwrap().into_message(), *b"last words");
+        let again = caller.connect(listener.local_address(), b"").unwrap_err();
+        assert!(matches!(again, StartConnectError::NotIdle), "{again}");
+        let refused = caller.receive(Receive::untagged(), vec![0; 1], 0).unwrap_err();
+        assert_eq!(refused.error, StartError::Closed);
+        let idle = pair.caller.builder(0).enable().unwrap();
+        idle.close(TIMEOUT).unwrap();
+        let never = idle.connect(listener.local_address(), b"").unwrap_err();
+        assert!(matches!(never, StartConnectError::NotIdle), "{never}");
     });
 }
 
