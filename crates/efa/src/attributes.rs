@@ -354,9 +354,11 @@ attributes! {
         /// Longest write in bytes that follows earlier writes; 0: no order is guaranteed. So a program
         /// can't conclude from the last byte that the others have arrived.
         at_least max_write_after_write_size: u64,
-        /// Transmit contexts.
+        /// Transmit contexts. An entry has what was requested, if a [scalable
+        /// endpoint](crate::ScalableEndpoint) can have as many, or 1.
         at_least transmit_contexts: usize,
-        /// Receive contexts.
+        /// Receive contexts. An entry has what was requested, if a [scalable
+        /// endpoint](crate::ScalableEndpoint) can have as many, or 1.
         at_least receive_contexts: usize,
         /// Format of tags: each bit that differs from the next higher one begins a field. All 64 bits are
         /// matched, whatever the format is.
@@ -411,11 +413,12 @@ attributes! {
         at_least transmit_contexts: usize,
         /// Receive contexts of all endpoints.
         at_least receive_contexts: usize,
-        /// Transmit contexts of one endpoint.
+        /// Transmit contexts of one [scalable endpoint](crate::ScalableEndpoint).
         at_least endpoint_transmit_contexts: usize,
-        /// Receive contexts of one endpoint.
+        /// Receive contexts of one [scalable endpoint](crate::ScalableEndpoint).
         at_least endpoint_receive_contexts: usize,
-        /// Transmit contexts that endpoints can share; 0: none.
+        /// Transmit contexts that endpoints can share, which are budgets of operations under way
+        /// ([`SendBudget`](crate::SendBudget)); `usize::MAX`: as many as there is memory for.
         at_least shared_transmit_contexts: usize,
         /// Receive contexts that endpoints can share ([`SharedReceiveQueue`](crate::SharedReceiveQueue)); `usize::MAX`:
         /// as many as there is memory for.
@@ -448,16 +451,20 @@ impl DomainAttributes {
     }
 }
 
+/// Most contexts of a scalable endpoint in one direction. Each has a queue pair with buffers of its own.
+const MOST_CONTEXTS: usize = 64;
+
 impl DomainLimits {
     pub(crate) fn of(device: &DeviceAttributes) -> Self {
+        let contexts = device.max_queue_pairs.min(MOST_CONTEXTS);
         Self {
             completion_queues: usize::MAX,
             endpoints: device.max_queue_pairs,
             transmit_contexts: device.max_queue_pairs,
             receive_contexts: device.max_queue_pairs,
-            endpoint_transmit_contexts: 1,
-            endpoint_receive_contexts: 1,
-            shared_transmit_contexts: 0,
+            endpoint_transmit_contexts: contexts,
+            endpoint_receive_contexts: contexts,
+            shared_transmit_contexts: usize::MAX,
             shared_receive_contexts: usize::MAX,
         }
     }

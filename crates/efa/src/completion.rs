@@ -171,6 +171,15 @@ pub enum StartError {
         /// Its length in bytes.
         length: usize,
     },
+    /// The [scalable endpoint](crate::ScalableEndpoint) has several contexts in this direction: the operation is
+    /// started on one of them.
+    #[error("the endpoint has {contexts} {direction} contexts, one of which is to be used")]
+    SeveralContexts {
+        /// `transmit` or `receive`.
+        direction: &'static str,
+        /// How many contexts it has.
+        contexts: usize,
+    },
     /// The endpoint takes its receives from a [shared queue](crate::SharedReceiveQueue): they are posted there.
     #[error("the endpoint takes its receives from a shared queue, to which they are posted")]
     ReceivesShared,

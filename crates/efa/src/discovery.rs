@@ -18,8 +18,8 @@ use efa_device::{DeviceAttributes, DeviceError};
 use efa_rdm::Config;
 
 use crate::attributes::{
-    DomainAttributes, DomainLimits, EndpointAttributes, EndpointKind, LocalRegistration,
-    ReceiveAttributes, TransmitAttributes,
+    DomainAttributes, DomainLimits, EndpointAttributes, EndpointHints, EndpointKind,
+    LocalRegistration, ReceiveAttributes, TransmitAttributes,
 };
 use crate::capabilities::{Capabilities, Mode, OperationFlags};
 use crate::device::{find_interfaces, notifies};
@@ -209,6 +209,7 @@ pub fn discover(query: &Query) -> Result<Vec<Info>, Error> {
     if let Some(destination) = destination {
         entries.narrow(|info| info.reach(destination), || Wanted::Destination(destination))?;
     }
+    entries.iter_mut().for_each(|info| info.offer_contexts(&hints.endpoint));
     hints.narrow(&mut entries)?;
     for entry in &mut entries {
         entry.complete(
@@ -384,6 +385,19 @@ impl Info {
         };
         let fabrics = Fabric::open_ones(self).into_iter();
         fabrics.flat_map(|fabric| fabric.open_domains()).find(fits)
+    }
+
+    /// Fills in the requested numbers of contexts, if a scalable endpoint can have as many.
+    fn offer_contexts(&mut self, hints: &EndpointHints) {
+        let Self { endpoint, limits, .. } = self;
+        if endpoint.kind == EndpointKind::ReliableDatagram {
+            let possible =
+                |wanted: Option<usize>, limit| wanted.filter(|n| (1..=limit).contains(n));
+            let transmit = possible(hints.transmit_contexts, limits.endpoint_transmit_contexts);
+            let receive = possible(hints.receive_contexts, limits.endpoint_receive_contexts);
+            endpoint.transmit_contexts = transmit.unwrap_or(1);
+            endpoint.receive_contexts = receive.unwrap_or(1);
+        }
     }
 
     /// Fills in the address at which the program waits for others; returns whether this host has it.

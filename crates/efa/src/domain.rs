@@ -25,6 +25,7 @@ use crate::info::Info;
 use crate::keys::Keys;
 use crate::region::{LocalAccess, MemoryRegion, RegisterError};
 use crate::registrations::Cache;
+use crate::send_budget::{SendBudget, SendBudgetOptions};
 use crate::shared_receive_queue::{SharedReceiveQueue, SharedReceiveQueueOptions};
 use crate::wait::Wait;
 
@@ -192,6 +193,12 @@ impl Domain {
         options: AddressVectorOptions,
     ) -> Result<AddressVector, Error> {
         AddressVector::new(self, options)
+    }
+
+    /// Creates a budget of operations under way that several endpoints share (`fi_stx_context`).
+    #[must_use]
+    pub fn send_budget(&self, options: SendBudgetOptions) -> SendBudget {
+        SendBudget::new(self, options)
     }
 
     /// Creates a queue of receives that several endpoints take from (`fi_srx_context`).

@@ -5,6 +5,7 @@
 //!   complete:  engine ─► Completion ─► the reader, or the completion queue of a CqBinding
 //! ```
 
+mod accounts;
 mod claims;
 mod complete;
 mod connection;
@@ -15,6 +16,8 @@ mod waited;
 
 use std::collections::HashSet;
 use std::sync::Arc;
+
+use accounts::Accounts;
 use waited::Waiters;
 
 use efa_device::{DeviceError, QueuePair, Time};
@@ -39,6 +42,7 @@ use crate::message::{Message, Receive};
 use crate::packet::Packet;
 use crate::peer_map::PeerMap;
 use crate::rma::Rma;
+use crate::send_budget::SendBudget;
 use crate::shared_receive_queue::Member;
 use crate::wait::WaitObject;
 
@@ -56,6 +60,7 @@ pub(crate) struct Bindings {
     /// Of the transmit and the receive side.
     pub(crate) unreported: [Unreported; 2],
     pub(crate) counters: Counters,
+    pub(crate) send_budget: Option<SendBudget>,
     /// Of a domain of [`RegistrationMode::Scalable`](crate::RegistrationMode).
     pub(crate) keys: Option<Arc<Keys>>,
     /// What threads sleep on that wait for these queues and counters, each once.
@@ -82,8 +87,8 @@ pub(crate) struct Driver<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePa
     removed: HashSet<Address>,
     transmit: CqBinding,
     receive: CqBinding,
-    /// `None` if no counter is bound.
-    counters: Option<Box<Counters>>,
+    /// `None` if neither a counter nor a budget is bound.
+    accounts: Option<Box<Accounts>>,
     /// `Released` completions of multi-receive buffers, each held until its last message completes.
     releases: Vec<(Parts, Entry)>,
     /// `None` if nobody can sleep until the endpoint has something.
@@ -151,6 +156,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             level,
             unreported,
             counters,
+            send_budget,
             keys,
             waiters,
             // The engine has it already.
@@ -170,7 +176,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             removed: HashSet::new(),
             transmit: CqBinding::new(transmit),
             receive: CqBinding::new(receive),
-            counters: (!counters.is_empty()).then(|| Box::new(counters)),
+            accounts: Accounts::new(counters, send_budget),
             releases: Vec::new(),
             waiters: Waiters::new(waiters),
             now: Time::ZERO,
@@ -345,8 +351,17 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             Ok(peer) => peer,
             Err(error) => return Err((error, buffer)),
         };
+        if let (Side::Transmit, Some(accounts)) = (side, &self.accounts)
+            && let Err(error) = accounts.start()
+        {
+            binding.end();
+            return Err((error, buffer));
+        }
         post(&mut self.engine, peer, buffer).map_err(|(error, buffer)| {
             binding.end();
+            if let (Side::Transmit, Some(accounts)) = (side, &self.accounts) {
+                accounts.end();
+            }
             (translate(error, addr, self.engine.lack()), buffer)
         })
     }
@@ -424,8 +439,8 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
                 return true;
             }
         }
-        if let Some(counters) = &mut self.counters {
-            counters.follow(self.engine.statistics());
+        if let Some(accounts) = &mut self.accounts {
+            accounts.counters.follow(self.engine.statistics());
         }
         false
     }

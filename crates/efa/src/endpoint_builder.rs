@@ -20,6 +20,7 @@ use crate::driver::{Bindings, Sources, Unreported};
 use crate::endpoint::{Endpoint, Shared, Usable};
 use crate::endpoint_options::{ContextOptions, EndpointOptions, Receiving, Side};
 use crate::error::{Bound, EnableError};
+use crate::send_budget::SendBudget;
 use crate::shared_receive_queue::{Member, SharedReceiveQueue};
 use crate::wait::WaitObject;
 
@@ -73,6 +74,7 @@ pub struct EndpointBuilder {
     addresses: Option<AddressVector>,
     counters: Counters,
     shared_receives: Option<SharedReceiveQueue>,
+    send_budget: Option<SendBudget>,
     /// Whether operations of the transmit and the receive side complete only if they are signaled.
     selective: [bool; 2],
     /// The first error of a bind call; `enable` returns it.
@@ -90,6 +92,7 @@ impl EndpointBuilder {
             addresses: None,
             counters: Counters::default(),
             shared_receives: None,
+            send_budget: None,
             selective: [false; 2],
             error: None,
         }
@@ -148,6 +151,16 @@ impl EndpointBuilder {
             self.error.get_or_insert(EnableError::OtherDomain(Bound::SharedReceiveQueue));
         } else if self.shared_receives.replace(queue.clone()).is_some() {
             self.error.get_or_insert(EnableError::Twice(Bound::SharedReceiveQueue));
+        }
+        self
+    }
+
+    /// Binds a budget that the endpoint's sends, writes, reads and atomics take a share of.
+    pub fn bind_send_budget(mut self, budget: &SendBudget) -> Self {
+        if !budget.is_of(&self.domain) {
+            self.error.get_or_insert(EnableError::OtherDomain(Bound::SendBudget));
+        } else if self.send_budget.replace(budget.clone()).is_some() {
+            self.error.get_or_insert(EnableError::Twice(Bound::SendBudget));
         }
         self
     }
@@ -215,6 +228,7 @@ impl EndpointBuilder {
             Unreported::of(self.selective[0], is_signaled(&options.transmit)),
             Unreported::of(self.selective[1], is_signaled(&options.receive)),
         ];
+        let most_sends = self.send_budget.as_ref().map_or(usize::MAX, SendBudget::limit);
         let id = self.domain.next_endpoint_id();
         let member = self.shared_receives.as_ref().map(SharedReceiveQueue::join);
         let number = member.as_ref().map(Member::number);
@@ -227,6 +241,7 @@ impl EndpointBuilder {
             level: transmit_side.flags.level(),
             unreported,
             counters: self.counters,
+            send_budget: self.send_budget,
             keys: self.domain.keys().cloned(),
             waiters,
             member,
@@ -238,6 +253,7 @@ impl EndpointBuilder {
         let transmit_attributes = TransmitAttributes {
             capabilities: transmit_side.capabilities,
             flags: transmit_side.flags,
+            size: config.max_sends.min(most_sends),
             ..TransmitAttributes::of(capabilities, &config, created.inject_limit)
         };
         let receive_attributes = ReceiveAttributes {

@@ -11,6 +11,7 @@ use crate::capabilities::{Capabilities, Mode, OperationFlags};
 use crate::counter::{Counted, CounterEvents};
 use crate::discovery::Version;
 use crate::name_filter::NameFilter;
+use crate::scalable::NoSuchContext;
 
 /// Why an object could not be opened or created.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -143,6 +144,23 @@ pub enum EnableError {
     /// These services can't be enabled if messages are received in place.
     #[error("messages can't be received in place by an endpoint with {0}")]
     NotInPlace(Capabilities),
+    /// A context with an index that the scalable endpoint doesn't have.
+    #[error(transparent)]
+    NoSuchContext(#[from] NoSuchContext),
+    /// A scalable endpoint with no context in a direction, or more than there can be
+    /// ([`DomainLimits`](crate::DomainLimits)).
+    #[error("{asked} {direction} contexts of one endpoint, there can be 1 to {limit}")]
+    ContextCount {
+        /// `transmit` or `receive`.
+        direction: &'static str,
+        /// How many contexts it was to have.
+        asked: usize,
+        /// How many it can have.
+        limit: usize,
+    },
+    /// A scalable endpoint can't receive in place.
+    #[error("a scalable endpoint can't receive in place")]
+    ScalableInPlace,
     /// An endpoint that receives in place can't share receives.
     #[error("an endpoint that receives in place can't take receives from a shared queue")]
     SharedInPlace,
@@ -180,6 +198,9 @@ pub enum Bound {
     /// A shared receive queue.
     #[error("shared receive queue")]
     SharedReceiveQueue,
+    /// A budget of sends.
+    #[error("budget of sends")]
+    SendBudget,
     /// The event queue of an endpoint with a connection.
     #[error("event queue")]
     EventQueue,

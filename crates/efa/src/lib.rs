@@ -79,6 +79,7 @@
 //! | `errors` | errors of operations, a lost peer, and how to go on |
 //! | `in_place` | messages received without a copy ([`Endpoint::receive_in_place`]) |
 //! | `msg_pingpong` | two processes with a connection: listen, connect, accept, shut down ([`MsgEndpoint`]) |
+//! | `scalable` | one address for several receive contexts, a transmit context a thread ([`ScalableEndpoint`]) |
 //! | `remote_memory` | writes, reads and atomics on memory of a peer ([`Rma`]) |
 //!
 //! # Links
@@ -144,7 +145,9 @@ mod region;
 mod registrations;
 mod resolve;
 mod rma;
+mod scalable;
 mod scalable_address;
+mod send_budget;
 mod shared_receive_queue;
 mod wait;
 
@@ -218,7 +221,12 @@ pub use pieces::TooManyBuffers;
 pub use region::{LocalAccess, MemoryRegion, OutOfRegion, RegionSlice, RegisterError};
 pub use registrations::{RegistrationCounts, RegistrationLimits};
 pub use rma::{Element, Operation, RemoteMemory, RemoteMemoryError, Rma};
+pub use scalable::{
+    NoSuchContext, ReceiveContext, ScalableEndpoint, ScalableEndpointBuilder, ScalableOptions,
+    TransmitContext,
+};
 pub use scalable_address::{ScalableAddress, ScalableAddressError};
+pub use send_budget::{SendBudget, SendBudgetOptions};
 pub use shared_receive_queue::{SharedReceiveQueue, SharedReceiveQueueOptions};
 #[cfg(feature = "sim")]
 pub use sim::{LocalOptions, ShmOptions, TcpOptions};

@@ -8,6 +8,8 @@ use crate::domain::Domain;
 use crate::endpoint::Endpoint;
 use crate::fabric::Fabric;
 use crate::region::MemoryRegion;
+use crate::scalable::ScalableEndpoint;
+use crate::send_budget::SendBudget;
 use crate::shared_receive_queue::SharedReceiveQueue;
 
 /// Class of an object (`fid->fclass`).
@@ -26,6 +28,8 @@ pub enum Class {
     Counter,
     /// [`MemoryRegion`].
     MemoryRegion,
+    /// [`SendBudget`].
+    SendBudget,
     /// [`SharedReceiveQueue`].
     SharedReceiveQueue,
     /// [`Endpoint`] and [`MsgEndpoint`].
@@ -34,6 +38,8 @@ pub enum Class {
     PassiveEndpoint,
     /// [`EventQueue`].
     EventQueue,
+    /// [`ScalableEndpoint`].
+    ScalableEndpoint,
 }
 
 /// An object (`fid`). It is closed when its last handle is dropped, or earlier by a method `close`.
@@ -87,6 +93,8 @@ objects! {
     Counter: Counter,
     MemoryRegion: MemoryRegion,
     SharedReceiveQueue: SharedReceiveQueue,
+    SendBudget: SendBudget,
+    ScalableEndpoint: ScalableEndpoint,
     Endpoint: Endpoint,
     MsgEndpoint: Endpoint,
     PassiveEndpoint: PassiveEndpoint,

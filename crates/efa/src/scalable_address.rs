@@ -70,7 +70,6 @@ const FURTHER: usize = 8;
 
 impl ScalableAddress {
     /// The queue pairs are of one interface, and fewer than 2¹⁶.
-    #[cfg(test)]
     pub(crate) fn new(queue_pairs: Vec<Address>, receive: usize) -> Self {
         Self { queue_pairs, receive }
     }

@@ -79,6 +79,11 @@ fn remote_memory_prints_what_its_comment_shows() {
     check("remote_memory");
 }
 
+#[test]
+fn scalable_prints_what_its_comment_shows() {
+    check("scalable");
+}
+
 /// The two programs of `two_hosts`, both with the address of this host.
 #[test]
 fn two_hosts_print_what_their_comment_shows() {

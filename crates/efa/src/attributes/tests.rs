@@ -12,7 +12,7 @@ use super::*;
 use crate::{
     Address, AddressVector, Completion, CompletionQueue, CompletionQueueOptions, Direction, Domain,
     EnableError, Endpoint, EndpointOptions, Event, Fabric, FiAddr, Kind, LocalOptions, ManualClock,
-    Message, Receive, RemoteMemory, Rma, StartError, TooManyPieces,
+    Message, Receive, RemoteMemory, Rma, ScalableOptions, StartError, TooManyPieces,
 };
 
 /// Two endpoints of one domain, which share queue and address vector.
@@ -275,11 +275,10 @@ fn limits_of_a_domain_hold_at_their_value_and_not_one_above() {
         endpoints,
         transmit_contexts: 3,
         receive_contexts: 3,
-        // More than one context, or shared ones, can't be asked for.
-        endpoint_transmit_contexts: 1,
-        endpoint_receive_contexts: 1,
-        shared_transmit_contexts: 0,
+        endpoint_transmit_contexts,
+        endpoint_receive_contexts,
         // As many as there is memory for.
+        shared_transmit_contexts: usize::MAX,
         shared_receive_contexts: usize::MAX,
     } = pair.domain.limits()
     else {
@@ -291,4 +290,29 @@ fn limits_of_a_domain_hold_at_their_value_and_not_one_above() {
     assert_eq!(more().unwrap_err(), EnableError::Device(limit));
     drop(third);
     more().expect("a queue pair is free again");
+
+    let Pair { domain, queue, addresses, alice, bob, .. } = pair;
+    drop((alice, bob));
+    let scalable = |transmit, receive| {
+        domain
+            .scalable_endpoint(
+                ScalableOptions::new().transmit_contexts(transmit).receive_contexts(receive),
+            )
+            .bind_completion_queue(&queue, Direction::Both)
+            .bind_address_vector(&addresses)
+            .enable()
+            .map(|_| ())
+    };
+    let (most_transmit, most_receive) = (endpoint_transmit_contexts, endpoint_receive_contexts);
+    assert_eq!(scalable(most_transmit, most_receive), Ok(()));
+    for (direction, transmit, receive, limit) in [
+        ("transmit", most_transmit + 1, 1, most_transmit),
+        ("transmit", 0, 1, most_transmit),
+        ("receive", 1, most_receive + 1, most_receive),
+        ("receive", 1, 0, most_receive),
+    ] {
+        let asked = if direction == "transmit" { transmit } else { receive };
+        let error = EnableError::ContextCount { direction, asked, limit };
+        assert_eq!(scalable(transmit, receive), Err(error));
+    }
 }

@@ -24,6 +24,7 @@ use crate::endpoint_builder::{Direction, EndpointBuilder};
 use crate::endpoint_options::{EndpointOptions, Receiving};
 use crate::error::{Bound, CloseError, EnableError};
 use crate::info::Info;
+use crate::send_budget::SendBudget;
 use crate::shared_receive_queue::SharedReceiveQueue;
 
 /// Options of an endpoint with a connection.
@@ -157,6 +158,11 @@ impl MsgEndpointBuilder {
     pub fn bind_event_queue(mut self, events: &EventQueue) -> Self {
         self.bound_twice |= self.events.replace(events.clone()).is_some();
         self
+    }
+
+    /// Binds a budget that the endpoint's sends, writes, reads and atomics take a share of.
+    pub fn bind_send_budget(self, budget: &SendBudget) -> Self {
+        Self { endpoint: self.endpoint.bind_send_budget(budget), ..self }
     }
 
     /// Binds a queue that the endpoint takes its receives from. Receives that are posted there are not cancelled when

@@ -29,8 +29,8 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         if Q::IN_PLACE {
             self.complete_in_place(&mut Reader { queue: None, entry: &mut None });
         }
-        if let Some(counters) = &mut self.counters {
-            counters.follow(self.engine.statistics());
+        if let Some(accounts) = &mut self.accounts {
+            accounts.counters.follow(self.engine.statistics());
         }
     }
 
@@ -55,7 +55,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
                 buffer: Slot { buffer, role: Role::Whole },
                 result: Ok(()),
             }) if self.receive.is_read_by(reader) => {
-                self.count(Kind::Receive, false, &Ok(()));
+                self.count(Kind::Receive, &Ok(()));
                 let from = self.sender(peer);
                 *reader.entry = Some(Ok(Completion {
                     tag: tagged.then_some(tag),
@@ -124,7 +124,10 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     }
 
     fn sent(&mut self, send: SendCompletion<Slot>, reader: &mut Reader<'_>) -> bool {
-        self.count(Kind::Send, false, &send.result);
+        if let Some(accounts) = &self.accounts {
+            // An injected message has no buffer, and it took no share of a budget.
+            accounts.ended(Kind::Send, false, send.result.is_ok(), send.buffer.is_some());
+        }
         if send.result.is_ok() && send.buffer.as_ref().is_some_and(Slot::is_silent) {
             return self.end_silently(Side::Transmit);
         }
@@ -145,7 +148,9 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             RmaKind::Write => Kind::Write,
             RmaKind::Read => Kind::Read,
         };
-        self.count(kind, false, &rma.result);
+        if let Some(accounts) = &self.accounts {
+            accounts.ended(kind, false, rma.result.is_ok(), true);
+        }
         if rma.result.is_ok() && rma.buffer.is_silent() {
             return self.end_silently(Side::Transmit);
         }
@@ -158,7 +163,9 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     }
 
     fn atomic_ended(&mut self, atomic: AtomicCompletion<Slot>, reader: &mut Reader<'_>) -> bool {
-        self.count(Kind::Atomic, atomic.fetched.is_some(), &atomic.result);
+        if let Some(accounts) = &self.accounts {
+            accounts.ended(Kind::Atomic, atomic.fetched.is_some(), atomic.result.is_ok(), true);
+        }
         if atomic.result.is_ok() && atomic.operand.is_silent() {
             return self.end_silently(Side::Transmit);
         }
@@ -184,7 +191,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             Role::Part(_) => Kind::MultiReceive,
             Role::Rest(_) => Kind::Released,
         };
-        self.count(kind, false, &receive.result);
+        self.count(kind, &receive.result);
         if receive.result.is_ok() && matches!(role, Role::Silent) {
             return self.end_silently(Side::Receive);
         }
@@ -258,7 +265,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             }
             Err(error) => (Buffer::default(), None, Err(error)),
         };
-        self.count(Kind::Receive, false, &result);
+        self.count(Kind::Receive, &result);
         let (length, from) = (buffer.len() as u64, self.sender(peer));
         let completion = Completion {
             cq_data,
@@ -268,10 +275,10 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         self.receive.give(reader, Credit::Held, entry(completion, result))
     }
 
-    /// Counts an operation that ended. `fetched`: it was an atomic that fetched values.
-    fn count(&self, kind: Kind, fetched: bool, result: &Result<(), OperationError>) {
-        if let Some(counters) = &self.counters {
-            counters.ended(kind, fetched, result.is_ok());
+    /// Counts a receive that ended.
+    fn count(&self, kind: Kind, result: &Result<(), OperationError>) {
+        if let Some(accounts) = &self.accounts {
+            accounts.counters.ended(kind, false, result.is_ok());
         }
     }
 

@@ -119,6 +119,7 @@ impl Host {
             level: Level::Transmit,
             unreported: [Unreported::None; 2],
             counters: Counters::default(),
+            send_budget: None,
             keys: None,
             waiters: Vec::new(),
         };

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use efa::{
     Access, AddressFormat, AddressVectorKind, Capabilities, DeviceError, DomainOptions,
-    EndpointKind, Error, Fabric, Hints, Info, Link, Mode, OperationFlags, Progress, Query,
-    RegistrationMode, ResourceManagement, Threading, Version, Wanted, discover, info,
+    EndpointAttributes, EndpointKind, Error, Fabric, Hints, Info, Link, Mode, OperationFlags,
+    Progress, Query, RegistrationMode, ResourceManagement, ScalableOptions, Threading, Version,
+    Wanted, discover, info,
 };
 
 /// The version of the guide that the program is written for.
@@ -124,7 +125,6 @@ fn hint_beyond_an_attribute_leaves_no_entry_and_is_named() {
         receive.total_buffered receive.size receive.iov_limit
         endpoint.max_medium endpoint.protocol_version endpoint.max_read_after_write_size
         endpoint.max_write_after_read_size endpoint.max_write_after_write_size
-        endpoint.transmit_contexts endpoint.receive_contexts
         domain.mtu domain.cq_data_size domain.direct_write_data_size domain.max_regions
         domain.max_region_size
     );
@@ -146,11 +146,11 @@ fn hint_beyond_an_attribute_leaves_no_entry_and_is_named() {
         ("domain.limits.endpoint_receive_contexts", |h, i| {
             h.limits.endpoint_receive_contexts = Some(i.limits.endpoint_receive_contexts + 1);
         }),
-        ("domain.limits.shared_transmit_contexts", |h, i| {
-            h.limits.shared_transmit_contexts = Some(i.limits.shared_transmit_contexts + 1);
+        ("endpoint.transmit_contexts", |h, i| {
+            h.endpoint.transmit_contexts = Some(i.limits.endpoint_transmit_contexts + 1);
         }),
-        ("domain.limits.shared_receive_contexts", |h, i| {
-            h.limits.shared_receive_contexts = Some(i.limits.shared_receive_contexts + 1);
+        ("endpoint.receive_contexts", |h, i| {
+            h.endpoint.receive_contexts = Some(i.limits.endpoint_receive_contexts + 1);
         }),
     ];
     let others: &[Beyond] = &[
@@ -390,4 +390,25 @@ fn providers_are_offered_and_excluded_by_name_of_provider_or_fabric() {
         wrong.mistakes[0].to_string(),
         "FI_PROVIDER=efa,,: a list of names, with ^ in front to exclude them, is expected"
     );
+}
+
+// conformance: C60
+#[test]
+fn entry_has_the_requested_number_of_contexts_up_to_the_limit_of_the_domain() {
+    let usual = &info(&Hints::new().link(Link::Local)).unwrap()[0];
+    assert_eq!((usual.endpoint.transmit_contexts, usual.endpoint.receive_contexts), (1, 1));
+    let most = usual.limits.endpoint_receive_contexts;
+    let hints = Hints::new().link(Link::Local).with(|hints| {
+        hints.endpoint.transmit_contexts = Some(2);
+        hints.endpoint.receive_contexts = Some(most);
+    });
+    let entries = info(&hints).unwrap();
+    assert!(!entries.is_empty());
+    for entry in entries {
+        let EndpointAttributes { kind, transmit_contexts, receive_contexts, .. } = entry.endpoint;
+        assert_eq!(kind, EndpointKind::ReliableDatagram, "connections have one context");
+        assert_eq!((transmit_contexts, receive_contexts), (2, most));
+        let options = ScalableOptions::from(&entry);
+        assert_eq!((options.transmit_contexts, options.receive_contexts), (2, most));
+    }
 }

@@ -26,6 +26,8 @@ mod random;
 mod registrations;
 mod rma;
 mod rotation;
+mod scalable;
+mod send_budget;
 mod setup;
 mod shared_receive_queue;
 mod threads;

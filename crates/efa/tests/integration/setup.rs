@@ -123,9 +123,9 @@ fn domain_and_endpoint_attributes_have_their_documented_values() {
     let limits = world.ends[ALICE].domain.limits();
     assert_eq!((limits.completion_queues, limits.endpoints), (usize::MAX, 512));
     assert_eq!((limits.transmit_contexts, limits.receive_contexts), (512, 512));
-    assert_eq!(limits.endpoint_transmit_contexts, 1, "endpoints are not scalable");
-    assert_eq!(limits.endpoint_receive_contexts, 1);
-    assert_eq!((limits.shared_transmit_contexts, limits.shared_receive_contexts), (0, 0));
+    assert_eq!((limits.endpoint_transmit_contexts, limits.endpoint_receive_contexts), (64, 64));
+    let shared = (limits.shared_transmit_contexts, limits.shared_receive_contexts);
+    assert_eq!(shared, (usize::MAX, usize::MAX));
     assert_eq!(domain.threading, Threading::Safe);
     assert_eq!(domain.resource_management, ResourceManagement::Enabled);
     assert_eq!(domain.address_vector, AddressVectorKind::Table);
