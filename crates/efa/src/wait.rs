@@ -1,4 +1,4 @@
-//! Sleeping until a completion queue or counter has something.
+//! Sleeping until a completion queue, event queue or counter has something.
 //!
 //! ```text
 //!  epoll ◄─┬─ descriptors of the endpoints' queue pairs: the device has something
@@ -53,8 +53,8 @@ pub enum TryWaitError {
     Device(#[from] DeviceError),
 }
 
-/// An object that can be waited on and polled: a completion queue or a counter. It can't be implemented
-/// elsewhere.
+/// An object that can be waited on and polled: a completion queue, an event queue or a counter. It can't be
+/// implemented elsewhere.
 pub trait Waitable: sealed::Waitable {}
 
 impl<T: sealed::Waitable> Waitable for T {}
@@ -71,7 +71,7 @@ pub(crate) mod sealed {
 
 /// An object as wait sets, poll sets and `try_wait` see it.
 pub trait Source: fmt::Debug + Send + Sync {
-    /// Progresses its endpoints. Returns whether it has something to be read.
+    /// Does what its endpoints or connections need. Returns whether it has something to be read.
     #[doc(hidden)]
     fn is_pending(&self) -> bool;
 
@@ -148,9 +148,11 @@ impl WaitObject {
     pub(crate) fn reset(&self) {
         if self.notified.load(Ordering::Acquire) {
             // In this order: a notification after the read finds the flag set, and what it was for is
-            // visible once the flag is cleared.
-            let _ = rustix::io::read(&self.event, &mut [0; 8]);
-            self.notified.swap(false, Ordering::AcqRel);
+            // visible once the flag is cleared. If there is nothing to read, another thread is about to write,
+            // and the flag must stay until that was read.
+            if rustix::io::read(&self.event, &mut [0; 8]).is_ok() {
+                self.notified.swap(false, Ordering::AcqRel);
+            }
         }
     }
 
@@ -247,8 +249,8 @@ pub(crate) fn try_wait<'a>(
 
 // ---- wait sets ----------------------------------------------------------------------------------
 
-/// Completion queues and counters that are waited on together (`fi_wait`). Objects join it when they are
-/// made, with [`Wait::Set`]. Clones are handles to the same set.
+/// Completion queues, event queues and counters that are waited on together (`fi_wait`). Objects join it when
+/// they are made, with [`Wait::Set`]. Clones are handles to the same set.
 #[derive(Clone, Debug)]
 pub struct WaitSet(Arc<Set>);
 
@@ -316,7 +318,8 @@ impl AsFd for WaitSet {
 
 // ---- poll sets ----------------------------------------------------------------------------------
 
-/// Completion queues and counters that are polled together (`fi_poll`). They need no wait object.
+/// Completion queues, event queues and counters that are polled together (`fi_poll`). They need no wait
+/// object.
 #[derive(Debug, Default)]
 pub struct PollSet {
     members: Vec<(Arc<dyn Source>, u64)>,
@@ -349,5 +352,29 @@ impl PollSet {
         let pending = self.members.iter().filter(|(source, _)| source.is_pending());
         let found = pending.map(|(_, context)| *context);
         contexts.iter_mut().zip(found).map(|(slot, context)| *slot = context).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+    use super::*;
+
+    /// A notification that is half done while the sleeper prepares must not leave the descriptor readable for
+    /// good: the sleeper would never sleep again.
+    #[test]
+    fn descriptor_is_quiet_once_notifications_that_race_with_resets_are_over() {
+        let wait = WaitObject::new().unwrap();
+        for _ in 0..300 {
+            std::thread::scope(|scope| {
+                scope.spawn(|| (0..500).for_each(|_| wait.notify()));
+                (0..500).for_each(|_| wait.reset());
+            });
+            wait.reset();
+            let at_once = timespec(Duration::ZERO);
+            let mut descriptors = [PollFd::from_borrowed_fd(wait.descriptor(), PollFlags::IN)];
+            assert_eq!(poll(&mut descriptors, Some(&at_once)).unwrap(), 0, "readable for nothing");
+        }
     }
 }

@@ -1,21 +1,23 @@
 //! The event queue: what happens to connections, and events of the program.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use efa_device::{DeviceError, Time};
-use parking_lot::Mutex;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
+use parking_lot::{Mutex, MutexGuard};
+use rustix::event::epoll;
 
 use super::event::{ControlError, ControlEvent};
-use super::sources::{Entry, Removed, Source, Sources, WAKE};
+use super::sources::{Entry, Removed, Source, Sources};
 use super::state::{ConnectionState, Phase};
+use super::stream::Watch;
 use crate::error::Error;
 use crate::fabric::Fabric;
 use crate::insertion::{Insertion, Progress};
+use crate::wait::{Source as WaitSource, TryWaitError, Wait, WaitObject, sealed};
 
 /// Options of an event queue.
 ///
@@ -62,6 +64,9 @@ impl EventQueueOptions {
 /// A queue of control events (`fi_eq`): requests, connections and their ends, and events of the program.
 /// Completions of operations come to completion queues and never here. Clones are handles to the same queue.
 ///
+/// Threads can sleep until it has something: in [`wait`](Self::wait), on its descriptor after
+/// [`Fabric::try_wait`](crate::Fabric::try_wait), or in a [wait set](crate::WaitSet).
+///
 /// Any number of listeners and endpoints may be bound to it. Reading it does what they need
 /// (`FI_PROGRESS_MANUAL`): between two reads no caller gets an answer.
 ///
@@ -79,6 +84,9 @@ pub enum EventWaitError {
     /// An attempt to connect failed.
     #[error(transparent)]
     Failed(#[from] ControlError),
+    /// The system can't make the thread sleep.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
 }
 
 /// The event queue holds as many events as it may.
@@ -97,43 +105,44 @@ pub(super) struct Shared {
     sources: Mutex<Sources>,
     /// Into address vectors, the oldest first. Locked after the sources.
     insertions: Mutex<VecDeque<Insertion>>,
-    /// Reports changes of the sources' streams, and of `wake`.
-    epoll: OwnedFd,
-    /// Readable while there are entries, or something to be done.
-    wake: OwnedFd,
-    is_woken: AtomicBool,
+    watch: Watch,
     /// A request was answered at a listener that had too many.
     has_room_again: AtomicBool,
 }
 
 /// Longest sleep while something has to be tried again, such as a completion queue that was full.
 const RETRY: Duration = Duration::from_millis(1);
+/// How often sources are run that have something to do, before the caller has to read again.
+const TRIES: usize = 4;
 
 impl EventQueue {
-    pub(super) fn new(fabric: &Fabric, options: EventQueueOptions) -> Result<Self, Error> {
-        let failed = |call: &str| {
-            let call = call.to_owned();
-            move |errno: rustix::io::Errno| {
-                let (errno, reason) = (errno.raw_os_error(), errno.to_string());
-                DeviceError::System { operation: call, errno, reason }
-            }
+    pub(super) fn new(
+        fabric: &Fabric,
+        options: EventQueueOptions,
+        wait: &Wait,
+    ) -> Result<Self, Error> {
+        let failed = |errno: rustix::io::Errno| DeviceError::System {
+            operation: "epoll_create".into(),
+            errno: errno.raw_os_error(),
+            reason: errno.to_string(),
         };
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("epoll_create"))?;
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(failed("eventfd"))?;
-        let data = epoll::EventData::new_u64(WAKE);
-        epoll::add(&epoll, &wake, data, epoll::EventFlags::IN).map_err(failed("epoll_ctl"))?;
-        Ok(Self(Arc::new(Shared {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
+        let object = Arc::new(WaitObject::new()?);
+        object.add(epoll.as_fd())?;
+        let queue = Self(Arc::new(Shared {
             fabric: fabric.clone(),
             capacity: options.capacity.max(1),
             context: options.context,
             sources: Mutex::new(Sources::new()),
             insertions: Mutex::default(),
-            epoll,
-            wake,
-            is_woken: AtomicBool::new(false),
+            watch: Watch { epoll, wait: Arc::clone(&object) },
             has_room_again: AtomicBool::new(false),
-        })))
+        }));
+        if let Wait::Set(set) = wait {
+            let shared = Arc::downgrade(&queue.0);
+            set.add(shared, &object)?;
+        }
+        Ok(queue)
     }
 
     /// Most events that are kept.
@@ -148,11 +157,11 @@ impl EventQueue {
         self.0.read()
     }
 
-    /// Waits for the next event (`fi_eq_sread`). The thread sleeps meanwhile, but on a simulated network, where
-    /// it polls; with a [`ManualClock`](crate::ManualClock) the wait advances that clock.
+    /// Waits for the next event (`fi_eq_sread`). The thread sleeps meanwhile; with a
+    /// [`ManualClock`](crate::ManualClock) the wait advances that clock instead.
     ///
     /// # Errors
-    /// Nothing happened in time, or an attempt to connect failed.
+    /// Nothing happened in time, an attempt to connect failed, or the system can't make the thread sleep.
     pub fn wait(&self, timeout: Duration) -> Result<ControlEvent, EventWaitError> {
         let clock = self.0.fabric.clock();
         let deadline = clock.now() + timeout;
@@ -165,12 +174,16 @@ impl EventQueue {
             if now >= deadline {
                 return Err(EventWaitError::TimedOut(timeout));
             }
-            let next = self.0.next_timeout().map_or(deadline, |next| next.min(deadline));
-            if clock.is_manual() || self.0.has_pipes() {
+            if clock.is_manual() {
+                let next = self.0.next_timeout(&self.0.sources.lock());
                 polls = polls.wrapping_add(1);
-                clock.pass(Some(next), polls);
-            } else {
-                self.0.sleep(next - now);
+                clock.pass(Some(next.map_or(deadline, |next| next.min(deadline))), polls);
+                continue;
+            }
+            match self.0.prepare() {
+                Ok(()) => self.0.watch.wait.sleep(deadline - now)?,
+                Err(TryWaitError::Device(error)) => return Err(error.into()),
+                Err(_) => {}
             }
         }
     }
@@ -187,7 +200,7 @@ impl EventQueue {
         }
         sources.entries.push_back(Ok(ControlEvent::User(event)));
         drop(sources);
-        self.0.wake();
+        self.0.watch.wait.notify();
         Ok(())
     }
 
@@ -198,7 +211,7 @@ impl EventQueue {
     /// Does an insertion while the queue is read.
     pub(crate) fn insert_later(&self, insertion: Insertion) {
         self.0.insertions.lock().push_back(insertion);
-        self.0.wake();
+        self.0.watch.wait.notify();
     }
 
     pub(crate) fn user_context(&self) -> u64 {
@@ -210,12 +223,38 @@ impl EventQueue {
     }
 }
 
-/// Readable when [`read`](EventQueue::read) may have something, apart from what only time brings: an attempt
-/// to connect that times out is reported by a read after its timeout. On a simulated network it is
-/// readable only for events that were read from their sources.
+/// For poll, select and epoll. After [`Fabric::try_wait`](crate::Fabric::try_wait) it becomes readable when
+/// [`read`](EventQueue::read) may have something, also when only time brings it, such as an attempt to connect
+/// that times out. It may become readable for nothing.
 impl AsFd for EventQueue {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.epoll.as_fd()
+        self.0.watch.wait.descriptor()
+    }
+}
+
+impl sealed::Waitable for EventQueue {
+    fn source(&self) -> Arc<dyn WaitSource> {
+        self.0.clone()
+    }
+}
+
+impl WaitSource for Shared {
+    fn is_pending(&self) -> bool {
+        !self.progress().0.entries.is_empty()
+    }
+
+    fn prepare(&self) -> Result<(), TryWaitError> {
+        for _ in 0..TRIES {
+            let (sources, more) = self.progress();
+            if !sources.entries.is_empty() {
+                return Err(TryWaitError::Pending);
+            }
+            if !more {
+                let next = self.next_timeout(&sources);
+                return Ok(self.watch.wait.wake_at(next, self.fabric.clock())?);
+            }
+        }
+        Err(TryWaitError::Pending)
     }
 }
 
@@ -235,20 +274,27 @@ impl Shared {
         self.fabric.clock().now()
     }
 
-    fn read(&self) -> Option<Entry> {
+    /// Runs the sources that have something to do, and goes on with an insertion; returns whether there is more to
+    /// do. Sleepers were woken for what was before.
+    fn progress(&self) -> (MutexGuard<'_, Sources>, bool) {
         let now = self.now();
         let mut sources = self.sources.lock();
+        self.watch.wait.reset();
         if self.has_room_again.swap(false, Ordering::AcqRel) {
             sources.resume_listeners();
         }
-        if sources.collect(&self.epoll, self.has_pipes(), now) {
-            self.drain_wake();
-        }
-        sources.run(&self.epoll, self.capacity, now);
+        sources.collect(&self.watch, self.has_pipes(), now);
+        sources.run(&self.watch, self.capacity, now);
         let inserts = self.insert(&mut sources.entries);
+        let more = inserts || sources.is_ready();
+        (sources, more)
+    }
+
+    fn read(&self) -> Option<Entry> {
+        let (mut sources, more) = self.progress();
         let entry = sources.entries.pop_front();
-        if inserts || !sources.entries.is_empty() || sources.is_ready() {
-            self.wake();
+        if more || !sources.entries.is_empty() {
+            self.watch.wait.notify();
         }
         entry
     }
@@ -272,15 +318,15 @@ impl Shared {
     /// Adds what `make` returns for its key, which is run in the next read.
     pub(super) fn add<E>(
         &self,
-        make: impl FnOnce(u64, &OwnedFd) -> Result<Source, E>,
+        make: impl FnOnce(u64, &Watch) -> Result<Source, E>,
     ) -> Result<usize, E> {
-        let key = self.sources.lock().add(|key| make(key, &self.epoll))?;
-        self.wake();
+        let key = self.sources.lock().add(|key| make(key, &self.watch))?;
+        self.watch.wait.notify();
         Ok(key)
     }
 
     pub(super) fn remove(&self, key: usize) -> Option<Removed> {
-        self.sources.lock().remove(key, &self.epoll)
+        self.sources.lock().remove(key, &self.watch)
     }
 
     /// Ends the connection of an endpoint at this side, unless it has ended, and returns its source.
@@ -290,40 +336,18 @@ impl Shared {
         let Phase::Busy(key) = *phase else { return None };
         *phase = Phase::Over;
         drop(phase);
-        sources.remove(key, &self.epoll)
+        sources.remove(key, &self.watch)
     }
 
     /// A listener that had too many requests without an answer has fewer now.
     pub(super) fn room_again(&self) {
         self.has_room_again.store(true, Ordering::Release);
-        self.wake();
+        self.watch.wait.notify();
     }
 
-    fn next_timeout(&self) -> Option<Time> {
-        let sources = self.sources.lock();
+    fn next_timeout(&self, sources: &Sources) -> Option<Time> {
         let retry = sources.has_later().then(|| self.now() + RETRY);
         let insertion = (!self.insertions.lock().is_empty()).then(|| self.now());
         [sources.next_timeout(), retry, insertion].into_iter().flatten().min()
-    }
-
-    fn wake(&self) {
-        if !self.is_woken.swap(true, Ordering::AcqRel) {
-            // It fails only if it is readable already.
-            let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
-        }
-    }
-
-    fn drain_wake(&self) {
-        if self.is_woken.swap(false, Ordering::AcqRel) {
-            let _ = rustix::io::read(&self.wake, &mut [0_u8; 8]);
-        }
-    }
-
-    /// Sleeps until a source or a thread reports something.
-    fn sleep(&self, most: Duration) {
-        let most = Timespec::try_from(most).ok();
-        let mut descriptors = [PollFd::new(&self.epoll, PollFlags::IN)];
-        // Interrupted by a signal, the caller looks again.
-        let _ = poll(&mut descriptors, most.as_ref());
     }
 }

@@ -306,14 +306,14 @@ impl MsgEndpoint {
         call: impl FnOnce() -> Result<Call, StartConnectError>,
     ) -> Result<(), StartConnectError> {
         let Attachment { events, state } = &self.attachment;
-        events.shared().add(|key, epoll| {
+        events.shared().add(|key, watch| {
             let mut phase = state.phase.lock();
             if *phase != Phase::Idle {
                 return Err(StartConnectError::NotIdle);
             }
             let call = call()?;
             if let Ok(stream) = &call.stream
-                && let Err(error) = stream.register(epoll, key)
+                && let Err(error) = stream.register(watch, key)
             {
                 state.forget_peer();
                 return Err(error.into());

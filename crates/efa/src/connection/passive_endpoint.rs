@@ -9,6 +9,7 @@ use super::sources::{Removed, Source};
 use super::stream::Acceptor;
 use crate::error::Error;
 use crate::fabric::Fabric;
+use crate::wait::Wait;
 
 /// Options of a passive endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,7 +74,21 @@ impl Fabric {
     /// # Errors
     /// The system has no more file descriptors.
     pub fn event_queue(&self, options: EventQueueOptions) -> Result<EventQueue, Error> {
-        EventQueue::new(self, options)
+        EventQueue::new(self, options, &Wait::Unspecified)
+    }
+
+    /// Creates an event queue with a wait object (`fi_eq_open` with a `wait_obj`): with
+    /// [`Wait::Set`](crate::Wait::Set) it joins that set. Any other is waited on as one of
+    /// [`event_queue`](Self::event_queue).
+    ///
+    /// # Errors
+    /// The system has no more file descriptors.
+    pub fn waitable_event_queue(
+        &self,
+        options: EventQueueOptions,
+        wait: Wait,
+    ) -> Result<EventQueue, Error> {
+        EventQueue::new(self, options, &wait)
     }
 
     /// Creates a passive endpoint, whose requests come to `events`, a queue of this fabric (`fi_passive_ep`).
@@ -105,8 +120,8 @@ impl PassiveEndpoint {
         let acceptor = Acceptor::listen(shared.fabric(), at, backlog)?;
         let local_address = acceptor.local_address()?;
         let waiters = Waiters::new(backlog, local_address, shared);
-        let key = shared.add(|key, epoll| {
-            acceptor.register(epoll, key)?;
+        let key = shared.add(|key, watch| {
+            acceptor.register(watch, key)?;
             Ok::<_, io::Error>(Source::listener(acceptor, waiters))
         })?;
         Ok(Listener { events, key, local_address, context: options.context })

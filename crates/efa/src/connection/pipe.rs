@@ -13,6 +13,7 @@ use efa_device::Time;
 use parking_lot::Mutex;
 
 use crate::clock::Clock;
+use crate::wait::WaitObject;
 
 /// Where pipes are joined: one for a simulated network.
 #[derive(Debug)]
@@ -31,6 +32,8 @@ struct Board {
 struct Waiting {
     callers: VecDeque<(Time, Pipe, SocketAddr)>,
     most: usize,
+    /// Who sleeps until one comes.
+    sleeper: Option<Arc<WaitObject>>,
 }
 
 /// First port that is given out.
@@ -78,7 +81,8 @@ impl Switchboard {
         if board.listeners.contains_key(&address) {
             return Err(ErrorKind::AddrInUse.into());
         }
-        board.listeners.insert(address, Waiting { callers: VecDeque::new(), most });
+        let waiting = Waiting { callers: VecDeque::new(), most, sleeper: None };
+        board.listeners.insert(address, waiting);
         drop(board);
         Ok(Inbox { switchboard: self.clone(), address, clock: clock.clone() })
     }
@@ -94,13 +98,16 @@ impl Switchboard {
             None => near.state = Opening::Refused(arrival),
             // As a system does whose queue is full: the caller hears nothing.
             Some(waiting) if waiting.callers.len() >= waiting.most => near.state = Opening::Ignored,
-            Some(waiting) => waiting.callers.push_back((arrival, far, from)),
+            Some(waiting) => {
+                waiting.callers.push_back((arrival, far, from));
+                wake(&waiting.sleeper);
+            }
         }
         near
     }
 
     fn pair(self: &Arc<Self>, clock: &Clock, opened: Time) -> [Pipe; 2] {
-        let way = || Way { chunks: VecDeque::new(), last: opened, closed: None };
+        let way = || Way { chunks: VecDeque::new(), last: opened, closed: None, sleeper: None };
         let ways = Arc::new(Mutex::new([way(), way()]));
         [0, 1].map(|side| Pipe {
             switchboard: self.clone(),
@@ -133,6 +140,13 @@ impl Inbox {
         callers.remove(arrived).map(|(_, pipe, from)| (pipe, from))
     }
 
+    /// From now on callers wake who sleeps on this.
+    pub(super) fn wakes(&self, sleeper: &Arc<WaitObject>) {
+        if let Some(waiting) = self.switchboard.0.lock().listeners.get_mut(&self.address) {
+            waiting.sleeper = Some(Arc::clone(sleeper));
+        }
+    }
+
     /// When the next caller arrives.
     pub(super) fn next_event(&self) -> Option<Time> {
         let board = self.switchboard.0.lock();
@@ -156,6 +170,15 @@ struct Way {
     last: Time,
     /// When the end arrives.
     closed: Option<Time>,
+    /// Who sleeps until something comes.
+    sleeper: Option<Arc<WaitObject>>,
+}
+
+/// Tells a sleeper that something is on its way: it then learns when that arrives.
+fn wake(sleeper: &Option<Arc<WaitObject>>) {
+    if let Some(sleeper) = sleeper {
+        sleeper.notify();
+    }
 }
 
 /// How far a pipe has come at the caller's side.
@@ -214,7 +237,13 @@ impl Pipe {
         let way = &mut self.ways.lock()[self.side];
         way.last = way.last.max(arrival);
         way.chunks.push_back((way.last, bytes.to_vec()));
+        wake(&way.sleeper);
         bytes.len()
+    }
+
+    /// From now on what comes wakes who sleeps on this.
+    pub(super) fn wakes(&self, sleeper: Option<&Arc<WaitObject>>) {
+        self.ways.lock()[1 - self.side].sleeper = sleeper.map(Arc::clone);
     }
 
     /// When something arrives that has not arrived yet.
@@ -232,5 +261,6 @@ impl Drop for Pipe {
         let arrival = self.switchboard.0.lock().arrival(self.clock.now());
         let way = &mut self.ways.lock()[self.side];
         way.closed = Some(way.last.max(arrival));
+        wake(&way.sleeper);
     }
 }

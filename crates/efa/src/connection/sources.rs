@@ -13,7 +13,6 @@ use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,7 +25,7 @@ use super::call::Call;
 use super::event::{ControlError, ControlEvent};
 use super::request::{ConnectionRequest, Waiters};
 use super::state::ConnectionState;
-use super::stream::{Acceptor, Stream};
+use super::stream::{Acceptor, Stream, Watch};
 
 /// Most callers of a listener that have not asked anything yet. For a further one another makes room, of the host that
 /// has the most.
@@ -37,8 +36,6 @@ const FIRST_WORD: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(10);
 /// Most sources that are run in one read of a queue.
 const RUNS: usize = 1024;
-/// Key of what wakes a reader up.
-pub(super) const WAKE: u64 = u64::MAX;
 
 pub(super) type Entry = Result<ControlEvent, ControlError>;
 
@@ -158,17 +155,17 @@ impl Sources {
         Ok(key)
     }
 
-    pub(super) fn remove(&mut self, key: usize, epoll: &OwnedFd) -> Option<Removed> {
+    pub(super) fn remove(&mut self, key: usize, watch: &Watch) -> Option<Removed> {
         let Slot { source, deadline, .. } = self.slots.try_remove(key)?;
         if let Some(deadline) = deadline {
             self.deadlines.remove(&(deadline, key));
         }
         if let Some(stream) = source.stream() {
-            stream.unregister(epoll);
+            stream.unregister(watch);
         }
         if let Source::Listener { unfinished, .. } = &source {
             for caller in unfinished {
-                self.remove(*caller, epoll);
+                self.remove(*caller, watch);
             }
         }
         Some(source)
@@ -201,8 +198,8 @@ impl Sources {
         !self.later.is_empty()
     }
 
-    /// Marks what has become ready. Returns whether the queue was woken up.
-    pub(super) fn collect(&mut self, epoll: &OwnedFd, has_pipes: bool, now: Time) -> bool {
+    /// Marks what has become ready.
+    pub(super) fn collect(&mut self, watch: &Watch, has_pipes: bool, now: Time) {
         for key in std::mem::take(&mut self.later) {
             self.mark_ready(key);
         }
@@ -218,28 +215,21 @@ impl Sources {
         if has_pipes {
             let keys: Vec<_> = self.slots.iter().map(|(key, _)| key).collect();
             keys.into_iter().for_each(|key| self.mark_ready(key));
-            return true;
+            return;
         }
-        let mut woken = false;
         let mut events = [const { MaybeUninit::uninit() }; 64];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         // It fails only when interrupted by a signal; the next read gets the events.
-        while let Ok((ready, rest)) = epoll::wait(epoll, &mut events, Some(&at_once)) {
-            for event in &*ready {
-                match event.data.u64() {
-                    WAKE => woken = true,
-                    key => self.mark_ready(key as usize),
-                }
-            }
+        while let Ok((ready, rest)) = epoll::wait(&watch.epoll, &mut events, Some(&at_once)) {
+            ready.iter().for_each(|event| self.mark_ready(event.data.u64() as usize));
             if !rest.is_empty() {
                 break;
             }
         }
-        woken
     }
 
     /// Runs what is ready, until the queue has `capacity` entries.
-    pub(super) fn run(&mut self, epoll: &OwnedFd, capacity: usize, now: Time) {
+    pub(super) fn run(&mut self, watch: &Watch, capacity: usize, now: Time) {
         for _ in 0..RUNS {
             if self.entries.len() >= capacity {
                 return;
@@ -250,10 +240,10 @@ impl Sources {
             let source = std::mem::replace(&mut slot.source, Source::Running);
             let next = match source {
                 Source::Listener { acceptor, waiters, unfinished, .. } => {
-                    self.accept(key, (acceptor, waiters, unfinished), epoll, now)
+                    self.accept(key, (acceptor, waiters, unfinished), watch, now)
                 }
                 Source::Caller { listener, waiters, call, from } => {
-                    let next = self.hear((listener, waiters), call, from, epoll, now);
+                    let next = self.hear((listener, waiters), call, from, watch, now);
                     if matches!(next, Next::Gone)
                         && let Some(slot) = self.slots.get_mut(listener)
                         && let Source::Listener { unfinished, .. } = &mut slot.source
@@ -262,7 +252,7 @@ impl Sources {
                     }
                     next
                 }
-                Source::Connection { state, call } => self.go_on(state, call, epoll, now),
+                Source::Connection { state, call } => self.go_on(state, call, watch, now),
                 Source::Ending(state) => self.finish(state),
                 Source::Running => Next::Gone,
             };
@@ -276,7 +266,7 @@ impl Sources {
                     self.put_back(key, source);
                     self.later.push(key);
                 }
-                Next::Gone => drop(self.remove(key, epoll)),
+                Next::Gone => drop(self.remove(key, watch)),
             }
         }
     }
@@ -298,7 +288,7 @@ impl Sources {
         &mut self,
         key: usize,
         (mut acceptor, waiters, mut unfinished): (Acceptor, Arc<Waiters>, VecDeque<usize>),
-        epoll: &OwnedFd,
+        watch: &Watch,
         now: Time,
     ) -> Next {
         if waiters.is_full() {
@@ -314,13 +304,13 @@ impl Sources {
                     && let Some(crowding) = unfinished.remove(self.crowding(&unfinished))
                 {
                     tracing::debug!(%from, "a caller that asked nothing makes room");
-                    drop(self.remove(crowding, epoll));
+                    drop(self.remove(crowding, watch));
                 }
                 let call = Call::from(stream, Exchange::callee(now + FIRST_WORD));
                 let waiters = waiters.clone();
                 let added = self.add(|key_of_caller| {
                     if let Ok(stream) = &call.stream {
-                        stream.register(epoll, key_of_caller)?;
+                        stream.register(watch, key_of_caller)?;
                     }
                     Ok::<_, io::Error>(Source::Caller { listener: key, waiters, call, from })
                 });
@@ -355,7 +345,7 @@ impl Sources {
         (listener, waiters): (usize, Arc<Waiters>),
         mut call: Call,
         from: SocketAddr,
-        epoll: &OwnedFd,
+        watch: &Watch,
         now: Time,
     ) -> Next {
         call.pump();
@@ -366,7 +356,7 @@ impl Sources {
             None => Next::Stay(Source::Caller { listener, waiters, call, from }),
             Some(Happening::Requested { address, data }) => {
                 if let Ok(stream) = &call.stream {
-                    stream.unregister(epoll);
+                    stream.unregister(watch);
                 }
                 let unanswered = waiters.add();
                 let request = ConnectionRequest::new(call, address, data, from, unanswered);
@@ -385,7 +375,7 @@ impl Sources {
         &mut self,
         state: Arc<ConnectionState>,
         mut call: Call,
-        epoll: &OwnedFd,
+        watch: &Watch,
         now: Time,
     ) -> Next {
         call.pump();
@@ -404,7 +394,7 @@ impl Sources {
                 }
                 Err(error) => {
                     self.entries.push_back(Err(state.failed(error.into())));
-                    unregister(&call, epoll);
+                    unregister(&call, watch);
                     Next::Gone
                 }
             },
@@ -413,14 +403,14 @@ impl Sources {
                 Next::Again(Source::Connection { state, call })
             }
             Happening::Shutdown => {
-                unregister(&call, epoll);
+                unregister(&call, watch);
                 drop(call);
                 self.finish(state)
             }
             Happening::Failed(failure) => {
                 let error = state.error(failure, call.error());
                 self.entries.push_back(Err(state.failed(error)));
-                unregister(&call, epoll);
+                unregister(&call, watch);
                 Next::Gone
             }
             // What only a callee hears.
@@ -461,8 +451,8 @@ fn host(address: IpAddr) -> IpAddr {
 }
 
 /// A source that is run is not in its slot, so its end can't unregister it.
-fn unregister(call: &Call, epoll: &OwnedFd) {
+fn unregister(call: &Call, watch: &Watch) {
     if let Ok(stream) = &call.stream {
-        stream.unregister(epoll);
+        stream.unregister(watch);
     }
 }

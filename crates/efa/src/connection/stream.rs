@@ -3,6 +3,7 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::epoll;
@@ -12,10 +13,19 @@ use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 #[cfg(feature = "sim")]
 use super::pipe::{Inbox, Pipe};
 use crate::fabric::Fabric;
+use crate::wait::WaitObject;
 
 /// After how long without a sign of life a TCP connection ends.
 const DEAD_AFTER: Duration = Duration::from_secs(60);
 const PROBE: Duration = Duration::from_secs(15);
+
+/// What an event queue sleeps on.
+#[derive(Debug)]
+pub(super) struct Watch {
+    /// Tells which of its TCP streams have changed.
+    pub(super) epoll: OwnedFd,
+    pub(super) wait: Arc<WaitObject>,
+}
 
 /// The outcome of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,22 +115,25 @@ impl Stream {
         }
     }
 
-    /// Reports changes of this stream under `key` from now on. A pipe has none: it is looked at in each read.
-    pub(super) fn register(&self, epoll: &OwnedFd, key: u64) -> io::Result<()> {
+    /// Reports changes of this stream from now on: those of TCP under `key`. A pipe is looked at in each read.
+    pub(super) fn register(&self, watch: &Watch, key: u64) -> io::Result<()> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP;
         match self {
-            Self::Tcp(stream) => add(epoll, stream, key, flags),
+            Self::Tcp(stream) => add(&watch.epoll, stream, key, flags),
             #[cfg(feature = "sim")]
-            Self::Pipe(_) => Ok(()),
+            Self::Pipe(pipe) => {
+                pipe.wakes(Some(&watch.wait));
+                Ok(())
+            }
         }
     }
 
-    pub(super) fn unregister(&self, epoll: &OwnedFd) {
+    pub(super) fn unregister(&self, watch: &Watch) {
         match self {
             // It fails only if it isn't registered.
-            Self::Tcp(stream) => drop(epoll::delete(epoll, stream)),
+            Self::Tcp(stream) => drop(epoll::delete(&watch.epoll, stream)),
             #[cfg(feature = "sim")]
-            Self::Pipe(_) => {}
+            Self::Pipe(pipe) => pipe.wakes(None),
         }
     }
 }
@@ -194,11 +207,14 @@ impl Acceptor {
         }
     }
 
-    pub(super) fn register(&self, epoll: &OwnedFd, key: u64) -> io::Result<()> {
+    pub(super) fn register(&self, watch: &Watch, key: u64) -> io::Result<()> {
         match self {
-            Self::Tcp(listener) => add(epoll, listener, key, epoll::EventFlags::IN),
+            Self::Tcp(listener) => add(&watch.epoll, listener, key, epoll::EventFlags::IN),
             #[cfg(feature = "sim")]
-            Self::Pipe(_) => Ok(()),
+            Self::Pipe(inbox) => {
+                inbox.wakes(&watch.wait);
+                Ok(())
+            }
         }
     }
 }
