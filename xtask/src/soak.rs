@@ -1,5 +1,6 @@
 //! `cargo xtask soak`: random operations of engines for any time; with `--device verbs`, of endpoints on
-//! `efa-verbs`; with `--hostile`, of attackers against an endpoint with honest peers.
+//! `efa-verbs`; with `--hostile`, of attackers against an endpoint with honest peers; with `--wakeups`, of threads
+//! that sleep until a message comes.
 
 use std::ffi::OsString;
 
@@ -21,6 +22,12 @@ pub(crate) struct Args {
     /// Must come first: run attackers on each link, and check that honest peers go on
     #[arg(long, conflicts_with = "device")]
     hostile: bool,
+    /// Must come first: send messages between threads that sleep, on each link, and count wake-ups that are lost
+    #[arg(long, conflicts_with_all = ["device", "hostile"])]
+    wakeups: bool,
+    /// With --wakeups: rounds of each test [default: 1000000]
+    #[arg(long, value_name = "N", requires = "wakeups")]
+    rounds: Option<u64>,
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
     arguments: Vec<OsString>,
 }
@@ -38,6 +45,9 @@ enum Device {
 /// Minutes of the step of `cargo xtask test`.
 const GATE: &str = "2";
 
+/// Rounds of sleeping threads in the step of `cargo xtask test`.
+const WAKEUPS: u64 = 10_000;
+
 /// Settings of the preloaded device; each runs for the whole time.
 const DEVICES: [&[(&str, &str)]; 4] = [
     &[("EFA_SOFT_REORDER", "1")],
@@ -51,6 +61,9 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     if let Some(Device::Verbs) = args.device {
         return run_on_verbs(workspace, &args.arguments);
     }
+    if args.wakeups {
+        return run_wakeups(workspace, args.rounds.unwrap_or(1_000_000));
+    }
     let program = if args.hostile { "--bin=efa-soak-hostile" } else { "--bin=efa-soak" };
     let mut cargo = workspace.cargo();
     cargo.args(["run", "--quiet", "--release", "--package=efa-soak", program, "--"]);
@@ -60,6 +73,18 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
         cargo.arg("--soft-device").arg(verbs::soft_library(workspace)?);
     }
     process::run(cargo.args(&args.arguments))
+}
+
+/// Runs the tests of sleeping threads with more rounds than `cargo test` does: two readers and a peer on each link,
+/// with both kinds of progress, and a peer that is stopped now and then.
+fn run_wakeups(workspace: &Workspace, rounds: u64) -> Result<()> {
+    let mut cargo = workspace.cargo();
+    cargo.args(["test", "--quiet", "--release", "--package=efa", "--test=waiting", "--"]);
+    // One after the other, so that a thread sleeps because there is nothing, and not for lack of a processor.
+    cargo.args(["--test-threads=1", "always_woken", "stopped::"]);
+    process::run(cargo.env("EFA_ROUNDS", rounds.to_string()))?;
+    say!("soak: no wake-up was lost in {rounds} rounds of each test");
+    Ok(())
 }
 
 fn run_on_verbs(workspace: &Workspace, arguments: &[OsString]) -> Result<()> {
@@ -78,7 +103,8 @@ fn run_on_verbs(workspace: &Workspace, arguments: &[OsString]) -> Result<()> {
 /// The step of `cargo xtask test`, always with the same seeds: a change must not fail by what it didn't do.
 pub(crate) fn gate(workspace: &Workspace) -> Result<()> {
     run(workspace, &Args { arguments: vec!["--minutes".into(), GATE.into()], ..Args::default() })?;
-    run(workspace, &Args { hostile: true, ..Args::default() })
+    run(workspace, &Args { hostile: true, ..Args::default() })?;
+    run_wakeups(workspace, WAKEUPS)
 }
 
 /// A part of the step `verbs`: ten seconds on each kind of device.

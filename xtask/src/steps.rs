@@ -25,6 +25,9 @@ pub(crate) struct Args {
     keep_going: bool,
 }
 
+/// A feature that is off by default and has tests, examples and documentation of its own.
+const TOKIO: &str = "--features=efa/tokio";
+
 /// One step of `cargo xtask test`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Step {
@@ -50,7 +53,8 @@ pub(crate) enum Step {
     Fuzz,
     /// The matrix of scenarios between this stack and libfabric
     Interop,
-    /// Two minutes of random operations under faults, a minute or two of attacks on each link and libfabric
+    /// Two minutes of random operations under faults, a minute or two of attacks on each link and libfabric, some
+    /// seconds of sleeping threads
     Soak,
     /// The instruction benches keep their limits
     Bench,
@@ -168,14 +172,21 @@ impl Step {
                 "clippy",
                 "--workspace",
                 "--all-targets",
+                TOKIO,
                 "--",
                 "--deny=warnings",
             ])),
             // Not --all-targets: that would run the benches too.
             Self::Tests => {
                 // Tests run the examples as programs; `cargo test --examples` would build them as tests.
-                process::run(workspace.cargo().args(["build", "--workspace", "--examples"]))?;
+                process::run(workspace.cargo().args([
+                    "build",
+                    "--workspace",
+                    "--examples",
+                    TOKIO,
+                ]))?;
                 cargo.args(["test", "--workspace", "--no-fail-fast", "--lib", "--bins", "--tests"]);
+                cargo.arg(TOKIO);
                 // A snapshot that differs is a failure.
                 run_tests(cargo.env("INSTA_UPDATE", "no"), tests)
             }
@@ -192,7 +203,7 @@ impl Step {
             }
             Self::Verbs => verbs::step(workspace, |cargo| run_tests(cargo, tests)),
             Self::Doctests => {
-                cargo.args(["test", "--workspace", "--no-fail-fast"]);
+                cargo.args(["test", "--workspace", "--no-fail-fast", TOKIO]);
                 run_tests(cargo.arg("--doc"), tests)
             }
             Self::Doc => process::run(cargo.env("RUSTDOCFLAGS", "-D warnings").args([

@@ -295,6 +295,12 @@ impl CompletionQueue {
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.0
     }
+
+    /// Whether [`signal`](Self::signal) was called, and no call has returned because of it.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn take_signal(&self) -> bool {
+        self.0.wait.as_ref().is_some_and(|wait| wait.take_interrupt())
+    }
 }
 
 impl Shared {
@@ -426,6 +432,11 @@ impl Source for Shared {
         let wait = self.wait.as_ref().ok_or(TryWaitError::NotWaitable)?;
         wait.reset();
         self.endpoints.prepare(wait, self.domain.fabric().clock(), || self.has_entries())
+    }
+
+    #[cfg(feature = "tokio")]
+    fn next_timeout(&self) -> Option<Time> {
+        self.endpoints.next_timeout()
     }
 }
 

@@ -14,6 +14,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use efa_device::DeviceError;
+#[cfg(feature = "tokio")]
+use efa_device::Time;
 use efa_rdm::Statistics;
 
 use crate::bound_endpoints::BoundEndpoints;
@@ -330,6 +332,11 @@ impl Source for Shared {
         wait.reset();
         let has_changed = || self.sum() != self.seen.load(Ordering::Acquire);
         self.endpoints.prepare(wait, self.domain.fabric().clock(), has_changed)
+    }
+
+    #[cfg(feature = "tokio")]
+    fn next_timeout(&self) -> Option<Time> {
+        self.endpoints.next_timeout()
     }
 }
 

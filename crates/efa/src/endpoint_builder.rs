@@ -134,6 +134,17 @@ impl EndpointBuilder {
         self
     }
 
+    /// As if [`selective`](Self::selective) had not been called.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn report_all(self) -> Self {
+        Self { selective: [false; 2], ..self }
+    }
+
+    #[cfg(feature = "tokio")]
+    pub(crate) fn domain(&self) -> &Domain {
+        &self.domain
+    }
+
     /// Binds the address vector.
     pub fn bind_address_vector(mut self, addresses: &AddressVector) -> Self {
         if !addresses.shared().domain.is(&self.domain) {

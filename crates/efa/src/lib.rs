@@ -25,7 +25,7 @@
 //!   [`DomainOptions::progress`](DomainOptions#structfield.progress) a domain has one thread, which does that
 //!   and sleeps while nothing happens.
 //! * **Waiting polls or sleeps.** [`CompletionQueue::wait`] and [`Counter::wait`] block the thread, so don't
-//!   call them in an async task. They poll, unless the object was made by
+//!   call them in an async task (those have the module `tokio`). They poll, unless the object was made by
 //!   [`Domain::waitable_completion_queue`] or [`Domain::waitable_counter`]: then they sleep, and the object
 //!   has a descriptor for poll, select and epoll. An EFA interface has no such objects yet.
 //! * **Logs go to `tracing`**, and appear if the program installs a subscriber.
@@ -80,6 +80,8 @@
 //! | `in_place` | messages received without a copy ([`Endpoint::receive_in_place`]) |
 //! | `msg_pingpong` | two processes with a connection: listen, connect, accept, shut down ([`MsgEndpoint`]) |
 //! | `scalable` | one address for several receive contexts, a transmit context a thread ([`ScalableEndpoint`]) |
+//! | `event_loop` | one thread that sleeps in epoll for a completion queue, an event queue and a socket ([`Fabric::try_wait`]) |
+//! | `tokio_pingpong` | two processes of tokio, whose operations are futures (feature `tokio`) |
 //! | `remote_memory` | writes, reads and atomics on memory of a peer ([`Rma`]) |
 //!
 //! # Links
@@ -97,6 +99,8 @@
 //! * `sim` (default): the software device. Without it, none of its types is in the API, and a fabric is an
 //!   EFA interface.
 //! * `capture`: `sim::Capture` writes the packets of the software device into pcapng files.
+//! * `tokio`: completions and events as streams, operations as futures (module `tokio`). It adds the dependencies
+//!   tokio and futures-core.
 
 #![forbid(unsafe_code)]
 
@@ -149,6 +153,8 @@ mod scalable;
 mod scalable_address;
 mod send_budget;
 mod shared_receive_queue;
+#[cfg(feature = "tokio")]
+pub mod tokio;
 mod wait;
 
 /// The software device: options of its links, and faults of the simulated network. The rest of it is in

@@ -78,6 +78,11 @@ pub trait Source: fmt::Debug + Send + Sync {
     /// Prepares for sleep on its descriptor.
     #[doc(hidden)]
     fn prepare(&self) -> Result<(), TryWaitError>;
+
+    /// When it is to be looked at even if nothing is reported.
+    #[cfg(feature = "tokio")]
+    #[doc(hidden)]
+    fn next_timeout(&self) -> Option<Time>;
 }
 
 fn failed(operation: &'static str) -> impl Fn(Errno) -> DeviceError {
@@ -100,7 +105,7 @@ pub(crate) struct WaitObject {
     interrupted: AtomicBool,
     /// When the timer expires.
     timer_at: Mutex<Option<Time>>,
-    /// Threads in [`pass`](Self::pass).
+    /// Threads in [`pass`](Self::pass), and tasks.
     sleepers: AtomicUsize,
 }
 
@@ -186,6 +191,34 @@ impl WaitObject {
         Ok(())
     }
 
+    /// A task may sleep on the descriptor from now on, until it [leaves](Self::leave).
+    #[cfg(feature = "tokio")]
+    pub(crate) fn enter(&self) {
+        self.sleepers.fetch_add(1, Ordering::AcqRel);
+    }
+
+    #[cfg(feature = "tokio")]
+    pub(crate) fn leave(&self) {
+        self.sleepers.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// As [`pass`](Self::pass), for a task that has [entered](Self::enter): returns whether it may sleep.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn may_sleep(
+        &self,
+        prepare: impl FnOnce() -> Result<(), TryWaitError>,
+    ) -> Result<bool, DeviceError> {
+        let prepared = prepare();
+        if prepared.is_err() && self.sleepers.load(Ordering::Acquire) > 1 {
+            self.notify();
+        }
+        match prepared {
+            Ok(()) => Ok(!self.interrupted.load(Ordering::Acquire)),
+            Err(TryWaitError::Device(error)) => Err(error),
+            Err(_) => Ok(false),
+        }
+    }
+
     /// Prepares, and sleeps for `timeout` at most unless that finds something, or [`interrupt`](Self::interrupt)
     /// was called.
     pub(crate) fn pass(
@@ -233,6 +266,18 @@ fn sleep(descriptor: &OwnedFd, timeout: Duration) -> Result<(), DeviceError> {
     match poll(&mut [PollFd::new(descriptor, PollFlags::IN)], Some(&timeout)) {
         // A signal handler ran. The caller looks, and sleeps again.
         Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(errno) => Err(failed("poll")(errno)),
+    }
+}
+
+/// Whether the descriptor is readable now.
+#[cfg(any(test, feature = "tokio"))]
+pub(crate) fn is_readable(descriptor: &OwnedFd) -> Result<bool, DeviceError> {
+    let at_once = timespec(Duration::ZERO);
+    match poll(&mut [PollFd::new(descriptor, PollFlags::IN)], Some(&at_once)) {
+        Ok(ready) => Ok(ready > 0),
+        // The caller looks again.
+        Err(Errno::INTR) => Ok(true),
         Err(errno) => Err(failed("poll")(errno)),
     }
 }
@@ -359,22 +404,39 @@ impl PollSet {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
+    use std::sync::atomic::AtomicU32;
+
     use super::*;
 
     /// A notification that is half done while the sleeper prepares must not leave the descriptor readable for
     /// good: the sleeper would never sleep again.
     #[test]
-    fn descriptor_is_quiet_once_notifications_that_race_with_resets_are_over() {
+    fn descriptor_is_quiet_once_a_notification_that_raced_with_resets_is_over() {
+        const ROUNDS: u32 = 20_000;
         let wait = WaitObject::new().unwrap();
-        for _ in 0..300 {
-            std::thread::scope(|scope| {
-                scope.spawn(|| (0..500).for_each(|_| wait.notify()));
-                (0..500).for_each(|_| wait.reset());
+        let (begun, over) = (AtomicU32::new(0), AtomicU32::new(0));
+        let first_readable = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 1..=ROUNDS {
+                    while begun.load(Ordering::Acquire) < round {
+                        std::thread::yield_now();
+                    }
+                    wait.notify();
+                    over.store(round, Ordering::Release);
+                }
             });
-            wait.reset();
-            let at_once = timespec(Duration::ZERO);
-            let mut descriptors = [PollFd::from_borrowed_fd(wait.descriptor(), PollFlags::IN)];
-            assert_eq!(poll(&mut descriptors, Some(&at_once)).unwrap(), 0, "readable for nothing");
-        }
+            let readable_after = |round: &u32| {
+                begun.store(*round, Ordering::Release);
+                while over.load(Ordering::Acquire) < *round {
+                    wait.reset();
+                }
+                wait.reset();
+                is_readable(&wait.poller).unwrap()
+            };
+            let found = (1..=ROUNDS).find(readable_after);
+            begun.store(ROUNDS, Ordering::Release);
+            found
+        });
+        assert_eq!(first_readable, None, "readable for nothing after this round");
     }
 }

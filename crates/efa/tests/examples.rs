@@ -36,8 +36,13 @@ fn without_addresses(line: &str) -> String {
 }
 
 fn check(name: &str) {
+    check_with(name, "");
+}
+
+/// Runs an example whose command names `features`.
+fn check_with(name: &str, features: &str) {
     let [command, expected @ ..] = &session(name)[..] else { panic!("{name} shows no session") };
-    assert_eq!(*command, format!("$ cargo run -p efa --example {name}"));
+    assert_eq!(*command, format!("$ cargo run -p efa {features}--example {name}"));
     let run = Command::new(program(name)).output().unwrap();
     assert!(run.status.success(), "{name}: {}", String::from_utf8_lossy(&run.stderr));
     let output = String::from_utf8(run.stdout).unwrap();
@@ -82,6 +87,18 @@ fn remote_memory_prints_what_its_comment_shows() {
 #[test]
 fn scalable_prints_what_its_comment_shows() {
     check("scalable");
+}
+
+// conformance: C134
+#[test]
+fn event_loop_prints_what_its_comment_shows() {
+    check("event_loop");
+}
+
+#[cfg(feature = "tokio")]
+#[test]
+fn tokio_pingpong_prints_what_its_comment_shows() {
+    check_with("tokio_pingpong", "--features tokio ");
 }
 
 /// The two programs of `two_hosts`, both with the address of this host.

@@ -175,16 +175,12 @@ impl EventQueue {
                 return Err(EventWaitError::TimedOut(timeout));
             }
             if clock.is_manual() {
-                let next = self.0.next_timeout(&self.0.sources.lock());
+                let next = self.0.timeout_of(&self.0.sources.lock());
                 polls = polls.wrapping_add(1);
                 clock.pass(Some(next.map_or(deadline, |next| next.min(deadline))), polls);
                 continue;
             }
-            match self.0.prepare() {
-                Ok(()) => self.0.watch.wait.sleep(deadline - now)?,
-                Err(TryWaitError::Device(error)) => return Err(error.into()),
-                Err(_) => {}
-            }
+            self.0.watch.wait.pass(|| self.0.prepare(), deadline - now)?;
         }
     }
 
@@ -221,6 +217,16 @@ impl EventQueue {
     pub(super) fn shared(&self) -> &Arc<Shared> {
         &self.0
     }
+
+    #[cfg(feature = "tokio")]
+    pub(crate) fn clock(&self) -> &crate::clock::Clock {
+        self.0.fabric.clock()
+    }
+
+    #[cfg(feature = "tokio")]
+    pub(crate) fn wait_object(&self) -> &Arc<WaitObject> {
+        &self.0.watch.wait
+    }
 }
 
 /// For poll, select and epoll. After [`Fabric::try_wait`](crate::Fabric::try_wait) it becomes readable when
@@ -250,11 +256,16 @@ impl WaitSource for Shared {
                 return Err(TryWaitError::Pending);
             }
             if !more {
-                let next = self.next_timeout(&sources);
+                let next = self.timeout_of(&sources);
                 return Ok(self.watch.wait.wake_at(next, self.fabric.clock())?);
             }
         }
         Err(TryWaitError::Pending)
+    }
+
+    #[cfg(feature = "tokio")]
+    fn next_timeout(&self) -> Option<Time> {
+        self.timeout_of(&self.sources.lock())
     }
 }
 
@@ -345,7 +356,7 @@ impl Shared {
         self.watch.wait.notify();
     }
 
-    fn next_timeout(&self, sources: &Sources) -> Option<Time> {
+    fn timeout_of(&self, sources: &Sources) -> Option<Time> {
         let retry = sources.has_later().then(|| self.now() + RETRY);
         let insertion = (!self.insertions.lock().is_empty()).then(|| self.now());
         [sources.next_timeout(), retry, insertion].into_iter().flatten().min()

@@ -4,21 +4,22 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
+mod idle;
+#[path = "../sleepers/mod.rs"]
 mod sleepers;
+mod stopped;
 
 use std::os::fd::AsFd;
-use std::process::{Child, Command};
 use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use efa::{
     CompletionQueue, CompletionQueueOptions, CounterOptions, Direction, DomainOptions,
-    EndpointOptions, Fabric, Kind, LocalOptions, ManualClock, PollSet, Progress, Receive,
-    ShmOptions, TcpOptions, TryWaitError, Wait, WaitError,
+    EndpointOptions, Fabric, LocalOptions, ManualClock, PollSet, Progress, Receive, ShmOptions,
+    TcpOptions, TryWaitError, Wait, WaitError,
 };
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::ClockId;
 use sleepers::{End, LOST, Network, Sleeps, TIMEOUT, pair, rounds, two_readers_and_a_peer_sleep};
 use tempfile::TempDir;
 
@@ -382,100 +383,6 @@ fn manual_clock_is_moved_and_never_slept_on() {
     a.transmit.wait(timeout).unwrap();
     assert!(clock.now() - efa::Time::ZERO >= Duration::from_secs(500));
     assert!(begin.elapsed() < TIMEOUT);
-}
-
-// ---- a peer that is stopped ---------------------------------------------------------------------
-
-const DIRECTORY: &str = "EFA_TEST_DIRECTORY";
-const PEER: &str = "EFA_TEST_PEER";
-
-/// A child process, killed and reaped at the end.
-struct Process(Child);
-
-impl Process {
-    /// Stops it, and waits until it has stopped.
-    fn stop(&self) {
-        let process = Pid::from_child(&self.0);
-        kill_process(process, Signal::STOP).unwrap();
-        let (_, status) = waitpid(Some(process), WaitOptions::UNTRACED).unwrap().unwrap();
-        assert!(status.stopped(), "{status:?}");
-    }
-
-    fn go_on(&self) {
-        kill_process(Pid::from_child(&self.0), Signal::CONT).unwrap();
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-#[test]
-fn sleeper_outlasts_a_stopped_peer_and_is_woken_when_that_goes_on() {
-    let directory = TempDir::new().unwrap();
-    let fabric = shm_fabric(directory.path());
-    let a = End::new(fabric.domain().unwrap());
-    let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child_that_echoes", "--ignored", "--nocapture"])
-        .env(DIRECTORY, directory.path())
-        .env(PEER, a.endpoint.address().to_string())
-        .stdout(std::process::Stdio::null())
-        .spawn()
-        .unwrap();
-    let child = Process(child);
-    a.post();
-    let hello = a.receive.wait(TIMEOUT).unwrap();
-    let to = hello.peer_address.map(|address| a.insert(address)).unwrap();
-    for round in 0..5 {
-        let exchange = |a: &End| {
-            let mut received = 0;
-            while received < 2 {
-                let begin = Instant::now();
-                a.receive.wait(TIMEOUT).unwrap();
-                assert!(begin.elapsed() < LOST || round == 0, "{:?}", begin.elapsed());
-                received += 1;
-            }
-        };
-        a.post();
-        a.send(to, round);
-        exchange(&a);
-        child.stop();
-        a.post();
-        a.send(to, round);
-        let spent = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
-        let before = spent();
-        let stopped = a.receive.wait(Duration::from_millis(300));
-        assert!(matches!(stopped, Err(WaitError::TimedOut(_))), "{stopped:?}");
-        assert!(spent() - before < Duration::from_millis(20), "{:?}", spent() - before);
-        child.go_on();
-        exchange(&a);
-    }
-}
-
-/// Not a test of its own: the peer of the one above.
-#[test]
-#[ignore = "the child process of another test"]
-fn child_that_echoes() {
-    let (Ok(directory), Ok(peer)) = (std::env::var(DIRECTORY), std::env::var(PEER)) else { return };
-    let fabric = shm_fabric(directory.as_ref());
-    let end = End::new(fabric.domain().unwrap());
-    let to = end.insert(peer.parse().unwrap());
-    end.post();
-    end.send(to, 99);
-    loop {
-        // The parent kills this process; if that is gone, it ends by itself.
-        match end.receive.wait(Duration::from_secs(60)) {
-            Ok(completion) if completion.kind == Kind::Receive => {
-                end.post();
-                end.send(to, 0);
-            }
-            Ok(_) => {}
-            Err(_) => return,
-        }
-    }
 }
 
 /// Handles can go to other threads.

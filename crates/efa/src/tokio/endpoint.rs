@@ -1,0 +1,500 @@
+//! An endpoint whose operations are futures.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use ::tokio::runtime::Handle;
+use ::tokio::sync::{Mutex as AsyncMutex, Notify, Semaphore, mpsc};
+use ::tokio::task::{AbortHandle, yield_now};
+use efa_device::DeviceError;
+use parking_lot::Mutex;
+
+use super::sleeper::StreamError;
+use super::slots::{Left, Slots, of};
+use super::streams::CompletionStream;
+use crate::address::Address;
+use crate::buffer::{Buffer, ReceiveBuffer};
+use crate::completion::{Completion, CompletionError, Kind, Refused, StartError};
+use crate::completion_queue::{CompletionQueueOptions, Entry, WaitError};
+use crate::endpoint::{Endpoint, EndpointId};
+use crate::endpoint_builder::{Direction, EndpointBuilder};
+use crate::error::{CloseError, EnableError, Error};
+use crate::event::Event;
+use crate::message::{Message, Receive, ReceiveId};
+use crate::rma::{Operation, Rma};
+use crate::wait::Wait;
+
+/// Why an [`AsyncEndpoint`] was not enabled.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EnableAsyncError {
+    /// The endpoint can't be enabled.
+    #[error(transparent)]
+    Enable(#[from] EnableError),
+    /// The device has no notification, or the system no file descriptors left.
+    #[error(transparent)]
+    Queue(#[from] Error),
+    /// There is no runtime.
+    #[error(transparent)]
+    Stream(#[from] StreamError),
+}
+
+/// Why an operation of an [`AsyncEndpoint`] has no completion.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AsyncError {
+    /// It was not started; the buffer comes back. It is never [`Busy`](StartError::Busy) or
+    /// [`QueueFull`](StartError::QueueFull): the future waits instead.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// It failed; the buffer is in the completion.
+    #[error(transparent)]
+    Failed(#[from] CompletionError),
+    /// Nobody reads the endpoint's completions any more. The buffer stays with the endpoint if the operation was
+    /// under way.
+    #[error("the completions are read no more: {0}")]
+    Ended(#[from] Ended),
+}
+
+/// Why the completions of an [`AsyncEndpoint`] are read no more.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Ended {
+    /// The runtime in which it was enabled was shut down.
+    #[error("the runtime was shut down")]
+    Runtime,
+    /// The device failed.
+    #[error(transparent)]
+    Device(DeviceError),
+}
+
+/// Completions without a future that are kept until somebody asks for them.
+const OTHERS: usize = 1024;
+/// Most operations of each side that are under way.
+const UNDER_WAY: usize = 8192;
+/// Completions that are handed out before other tasks get their turn.
+const IN_A_ROW: usize = 64;
+
+/// An endpoint whose operations are futures. Clones are handles to the same endpoint; it is closed when the last
+/// one is dropped.
+///
+/// A task of the runtime reads its completions. Futures complete with the [`Completion`], whose buffer is the
+/// one that was given; its context is a number of the endpoint's own. What becomes of dropped futures is
+/// [written here](crate::tokio#dropped-futures). Operations whose futures are polled one after the other for the
+/// first time keep that order as those of an [`Endpoint`] do.
+///
+/// At most 8192 receives are under way, and as many other operations; further ones wait for their turn.
+///
+/// ```
+/// use efa::{EndpointOptions, Fabric, LocalOptions, Message, Receive};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let domain = Fabric::local(LocalOptions::default()).domain()?;
+/// let addresses = domain.address_vector();
+/// let endpoint = || {
+///     domain.endpoint(EndpointOptions::default()).bind_address_vector(&addresses).enable_async()
+/// };
+/// let (alice, bob) = (endpoint()?, endpoint()?);
+/// let to_bob = addresses.insert(bob.address())?;
+/// let (sent, received) = tokio::join!(
+///     alice.send(Message::to(to_bob).tagged(7), "hello"),
+///     bob.receive(Receive::tagged(7), vec![0; 64]),
+/// );
+/// sent?;
+/// assert_eq!(received?.into_message(), *b"hello");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct AsyncEndpoint(Arc<Inner>);
+
+struct Inner {
+    // Dropped first: what is under way then completes as cancelled.
+    endpoint: Endpoint,
+    shared: Arc<Shared>,
+    others: AsyncMutex<mpsc::Receiver<Entry>>,
+    runtime: Handle,
+    reader: AbortHandle,
+}
+
+/// What futures share with the task that reads completions.
+struct Shared {
+    state: Mutex<State>,
+    /// A permit for each operation under way: sends and their like, and receives.
+    permits: [Semaphore; 2],
+    /// Something has completed, so an operation that the engine had no room for may start.
+    turn: Notify,
+}
+
+/// The index of a side's permits.
+const TRANSMIT: usize = 0;
+const RECEIVE: usize = 1;
+
+#[derive(Default)]
+struct State {
+    slots: Slots,
+    /// Why nothing completes any more.
+    ended: Option<Ended>,
+}
+
+impl EndpointBuilder {
+    /// Enables the endpoint for a program of tokio, in whose runtime this is called: its operations are futures.
+    /// It has a completion queue of its own; every operation completes on it, also if the builder was told to
+    /// bind [selectively](Self::selective).
+    ///
+    /// # Errors
+    /// As for [`enable`](Self::enable); a completion queue is bound; the device has no notification; there is no
+    /// runtime.
+    ///
+    /// # Panics
+    /// The runtime was built without its I/O driver.
+    pub fn enable_async(self) -> Result<AsyncEndpoint, EnableAsyncError> {
+        let options = CompletionQueueOptions::default().capacity(2 * UNDER_WAY);
+        let queue = self.domain().waitable_completion_queue(options, Wait::Fd)?;
+        let completions = queue.stream()?;
+        let endpoint = self.bind_completion_queue(&queue, Direction::Both).report_all().enable()?;
+        let (sender, others) = mpsc::channel(OTHERS);
+        let permits = [UNDER_WAY; 2].map(Semaphore::new);
+        let shared = Arc::new(Shared { state: Mutex::default(), permits, turn: Notify::new() });
+        let runtime = Handle::current();
+        let reader = Reader { shared: Arc::clone(&shared), others: sender };
+        let reader = runtime.spawn(reader.run(completions)).abort_handle();
+        let others = AsyncMutex::new(others);
+        Ok(AsyncEndpoint(Arc::new(Inner { endpoint, shared, others, runtime, reader })))
+    }
+}
+
+impl AsyncEndpoint {
+    /// The number of the endpoint in its domain.
+    #[must_use]
+    pub fn id(&self) -> EndpointId {
+        self.0.endpoint.id()
+    }
+
+    /// The address that peers insert into their address vectors.
+    #[must_use]
+    pub fn address(&self) -> Address {
+        self.0.endpoint.address()
+    }
+
+    /// The next [event](Event), if there is one.
+    #[must_use]
+    pub fn event(&self) -> Option<Event> {
+        self.0.endpoint.event()
+    }
+
+    /// [Sends](Endpoint::send) a message.
+    ///
+    /// # Errors
+    /// The send was refused or failed, or the runtime was shut down.
+    pub async fn send(
+        &self,
+        message: Message,
+        buffer: impl Into<Buffer>,
+    ) -> Result<Completion, AsyncError> {
+        let start = |endpoint: &Endpoint, buffer: Buffer, context| {
+            endpoint.send(message, buffer, context).map(|()| None)
+        };
+        self.0.run(None, buffer.into(), start).await
+    }
+
+    /// [Receives](Endpoint::receive) a message: one that a dropped future has left, or the next that matches.
+    ///
+    /// # Errors
+    /// The receive was refused or failed, or the runtime was shut down.
+    pub async fn receive(
+        &self,
+        receive: Receive,
+        buffer: impl Into<ReceiveBuffer>,
+    ) -> Result<Completion, AsyncError> {
+        let ReceiveBuffer(buffer) = buffer.into();
+        let kept = self.0.shared.state.lock().slots.take_kept(&receive);
+        if let Some(entry) = kept {
+            return Ok(entry?);
+        }
+        let start = |endpoint: &Endpoint, buffer: Buffer, context| {
+            endpoint.receive(receive, ReceiveBuffer(buffer), context).map(Some)
+        };
+        self.0.run(Some(receive), buffer, start).await
+    }
+
+    /// [Writes](Endpoint::write) to memory of a peer.
+    ///
+    /// # Errors
+    /// The write was refused or failed, or the runtime was shut down.
+    pub async fn write(
+        &self,
+        rma: Rma,
+        buffer: impl Into<Buffer>,
+    ) -> Result<Completion, AsyncError> {
+        let start = |endpoint: &Endpoint, buffer: Buffer, context| {
+            endpoint.write(rma, buffer, context).map(|()| None)
+        };
+        self.0.run(None, buffer.into(), start).await
+    }
+
+    /// [Reads](Endpoint::read) memory of a peer.
+    ///
+    /// # Errors
+    /// The read was refused or failed, or the runtime was shut down.
+    pub async fn read(
+        &self,
+        rma: Rma,
+        buffer: impl Into<ReceiveBuffer>,
+    ) -> Result<Completion, AsyncError> {
+        let ReceiveBuffer(buffer) = buffer.into();
+        let start = |endpoint: &Endpoint, buffer: Buffer, context| {
+            endpoint.read(rma, ReceiveBuffer(buffer), context).map(|()| None)
+        };
+        self.0.run(None, buffer, start).await
+    }
+
+    /// Does an [atomic](Endpoint::atomic) on memory of a peer.
+    ///
+    /// # Errors
+    /// The atomic was refused or failed, or the runtime was shut down.
+    pub async fn atomic(&self, rma: Rma, operation: Operation) -> Result<Completion, AsyncError> {
+        let start = |endpoint: &Endpoint, buffer: Buffer, context| {
+            let started = endpoint.atomic(rma, operation.clone(), context).map(|()| None);
+            started.map_err(|error| Refused { error, buffer })
+        };
+        self.0.run(None, Buffer::default(), start).await
+    }
+
+    /// Does an [atomic that returns the previous values](Endpoint::fetch_atomic).
+    ///
+    /// # Errors
+    /// The atomic was refused or failed, or the runtime was shut down.
+    pub async fn fetch_atomic(
+        &self,
+        rma: Rma,
+        operation: Operation,
+        fetched: impl Into<ReceiveBuffer>,
+    ) -> Result<Completion, AsyncError> {
+        let ReceiveBuffer(fetched) = fetched.into();
+        let start = |endpoint: &Endpoint, buffer: Buffer, context| {
+            endpoint
+                .fetch_atomic(rma, operation.clone(), ReceiveBuffer(buffer), context)
+                .map(|()| None)
+        };
+        self.0.run(None, fetched, start).await
+    }
+
+    /// [Injects](Endpoint::inject) a short message, which has no future. If it fails,
+    /// [`unasked`](Self::unasked) reports it.
+    ///
+    /// # Errors
+    /// It was not started.
+    pub fn inject(&self, message: Message, bytes: &[u8]) -> Result<(), StartError> {
+        self.0.endpoint.inject(message, bytes)
+    }
+
+    /// The next completion that belongs to no future: a peer's write with data, or an injected message that
+    /// failed. Dropping the future loses none.
+    ///
+    /// 1024 of them are kept. If nobody takes them then, the endpoint makes no progress until somebody does. A
+    /// program that lets peers write must therefore call this.
+    ///
+    /// # Errors
+    /// An injected message failed, or the runtime was shut down.
+    pub async fn unasked(&self) -> Result<Completion, AsyncError> {
+        let mut others = self.0.others.lock().await;
+        match others.recv().await {
+            Some(entry) => Ok(entry?),
+            None => Err(self.0.shared.why_ended().into()),
+        }
+    }
+
+    /// [Closes](Endpoint::close) the endpoint: finishes the sends under way, then cancels the rest, whose
+    /// futures end with [`Cancelled`](crate::OperationError::Cancelled). A thread of the runtime for blocking
+    /// calls polls meanwhile. If this future is dropped, the endpoint is closed all the same.
+    ///
+    /// # Errors
+    /// Not all was sent in time, or the runtime was shut down.
+    pub async fn close(&self, timeout: Duration) -> Result<(), CloseError> {
+        let inner = Arc::clone(&self.0);
+        let closed = self.0.runtime.spawn_blocking(move || inner.endpoint.close(timeout));
+        closed.await.unwrap_or(Err(CloseError { timeout }))
+    }
+}
+
+impl Inner {
+    /// Starts an operation, and waits for its completion.
+    async fn run(
+        &self,
+        receive: Option<Receive>,
+        mut buffer: Buffer,
+        mut start: impl FnMut(&Endpoint, Buffer, u64) -> Result<Option<ReceiveId>, Refused>,
+    ) -> Result<Completion, AsyncError> {
+        let side = if receive.is_some() { RECEIVE } else { TRANSMIT };
+        let Ok(permit) = self.shared.permits[side].acquire().await else {
+            return Err(self.shared.why_ended().into());
+        };
+        loop {
+            // What completes from now on gives a turn.
+            let turn = self.shared.turn.notified();
+            buffer = match self.start(receive, buffer, &mut start) {
+                Ok(ticket) => {
+                    // It comes back with the completion, also if this future is dropped.
+                    permit.forget();
+                    return Ok(ticket.await??);
+                }
+                Err(AsyncError::Refused(Refused { error, buffer })) if error.is_busy() => buffer,
+                Err(error) => return Err(error),
+            };
+            turn.await;
+        }
+    }
+
+    fn start(
+        &self,
+        receive: Option<Receive>,
+        buffer: Buffer,
+        start: &mut impl FnMut(&Endpoint, Buffer, u64) -> Result<Option<ReceiveId>, Refused>,
+    ) -> Result<Ticket<'_>, AsyncError> {
+        let mut state = self.shared.state.lock();
+        if let Some(ended) = &state.ended {
+            return Err(ended.clone().into());
+        }
+        let key = state.slots.start(receive);
+        drop(state);
+        match start(&self.endpoint, buffer, context_of(key)) {
+            Ok(receive) => Ok(Ticket { inner: self, key, receive, is_done: false }),
+            Err(refused) => {
+                let woken = self.shared.state.lock().slots.not_started(key);
+                woken.into_iter().for_each(Waker::wake);
+                Err(refused.into())
+            }
+        }
+    }
+
+    /// A receive whose future is gone takes no message any more.
+    fn give_up(&self, left: Left, receive: Option<ReceiveId>) {
+        if let (Left::UnderWay, Some(receive)) = (left, receive) {
+            self.endpoint.cancel(receive);
+        }
+    }
+}
+
+/// The context of an operation; 0 is that of completions without one.
+fn context_of(key: usize) -> u64 {
+    key as u64 + 1
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+/// An operation under way.
+struct Ticket<'a> {
+    inner: &'a Inner,
+    key: usize,
+    receive: Option<ReceiveId>,
+    is_done: bool,
+}
+
+impl Future for Ticket<'_> {
+    type Output = Result<Entry, Ended>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.inner.shared.state.lock();
+        let (found, old_waker) = state.slots.poll(self.key, cx.waker());
+        let ended = state.ended.clone();
+        drop(state);
+        drop(old_waker);
+        match (found, ended) {
+            (Poll::Ready((entry, left)), _) => {
+                self.is_done = true;
+                self.inner.give_up(left, self.receive);
+                Poll::Ready(Ok(entry))
+            }
+            (Poll::Pending, Some(ended)) => Poll::Ready(Err(ended)),
+            (Poll::Pending, None) => Poll::Pending,
+        }
+    }
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        if self.is_done {
+            return;
+        }
+        let (left, woken, dropped) = self.inner.shared.state.lock().slots.dropped(self.key);
+        drop(dropped);
+        self.inner.give_up(left, self.receive);
+        woken.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Shared {
+    /// From now on nothing completes.
+    fn end(&self, why: Ended) {
+        let mut state = self.state.lock();
+        state.ended.get_or_insert(why);
+        let wakers = state.slots.wakers();
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+        self.permits.iter().for_each(Semaphore::close);
+        self.turn.notify_waiters();
+    }
+
+    fn why_ended(&self) -> Ended {
+        self.state.lock().ended.clone().unwrap_or(Ended::Runtime)
+    }
+}
+
+/// The task that reads completions.
+struct Reader {
+    shared: Arc<Shared>,
+    others: mpsc::Sender<Entry>,
+}
+
+impl Reader {
+    async fn run(self, mut completions: CompletionStream) {
+        loop {
+            for _ in 0..IN_A_ROW {
+                let entry = match completions.next().await {
+                    Ok(completion) => Ok(completion),
+                    Err(WaitError::Failed(failed)) => Err(failed),
+                    Err(WaitError::Device(error)) => return self.shared.end(Ended::Device(error)),
+                    // Nobody else has the queue.
+                    Err(_) => continue,
+                };
+                self.hand_out(entry).await;
+            }
+            yield_now().await;
+        }
+    }
+
+    async fn hand_out(&self, entry: Entry) {
+        let Some(key) = of(&entry).context.checked_sub(1) else {
+            // It fails only when the endpoint is gone.
+            let _ = self.others.send(entry).await;
+            return;
+        };
+        let side = if of(&entry).kind == Kind::Receive { RECEIVE } else { TRANSMIT };
+        let woken = self.shared.state.lock().slots.completed(key as usize, entry);
+        woken.into_iter().for_each(Waker::wake);
+        self.shared.permits[side].add_permits(1);
+        self.shared.turn.notify_waiters();
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.shared.end(Ended::Runtime);
+    }
+}
+
+impl fmt::Debug for AsyncEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("AsyncEndpoint").field(&self.address()).finish()
+    }
+}

@@ -1,0 +1,49 @@
+//! Completions and events as streams, and operations as futures, in programs of tokio (feature `tokio`).
+//!
+//! ```text
+//!   tokio's reactor ─► descriptor readable ─► try_wait ─┬─► something is there: read it
+//!                           ▲                           └─► nothing, and it is safe to sleep ─┐
+//!                           └──────────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! * [`CompletionQueue::stream`] and [`EventQueue::stream`] are for programs that start operations themselves,
+//!   and read what comes. The task that polls the stream does the work of the endpoints, as a read of the queue
+//!   does.
+//! * An [`AsyncEndpoint`] has operations that are futures. A task of the runtime reads its completions.
+//!
+//! Both sleep on a descriptor that the runtime watches, also until a timer of an endpoint expires. The runtime
+//! must have its I/O driver (`enable_io` or `enable_all`); its clock is not needed. Everything is `Send`, so
+//! it works on runtimes of one thread and of several.
+//!
+//! With a [`ManualClock`](crate::ManualClock) nothing sleeps: a task that would advances that clock.
+//!
+//! # Dropped futures
+//!
+//! The future of an operation has not begun before it is first polled: dropped before, it leaves nothing behind.
+//! After that, its buffer belongs to the endpoint until the operation completes, whatever happens to the future.
+//!
+//! | dropped | what happens |
+//! |---|---|
+//! | a send, write, read or atomic | it goes on; its result and buffer are dropped when it completes |
+//! | a receive that has matched no message | it is cancelled; messages go to other receives |
+//! | a receive that has matched a message | the message is kept for another receive that matches it: one that waits, or the next |
+//!
+//! So a receive can stand in `select!`, and no message is lost. A message that is kept comes in the buffer of the
+//! receive that was dropped. It may come after messages of the same sender that were sent later. An error of such
+//! a receive is kept in the same way, unless it is that the receive was cancelled.
+//!
+//! When the runtime is shut down, futures that another runtime polls end with [`AsyncError::Ended`].
+
+mod endpoint;
+mod sleeper;
+mod slots;
+mod streams;
+
+pub use endpoint::{AsyncEndpoint, AsyncError, EnableAsyncError, Ended};
+pub use sleeper::StreamError;
+pub use streams::{CompletionStream, EventStream};
+
+#[cfg(doc)]
+use crate::completion_queue::CompletionQueue;
+#[cfg(doc)]
+use crate::connection::EventQueue;

@@ -1,0 +1,314 @@
+//! Which future an operation belongs to, and what becomes of a message whose future is gone.
+//!
+//! ```text
+//!   a future starts an operation ─► slot ◄─ completion
+//!                                    │ the future is there: it gets the entry
+//!                                    └ it is gone, and the entry is a message: a future that waits and matches
+//!                                      gets it, or the next that does
+//! ```
+//!
+//! A slot lives until its operation has completed and its future is gone, so its key, which is the context of
+//! the operation, stands for nothing else before.
+//!
+//! Wakers are called and dropped by the callers of this module, after they have unlocked it: they may run code
+//! that drops a future.
+
+use std::collections::VecDeque;
+use std::task::{Poll, Waker};
+
+use efa_rdm::OperationError;
+use slab::Slab;
+
+use crate::completion::Completion;
+use crate::completion_queue::Entry;
+use crate::message::Receive;
+
+#[derive(Debug, Default)]
+pub(super) struct Slots {
+    slots: Slab<Slot>,
+    /// Messages whose futures are gone, and that no future waits for.
+    kept: VecDeque<(Receive, Entry)>,
+    started: u64,
+}
+
+#[derive(Debug)]
+struct Slot {
+    /// What a receive matches.
+    receive: Option<Receive>,
+    /// Slots are started in the order of this number.
+    number: u64,
+    /// The operation has not completed.
+    is_under_way: bool,
+    future: Future,
+}
+
+#[derive(Debug)]
+enum Future {
+    Waits(Option<Waker>),
+    /// It has not taken the entry yet.
+    Has(Box<Entry>),
+    Gone,
+}
+
+/// Whether an operation whose future is done is still under way: it may have to be cancelled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Left {
+    UnderWay,
+    Nothing,
+}
+
+impl Slots {
+    /// A message that was kept and that this receive matches.
+    pub(super) fn take_kept(&mut self, receive: &Receive) -> Option<Entry> {
+        let fits = |(old, entry): &(Receive, Entry)| matches(receive, old, of(entry));
+        let index = self.kept.iter().position(fits)?;
+        self.kept.remove(index).map(|(_, entry)| entry)
+    }
+
+    /// A slot for an operation that is about to start, with its key.
+    pub(super) fn start(&mut self, receive: Option<Receive>) -> usize {
+        self.started += 1;
+        let (number, future) = (self.started, Future::Waits(None));
+        self.slots.insert(Slot { receive, number, is_under_way: true, future })
+    }
+
+    /// The operation did not start. Returns what its future got meanwhile, which is to be kept, and a future to
+    /// be woken if another waits for that.
+    pub(super) fn not_started(&mut self, key: usize) -> Option<Waker> {
+        let slot = self.slots.try_remove(key)?;
+        match (slot.future, slot.receive) {
+            (Future::Has(entry), Some(receive)) => self.keep(receive, *entry),
+            _ => None,
+        }
+    }
+
+    /// An operation has completed. Returns the future to be woken.
+    pub(super) fn completed(&mut self, key: usize, entry: Entry) -> Option<Waker> {
+        let Some(slot) = self.slots.get_mut(key) else {
+            tracing::error!(key, "a completion that belongs to no operation");
+            return None;
+        };
+        slot.is_under_way = false;
+        let receive = slot.receive;
+        match &mut slot.future {
+            Future::Waits(waker) => {
+                let waker = waker.take();
+                slot.future = Future::Has(Box::new(entry));
+                return waker;
+            }
+            // It got a message that another receive had matched.
+            Future::Has(_) => {}
+            Future::Gone => drop(self.slots.remove(key)),
+        }
+        receive.and_then(|receive| self.keep(receive, entry))
+    }
+
+    /// What a future finds when it is polled. Returns a waker to be dropped, if another takes its place.
+    pub(super) fn poll(
+        &mut self,
+        key: usize,
+        waker: &Waker,
+    ) -> (Poll<(Entry, Left)>, Option<Waker>) {
+        let Some(slot) = self.slots.get_mut(key) else { return (Poll::Pending, None) };
+        match std::mem::replace(&mut slot.future, Future::Gone) {
+            Future::Has(entry) => {
+                let left = self.leave(key);
+                (Poll::Ready((*entry, left)), None)
+            }
+            Future::Waits(old) => {
+                slot.future = Future::Waits(Some(waker.clone()));
+                (Poll::Pending, old)
+            }
+            Future::Gone => (Poll::Pending, None),
+        }
+    }
+
+    /// A future is dropped that has not got its entry. Returns wakers: one to be called, and one to be dropped.
+    pub(super) fn dropped(&mut self, key: usize) -> (Left, Option<Waker>, Option<Waker>) {
+        let Some(slot) = self.slots.get_mut(key) else { return (Left::Nothing, None, None) };
+        let receive = slot.receive;
+        let future = std::mem::replace(&mut slot.future, Future::Gone);
+        let left = self.leave(key);
+        match (future, receive) {
+            (Future::Has(entry), Some(receive)) => (left, self.keep(receive, *entry), None),
+            (Future::Waits(waker), _) => (left, None, waker),
+            _ => (left, None, None),
+        }
+    }
+
+    /// Wakers of all futures that wait.
+    pub(super) fn wakers(&mut self) -> Vec<Waker> {
+        let waker = |slot: &mut Slot| match &mut slot.future {
+            Future::Waits(waker) => waker.take(),
+            Future::Has(_) | Future::Gone => None,
+        };
+        self.slots.iter_mut().filter_map(|(_, slot)| waker(slot)).collect()
+    }
+
+    /// The future of a slot is gone.
+    fn leave(&mut self, key: usize) -> Left {
+        if self.slots.get(key).is_some_and(|slot| slot.is_under_way) {
+            return Left::UnderWay;
+        }
+        self.slots.try_remove(key);
+        Left::Nothing
+    }
+
+    /// Gives a message to the receive that has waited longest of those that match it, or keeps it.
+    fn keep(&mut self, old: Receive, entry: Entry) -> Option<Waker> {
+        if matches!(&entry, Err(failed) if failed.error == OperationError::Cancelled) {
+            return None;
+        }
+        let fits = |slot: &Slot| {
+            let waits = matches!(slot.future, Future::Waits(_));
+            waits && slot.receive.is_some_and(|receive| matches(&receive, &old, of(&entry)))
+        };
+        let waiting = self.slots.iter_mut().map(|(_, slot)| slot).filter(|slot| fits(slot));
+        let Some(slot) = waiting.min_by_key(|slot| slot.number) else {
+            self.kept.push_back((old, entry));
+            return None;
+        };
+        match std::mem::replace(&mut slot.future, Future::Has(Box::new(entry))) {
+            Future::Waits(waker) => waker,
+            Future::Has(_) | Future::Gone => None,
+        }
+    }
+}
+
+/// The properties of an operation that completed or failed.
+pub(super) fn of(entry: &Entry) -> &Completion {
+    match entry {
+        Ok(completion) => completion,
+        Err(failed) => &failed.completion,
+    }
+}
+
+/// Whether a receive matches the message that an `old` one had matched.
+fn matches(receive: &Receive, old: &Receive, completion: &Completion) -> bool {
+    let has_tag = match (receive.tag, completion.tag) {
+        (None, None) => old.tag.is_none(),
+        (Some((tag, ignore)), Some(of_message)) => (tag ^ of_message) & !ignore == 0,
+        (Some(_), None) => receive.tag == old.tag,
+        (None, Some(_)) => false,
+    };
+    let is_of = |source| completion.peer == Some(source) || old.source == Some(source);
+    has_tag && receive.source.is_none_or(is_of)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+    use super::*;
+    use crate::buffer::Buffer;
+    use crate::completion::{CompletionError, Kind};
+    use crate::endpoint::EndpointId;
+
+    fn message(tag: u64, text: &'static str) -> Entry {
+        Ok(Completion {
+            endpoint: EndpointId(0),
+            context: 0,
+            kind: Kind::Receive,
+            length: text.len() as u64,
+            buffer: text.into(),
+            tag: Some(tag),
+            cq_data: None,
+            peer: None,
+            peer_address: None,
+            subprotocol: None,
+        })
+    }
+
+    fn cancelled() -> Entry {
+        let completion = message(0, "").map(|message| Completion { tag: None, ..message });
+        Err(CompletionError {
+            error: OperationError::Cancelled,
+            completion: Box::new(completion.unwrap()),
+        })
+    }
+
+    fn text(entry: Entry) -> Buffer {
+        entry.unwrap().buffer
+    }
+
+    fn poll(slots: &mut Slots, key: usize) -> Poll<(Entry, Left)> {
+        slots.poll(key, Waker::noop()).0
+    }
+
+    fn taken(slots: &mut Slots, key: usize) -> (Buffer, Left) {
+        match poll(slots, key) {
+            Poll::Ready((entry, left)) => (text(entry), left),
+            Poll::Pending => panic!("nothing for {key}"),
+        }
+    }
+
+    #[test]
+    fn key_is_given_again_only_after_completion_and_future_are_gone() {
+        let mut slots = Slots::default();
+        let first = slots.start(None);
+        assert_eq!(slots.dropped(first).0, Left::UnderWay);
+        let second = slots.start(None);
+        assert_ne!(first, second);
+        assert!(slots.completed(first, message(0, "late")).is_none());
+        assert!(poll(&mut slots, second).is_pending());
+        assert!(slots.completed(second, message(0, "own")).is_some());
+        assert_eq!(taken(&mut slots, second), ("own".into(), Left::Nothing));
+        assert_eq!(slots.slots.len(), 0);
+    }
+
+    #[test]
+    fn message_of_a_dropped_future_goes_to_the_one_that_waits_longest_and_matches() {
+        let mut slots = Slots::default();
+        let [old, other, first, second] =
+            [1, 2, 1, 1].map(|tag| slots.start(Some(Receive::tagged(tag))));
+        for key in [old, other, first, second] {
+            assert!(poll(&mut slots, key).is_pending());
+        }
+        assert_eq!(slots.dropped(old).0, Left::UnderWay);
+        assert!(slots.completed(old, message(1, "one")).is_some(), "a future to be woken");
+        assert!(poll(&mut slots, other).is_pending() && poll(&mut slots, second).is_pending());
+        // Its own receive is still posted, and matches another message before it is cancelled.
+        assert!(slots.completed(first, message(1, "two")).is_some());
+        assert_eq!(taken(&mut slots, first), ("one".into(), Left::Nothing));
+        assert_eq!(taken(&mut slots, second), ("two".into(), Left::UnderWay));
+        assert!(slots.completed(second, cancelled()).is_none());
+        assert_eq!(slots.slots.len(), 1);
+    }
+
+    #[test]
+    fn message_that_nobody_waits_for_is_kept_for_the_next_receive_that_matches() {
+        let mut slots = Slots::default();
+        for (tag, text) in [(1, "one"), (2, "two"), (1, "three")] {
+            let key = slots.start(Some(Receive::tagged(tag)));
+            assert!(slots.completed(key, message(tag, text)).is_none(), "never polled");
+            assert_eq!(slots.dropped(key).0, Left::Nothing);
+        }
+        assert!(slots.take_kept(&Receive::tagged(3)).is_none());
+        assert!(slots.take_kept(&Receive::untagged()).is_none());
+        assert_eq!(text(slots.take_kept(&Receive::tagged(2)).unwrap()), *b"two");
+        assert_eq!(text(slots.take_kept(&Receive::masked(0, 1)).unwrap()), *b"one");
+        assert_eq!(text(slots.take_kept(&Receive::tagged(1)).unwrap()), *b"three");
+        assert!(slots.kept.is_empty() && slots.slots.is_empty());
+    }
+
+    #[test]
+    fn cancelled_receive_and_send_without_a_future_leave_nothing() {
+        let mut slots = Slots::default();
+        let [receive, send] = [Some(Receive::untagged()), None].map(|receive| slots.start(receive));
+        for (key, entry) in [(receive, cancelled()), (send, message(0, "sent"))] {
+            assert_eq!(slots.dropped(key).0, Left::UnderWay);
+            assert!(slots.completed(key, entry).is_none());
+        }
+        assert!(slots.kept.is_empty() && slots.slots.is_empty());
+    }
+
+    #[test]
+    fn receive_that_does_not_start_passes_on_the_message_that_it_was_given() {
+        let mut slots = Slots::default();
+        let [old, starts] = [1, 1].map(|tag| slots.start(Some(Receive::tagged(tag))));
+        slots.dropped(old);
+        slots.completed(old, message(1, "one"));
+        assert!(slots.not_started(starts).is_none());
+        assert_eq!(text(slots.take_kept(&Receive::tagged(1)).unwrap()), *b"one");
+    }
+}
