@@ -17,7 +17,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -152,6 +152,8 @@ pub(crate) struct Shared {
     endpoints: BoundEndpoints,
     /// What threads sleep on, if the queue is waitable.
     wait: Option<Arc<WaitObject>>,
+    /// Waits in a row that slept after they had looked in vain.
+    vain_looks: AtomicU32,
 }
 
 impl CompletionQueue {
@@ -188,6 +190,7 @@ impl CompletionQueue {
             waiting: AtomicUsize::new(0),
             endpoints: BoundEndpoints::default(),
             wait,
+            vain_looks: AtomicU32::new(0),
         }))
     }
 
@@ -225,7 +228,8 @@ impl CompletionQueue {
     /// Waits for the next completion (`fi_cq_sread`).
     ///
     /// It blocks the thread, so don't call it in an async task. A [waitable](Domain::waitable_completion_queue)
-    /// queue is read for 20 µs, and then the thread sleeps. Any other is read again and again, with a `yield`
+    /// queue is read for 20 µs, and then the thread sleeps; if that was in vain several times, it sleeps at once for a
+    /// while. Any other is read again and again, with a `yield`
     /// of the processor every 64 reads, and takes as much of a core as the scheduler gives it.
     ///
     /// If the fabric has a [`ManualClock`](crate::ManualClock), the wait advances that clock to the next
@@ -315,7 +319,20 @@ impl Shared {
 
     fn pause(&self, timeout: Duration) -> Pause<'_> {
         let now = self.domain.fabric().clock().now();
-        Pause { queue: self, timeout, deadline: now + timeout, sleep_at: now + LOOK, polls: 0 }
+        let vain = self.vain_looks.load(Ordering::Relaxed);
+        let look = if vain < VAIN_LOOKS || vain.is_multiple_of(LOOK_AGAIN) {
+            LOOK
+        } else {
+            Duration::ZERO
+        };
+        Pause {
+            queue: self,
+            timeout,
+            deadline: now + timeout,
+            sleep_at: now + look,
+            polls: 0,
+            slept: false,
+        }
     }
 
     pub(crate) fn unbind(&self, endpoint: &Arc<EndpointShared>) {
@@ -449,6 +466,10 @@ impl sealed::Waitable for CompletionQueue {
 /// How long a wait reads a waitable queue before the thread sleeps: about as long as falling asleep and
 /// waking up take.
 const LOOK: Duration = Duration::from_micros(20);
+/// After so many waits that looked in vain, others sleep at once, but for each [`LOOK_AGAIN`]th: what comes later
+/// than that is not found by looking, which only takes the processor from who sends it.
+const VAIN_LOOKS: u32 = 4;
+const LOOK_AGAIN: u32 = 32;
 
 /// A thread that waits for a queue.
 struct Pause<'a> {
@@ -457,6 +478,19 @@ struct Pause<'a> {
     deadline: Time,
     sleep_at: Time,
     polls: u32,
+    slept: bool,
+}
+
+impl Drop for Pause<'_> {
+    fn drop(&mut self) {
+        let vain = &self.queue.vain_looks;
+        match (self.slept, self.polls) {
+            (true, _) => drop(vain.fetch_add(1, Ordering::Relaxed)),
+            // It looked, and found something.
+            (false, 1..) => vain.store(0, Ordering::Relaxed),
+            (false, 0) => {}
+        }
+    }
 }
 
 impl Pause<'_> {
@@ -474,6 +508,7 @@ impl Pause<'_> {
         match &self.queue.wait {
             Some(_) if !clock.is_manual() && now < self.sleep_at => {}
             Some(wait) if !clock.is_manual() => {
+                self.slept = true;
                 wait.pass(|| self.queue.prepare(), self.deadline - now)?;
             }
             _ => {
