@@ -29,7 +29,13 @@ impl Spent {
         Self { ran: Duration::from_nanos(numbers[0]), times: numbers[2] }
     }
 
-    /// Fails if the thread has spent more than looking now and then since `before`.
+    /// Fails if the thread has run for longer than looking now and then takes since `before`.
+    pub(super) fn check_ran_little(self, before: Self) {
+        let ran = self.ran - before.ran;
+        assert!(ran < Duration::from_millis(5), "{ran:?}");
+    }
+
+    /// The same, and if it was given a processor more than a few times.
     pub(super) fn check_idle(self, before: Self) {
         let (ran, times) = (self.ran - before.ran, self.times - before.times);
         assert!(
