@@ -32,6 +32,8 @@ pub(crate) enum Tool {
     OpenMpiHeaders,
     /// Headers of libibverbs and libefa, with which declarations are compared.
     VerbsHeaders,
+    /// Programs of libibverbs, which run on the software device.
+    VerbsPrograms,
     /// Headers of librdmacm, which the build of rdma-sys reads.
     RdmaCmHeaders,
     /// The build of rdma-sys finds the headers with it.
@@ -115,6 +117,9 @@ impl Tool {
                 "libibverbs-dev",
                 "/usr/include/infiniband/efadv.h",
             )),
+            Self::VerbsPrograms => {
+                Source::Debian(DebianPackage::program("ibverbs-utils", "ibv_ud_pingpong"))
+            }
             Self::RdmaCmHeaders => {
                 Source::Debian(DebianPackage::file("librdmacm-dev", "/usr/include/rdma/rdma_cma.h"))
             }

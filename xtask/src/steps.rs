@@ -127,6 +127,7 @@ impl Step {
             Self::Libfabric => &[
                 Tool::FiInfo,
                 Tool::VerbsHeaders,
+                Tool::VerbsPrograms,
                 Tool::CCompiler,
                 Tool::OpenMpi,
                 Tool::OpenMpiHeaders,
@@ -195,6 +196,7 @@ impl Step {
                 cargo.args([
                     "--no-fail-fast",
                     "--test=libfabric",
+                    "--test=rdma_core",
                     "--test=layout",
                     "--test=openmpi",
                 ]);

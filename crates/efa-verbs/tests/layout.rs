@@ -62,7 +62,7 @@ macro_rules! constants {
 fn ibverbs() -> Vec<Number> {
     let mut numbers = members! { None;
         ibv_context { device, ops }
-        ibv_context_ops { post_recv }
+        ibv_context_ops { req_notify_cq, post_recv }
         ibv_device_attr {
             fw_ver, node_guid, sys_image_guid, max_mr_size, page_size_cap, vendor_id,
             vendor_part_id, hw_ver, max_qp, max_qp_wr, device_cap_flags, max_sge, max_sge_rd,

@@ -60,7 +60,7 @@ fn differing(pairs: Vec<Pair>) -> Vec<String> {
 fn offsets_agree_with_rdma_sys() {
     let pairs: Vec<Pair> = members! {
         ibv_context { device, ops }
-        ibv_context_ops { post_recv }
+        ibv_context_ops { req_notify_cq, post_recv }
         ibv_device_attr {
             fw_ver, max_mr_size, vendor_id, vendor_part_id, max_qp, max_cqe, max_mr, max_pd, max_mw,
             max_ah, max_pkeys, phys_port_cnt,
@@ -90,6 +90,7 @@ fn offsets_agree_with_rdma_sys() {
             cqe, cq_context, channel, comp_vector, wc_flags, comp_mask, flags, parent_domain,
         }
         ibv_poll_cq_attr { comp_mask }
+        ibv_comp_channel { context, fd }
         ibv_cq_ex {
             context, channel, cq_context, handle, cqe, comp_mask, status, wr_id, start_poll, next_poll,
             end_poll, read_opcode, read_vendor_err, read_byte_len, read_imm_data, read_qp_num,
