@@ -515,6 +515,8 @@ impl Endpoint {
             if let Some(seen) = self.poll() {
                 return seen;
             }
+            // Not without end, so that a test fails instead of hanging.
+            assert!(self.has_event(30_000), "no event for 30 s");
             assert!(self.take_event());
         }
     }

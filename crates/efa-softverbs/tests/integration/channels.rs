@@ -101,6 +101,21 @@ fn request_after_the_completion_gives_an_event_at_once() {
     assert_eq!(b.wait().wr_id, 1);
 }
 
+/// It completes in the call, so nothing of the link wakes the library.
+#[test]
+fn send_that_fails_at_once_after_the_request_gives_an_event() {
+    let (a, _) = pair(SLEEPING());
+    let handle = a.handle(a.gid());
+    assert_eq!(a.request_event(0), 0);
+    assert!(!a.has_event(50), "asleep");
+    let begin = Instant::now();
+    assert_eq!(a.post_send(1, (handle, unused_qpn(), 1), &[inline(b"x")], IBV_SEND_INLINE), 0);
+    assert!(a.has_event(TIMEOUT) && a.take_event());
+    assert_ne!(a.wait().status, IBV_WC_SUCCESS);
+    assert!(begin.elapsed() < LOST, "{:?}", begin.elapsed());
+    destroy(handle);
+}
+
 #[test]
 fn descriptor_of_a_channel_works_in_poll_epoll_and_select() {
     let exchange = Exchange::new();
