@@ -327,14 +327,14 @@ impl WaitSet {
     /// # Errors
     /// The device failed.
     pub fn wait(&self, timeout: Duration) -> Result<bool, DeviceError> {
-        let end = std::time::Instant::now() + timeout;
+        let begin = std::time::Instant::now();
         loop {
             match self.try_wait() {
                 Ok(()) => {}
                 Err(TryWaitError::Device(error)) => return Err(error),
                 Err(_) => return Ok(true),
             }
-            let left = end.saturating_duration_since(std::time::Instant::now());
+            let left = timeout.saturating_sub(begin.elapsed());
             if left.is_zero() {
                 return Ok(false);
             }
