@@ -15,7 +15,7 @@
 //!     │── LONGCTS_RTM (same msg_id, flag READ_NACK) ───►│ continues the same receive
 //! ```
 
-use efa_device::{Access, QueuePair, Region, RegionRange};
+use efa_device::{Access, QueuePair, Region};
 use efa_handshake::{EorLayout, Extras, Support};
 use efa_proto::{Eor, EorForm, MAX_IOV, MsgId, OpId, PacketType, ReadNack, RmaIov, Rtm, RtmKind};
 
@@ -25,7 +25,7 @@ use crate::event::DropReason;
 use crate::ids::PeerId;
 use crate::operations::{Assembly, Operations, Reading, ReceiveRole};
 use crate::payload::Payload;
-use crate::remote::Remote;
+use crate::remote::{NO_PIECES, Remote};
 use crate::select::Subprotocol;
 use crate::shape::Shape;
 use crate::transfer::{Owner, Transfer};
@@ -69,23 +69,26 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
-    /// Addresses, lengths and remote keys of a send's buffer, if it is registered for remote reads and has no more
-    /// pieces than a packet can name.
-    pub(crate) fn read_iov(&self, id: OpId) -> Option<Remote> {
+    /// Puts addresses, lengths and remote keys of a send's buffer into `pieces`, and returns their number; `None` if it
+    /// isn't registered for remote reads, or has more pieces than a packet can name.
+    #[inline]
+    pub(crate) fn read_iov(&self, id: OpId, pieces: &mut [RmaIov; MAX_IOV]) -> Option<usize> {
         let send = self.sends.get(id)?;
-        let mut pieces = [RmaIov::new(0, 0, 0); MAX_IOV];
-        let (mut count, mut offset) = (0, 0);
-        loop {
-            let RegionRange { region, offset: start, length } =
-                send.memory.registered_from(offset).filter(|at| at.region.access().remote_read)?;
-            let length = (length as u64).min(send.length - offset);
-            let address = region.remote_address() + start as u64;
-            *pieces.get_mut(count)? = RmaIov::new(address, length, region.remote_key().into());
-            (count, offset) = (count + 1, offset + length);
+        let mut offset = 0;
+        for (count, piece) in (1..).zip(pieces) {
+            let range = send.memory.registered_from(offset)?;
+            if !range.region.access().remote_read {
+                return None;
+            }
+            let length = (range.length as u64).min(send.length - offset);
+            let address = range.region.remote_address() + range.offset as u64;
+            *piece = RmaIov::new(address, length, range.region.remote_key().into());
+            offset += length;
             if offset == send.length {
-                return Some(Remote::named(&pieces[..count]));
+                return Some(count);
             }
         }
+        None
     }
 
     /// Whether the peer can read the buffer of a send; registers the buffer if it isn't registered.
@@ -93,22 +96,26 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         if !self.core.can_read(peer) {
             return false;
         }
-        if let Some(send) = self.sends.get_mut(id)
-            && !send.memory.is_registered()
-        {
-            let device = &self.core.transmit.device;
-            send.memory.register(|memory| device.register(memory, SOURCE));
+        if self.read_iov(id, &mut { NO_PIECES }).is_some() {
+            return true;
         }
-        self.read_iov(id).is_some()
+        let Some(send) = self.sends.get_mut(id) else { return false };
+        if send.memory.is_registered() {
+            return false;
+        }
+        let device = &self.core.transmit.device;
+        send.memory.register(|memory| device.register(memory, SOURCE));
+        self.read_iov(id, &mut { NO_PIECES }).is_some()
     }
 
     /// Sends the LONGREAD_RTM, which carries no data.
     pub(crate) fn send_longread(&mut self, id: OpId) -> Advance {
-        let Some(iov) = self.read_iov(id) else { return Advance::Done };
+        let mut pieces = NO_PIECES;
+        let Some(count) = self.read_iov(id, &mut pieces) else { return Advance::Done };
         let Self { core, sends, .. } = self;
         let Some(send) = sends.get_mut(id) else { return Advance::Done };
         send.in_packets = 0;
-        let read_iov = iov.pieces();
+        let read_iov = &pieces[..count];
         let kind = RtmKind::LongRead { msg_length: send.length, send_id: id, read_iov };
         let options = core.request_options(send.peer, send.cq_data);
         let rtm = Rtm { msg_id: MsgId(send.msg_id), tag: send.tag, kind, options };
@@ -117,14 +124,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 
     /// Sends the RUNTREAD_RTM packets that carry the runt.
     pub(crate) fn send_runtread(&mut self, id: OpId) -> Advance {
-        let Some(iov) = self.read_iov(id) else { return Advance::Done };
+        let mut pieces = NO_PIECES;
+        let Some(count) = self.read_iov(id, &mut pieces) else { return Advance::Done };
         let Self { core, sends, .. } = self;
         let Some(send) = sends.get_mut(id) else { return Advance::Done };
         let (msg_id, tag, msg_length) = (MsgId(send.msg_id), send.tag, send.length);
         let options = core.request_options(send.peer, send.cq_data);
         let runt_length = core.config.runt_size.min(msg_length);
         send.in_packets = runt_length;
-        let read_iov = iov.pieces();
+        let read_iov = &pieces[..count];
         while send.sent < runt_length {
             let seg_offset = send.sent;
             let kind =
@@ -196,10 +204,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             return true;
         }
         let Some(receive) = self.receives.get_mut(id) else { return true };
-        if !receive.memory.is_registered() {
+        let mut registered = receive.memory.is_registered();
+        if !registered {
             receive.memory.register(|memory| device.register(memory, Access::default()));
+            registered = receive.memory.is_registered();
         }
-        let registered = receive.memory.is_registered();
         // Messages of peers without READ_NACK wait until there is a bounce region. Writes wait too:
         // releases before 2.0 answer a READ_NACK for a write with a message.
         let may_nack = receive.role == ReceiveRole::Message;

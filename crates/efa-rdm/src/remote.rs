@@ -16,6 +16,9 @@ impl From<RmaIov> for Remote {
     }
 }
 
+/// Room for the pieces of a buffer.
+pub(crate) const NO_PIECES: [RmaIov; MAX_IOV] = [RmaIov::new(0, 0, 0); MAX_IOV];
+
 /// More than [`MAX_IOV`] pieces of remote memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{count} pieces of remote memory, the limit is {MAX_IOV}")]

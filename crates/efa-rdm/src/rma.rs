@@ -32,7 +32,7 @@ use crate::ids::PeerId;
 use crate::memory::{Exposed, Memory, RemoteUse};
 use crate::operations::{Operations, Reading, Receive, ReceiveRole, RemoteId, Send, SendRole};
 use crate::payload::Payload;
-use crate::remote::{self, Remote};
+use crate::remote::{self, NO_PIECES, Remote};
 use crate::segment::Segment;
 use crate::select::{self, Inputs, Operation, Subprotocol};
 use crate::shape::Shape;
@@ -312,11 +312,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         remote: &Remote,
         options: ReqOptions,
     ) -> Advance {
-        let Some(iov) = self.read_iov(id) else { return Advance::Done };
+        let mut pieces = NO_PIECES;
+        let Some(count) = self.read_iov(id, &mut pieces) else { return Advance::Done };
         let Self { core, sends, .. } = self;
         let Some(send) = sends.get_mut(id) else { return Advance::Done };
         send.in_packets = 0;
-        let read_iov = iov.pieces();
+        let read_iov = &pieces[..count];
         let kind = RtwKind::LongRead { msg_length: send.length, send_id: id, read_iov };
         let rtw = Rtw { rma_iov: remote.pieces(), kind, options };
         core.post_segment(id, send, rtw.packet_type(), 0, |packet| rtw.emit(packet))

@@ -65,6 +65,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! [`guide`] walks through all objects, in the order of libfabric's programmer's guide.
+//!
 //! # More examples
 //!
 //! In the directory `examples` of this crate; each shows its output in its first comment:
@@ -131,6 +133,7 @@ mod error;
 mod event;
 mod fabric;
 mod format;
+pub mod guide;
 mod hints;
 mod info;
 mod insertion;
