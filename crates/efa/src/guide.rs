@@ -7,6 +7,7 @@
 //! | `fi_fabric`, `fi_domain`, `fi_endpoint`, `fi_ep_bind`, `fi_enable` | [An endpoint](#an-endpoint) |
 //! | `fi_passive_ep`, `fi_listen` | [Listening](#listening) |
 //! | `fi_accept`, `fi_connect` | [Accepting](#accepting) |
+//! | `fi_scalable_ep`, `fi_tx_context`, `fi_rx_context`, `fi_rx_addr` | [A scalable endpoint](#a-scalable-endpoint) |
 //! | `fi_cq_read`, `fi_cq_readerr` | [Completions, and those of failed operations](#completions-and-those-of-failed-operations) |
 //! | `fi_poll_open`, `fi_poll` | [A poll set](#a-poll-set) |
 //! | `fi_trywait`, `fi_control(FI_GETWAIT)` | [Sleeping on descriptors](#sleeping-on-descriptors) |
@@ -149,6 +150,52 @@
 //!     }
 //! };
 //! assert_eq!((received.endpoint, received.context), (server.id(), 3));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # A scalable endpoint
+//!
+//! Several transmit and receive contexts behind one address, each with a queue of its own. The address vector of a
+//! sender reserves bits of its addresses for the number of the context.
+//!
+//! ```
+//! use std::time::Duration;
+//! use efa::{
+//!     AddressVectorOptions, CompletionQueueOptions, Direction, Fabric, LocalOptions, Message,
+//!     Receive, ScalableOptions,
+//! };
+//!
+//! let domain = Fabric::local(LocalOptions::default()).domain()?;
+//! let queue = || domain.completion_queue(CompletionQueueOptions::default());
+//! let (requests, data, sent) = (queue(), queue(), queue());
+//! let server = domain
+//!     .scalable_endpoint(ScalableOptions::new().receive_contexts(2))
+//!     .bind_address_vector(&domain.address_vector())
+//!     .bind_completion_queue(&requests, Direction::Transmit)
+//!     .bind_receive_queue(0, &requests)
+//!     .bind_receive_queue(1, &data)
+//!     .enable()?;
+//! // 2 bits are enough for 4 receive contexts.
+//! let options = AddressVectorOptions::new().receive_context_bits(2);
+//! let addresses = domain.address_vector_with(options)?;
+//! let client = domain
+//!     .scalable_endpoint(ScalableOptions::new().transmit_contexts(2))
+//!     .bind_address_vector(&addresses)
+//!     .bind_completion_queue(&sent, Direction::Both)
+//!     .enable()?;
+//! let peer = addresses.insert_scalable(&server.address())?;
+//! let second = addresses.receive_context(peer, 1)?;
+//! server.receive_context(1)?.receive(Receive::untagged(), vec![0; 8], 7)?;
+//! client.transmit_context(0)?.send(Message::to(second), "block", 8)?;
+//! let received = loop {
+//!     // Each read moves on the contexts of its queue.
+//!     drop(sent.read());
+//!     if let Some(entry) = data.read() {
+//!         break entry?;
+//!     }
+//! };
+//! assert_eq!((received.context, received.into_message().into_vec()), (7, b"block".to_vec()));
+//! assert!(requests.read().is_none());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!

@@ -68,3 +68,39 @@ fn options_attributes_and_enums_can_grow() {
         assert!(checked.iter().any(|checked| checked == name), "{name} was not looked at");
     }
 }
+
+// conformance: C138
+#[test]
+fn guide_has_code_that_is_run_for_each_flow() {
+    /// The flows, and a call that each must have.
+    const FLOWS: [(&str, &str); 8] = [
+        ("Asking what there is", "discover(&query)"),
+        ("An endpoint", ".enable()"),
+        ("Listening", ".listen("),
+        ("Accepting", ".accept(request"),
+        ("A scalable endpoint", ".scalable_endpoint("),
+        ("Completions, and those of failed operations", "Some(Err(error))"),
+        ("A poll set", "set.poll("),
+        ("Sleeping on descriptors", "fabric.try_wait("),
+    ];
+    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/guide.rs");
+    let guide = fs::read_to_string(guide).unwrap();
+    // Title and code of each section. A fence without words is compiled and run by `cargo test`.
+    let mut sections: Vec<(&str, String)> = Vec::new();
+    let mut in_code = false;
+    for line in guide.lines().filter_map(|line| line.strip_prefix("//! ")) {
+        if line.starts_with("```") {
+            assert_eq!(line, "```");
+            in_code = !in_code;
+        } else if let Some((_, code)) = sections.last_mut().filter(|_| in_code) {
+            code.push_str(line);
+        } else if let Some(title) = line.strip_prefix("# ") {
+            sections.push((title, String::new()));
+        }
+    }
+    let titles: Vec<_> = sections.iter().map(|(title, _)| *title).collect();
+    assert_eq!(titles, FLOWS.map(|(title, _)| title));
+    for ((title, code), (_, call)) in sections.iter().zip(FLOWS) {
+        assert!(code.contains(call), "{title}: {call}");
+    }
+}
