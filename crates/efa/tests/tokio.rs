@@ -381,7 +381,12 @@ fn refused_operation_returns_its_buffer_and_failed_one_its_reason() {
 #[test]
 fn send_to_a_peer_that_is_gone_fails() {
     on_each_link(|[a, b], to| async move {
-        a.endpoint.send(Message::to(to), "one").await.unwrap();
+        // Without its HANDSHAKE, nothing would be sent that can fail.
+        let (sent, received) = tokio::join!(
+            a.endpoint.send(Message::to(to).delivery_complete(), "one"),
+            b.endpoint.receive(Receive::untagged(), vec![0; 8]),
+        );
+        assert!(sent.is_ok() && received.is_ok(), "{sent:?}, {received:?}");
         drop(b);
         loop {
             match a.endpoint.send(Message::to(to).delivery_complete(), "two").await {

@@ -11,7 +11,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -19,7 +19,7 @@ use efa::{
     AddressVector, CompletionQueue, CompletionQueueOptions, Direction, Endpoint, EndpointOptions,
     Fabric, FiAddr, Message, Receive, ShmOptions, TcpOptions, TryWaitError, Wait,
 };
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 const TAG: u64 = 7;
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -85,7 +85,9 @@ impl Side {
         loop {
             match self.fabric.try_wait(&[&self.queue]) {
                 Ok(()) => {
-                    poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], None)?;
+                    let timeout = Timespec::try_from(TIMEOUT)?;
+                    let mut descriptors = [PollFd::new(&descriptor, PollFlags::IN)];
+                    ensure!(poll(&mut descriptors, Some(&timeout))? > 0, "nothing for {TIMEOUT:?}");
                 }
                 Err(TryWaitError::Pending) => {}
                 Err(other) => return Err(other.into()),
@@ -118,17 +120,28 @@ fn switches() -> Result<u64> {
     Ok(count.context("no count of context switches")?.trim().parse()?)
 }
 
+/// The child, killed and reaped on every path.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 fn parent(link: &str, how: &str, count: u64) -> Result<()> {
     let directory = tempfile::tempdir()?;
     let hosts = directory.path().join("hosts");
     let side = Side::open(link, how, Some(hosts.clone()))?;
-    let mut child = Command::new(std::env::current_exe()?)
+    let child = Command::new(std::env::current_exe()?)
         .args([link, how, &count.to_string(), &side.endpoint.address().to_string()])
         .arg(hosts)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()?;
-    let mut said = BufReader::new(child.stdout.take().context("no output")?).lines();
+    let mut child = Process(child);
+    let mut said = BufReader::new(child.0.stdout.take().context("no output")?).lines();
     let address = said.next().context("the child is gone")??;
     let to = side.addresses.insert(address.parse()?)?;
     rounds(&side, to, 0..WARM, true)?;
@@ -138,7 +151,7 @@ fn parent(link: &str, how: &str, count: u64) -> Result<()> {
     let mine = (switches()? - before) as f64 / count as f64;
     let theirs: f64 = said.next().context("the child is gone")??.parse()?;
     println!("{nanoseconds} {mine:.2} {theirs:.2}");
-    ensure!(child.wait()?.success(), "the child failed");
+    ensure!(child.0.wait()?.success(), "the child failed");
     Ok(())
 }
 
