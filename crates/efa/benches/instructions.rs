@@ -287,6 +287,6 @@ const POST: u64 = 282;
 const IDLE: u64 = 424;
 const TRANSFER: u64 = 6_900;
 /// A message over a connection, and over one of 64 on the same queues, which may cost 1.3 times as much.
-const ONE_OF_ONE: u64 = 7_000;
-const ONE_OF_64: u64 = 9_000;
+const ONE_OF_ONE: u64 = 6_400;
+const ONE_OF_64: u64 = 8_320;
 const _: () = assert!(ONE_OF_64 * 10 <= ONE_OF_ONE * 13);

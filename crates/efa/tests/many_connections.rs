@@ -290,7 +290,7 @@ fn on_each_link(count: usize) {
     let _alone = ALONE.lock();
     let directory = TempDir::new_in("/dev/shm").unwrap();
     many("shm", &shm(&directory.path().join("hosts")), count, 4);
-    many("tcp", &Fabric::tcp(TcpOptions::new([127, 0, 0, 1])), count, 5);
+    many("tcp", &Fabric::tcp(TcpOptions::new([127, 0, 0, 1])), count, 6);
     many("local", &Fabric::local(LocalOptions::default()), count, 0);
 }
 
