@@ -433,6 +433,7 @@ impl Shared {
         Err(DeviceError::Inconsistent { object, reason })
     }
 
+    #[inline(always)]
     fn insert(&self, table: &mut Table, address: Address) -> Result<FiAddr, DeviceError> {
         let inserted = table.insert(address);
         if let Ok(FiAddr(peer)) = inserted {
@@ -448,6 +449,7 @@ impl Shared {
 }
 
 /// Reports inserted peers to the endpoints.
+#[inline(always)]
 fn announce(endpoints: &[Weak<EndpointShared>], peers: &[(FiAddr, Address)]) {
     for endpoint in endpoints.iter().filter_map(Weak::upgrade) {
         endpoint.peers_inserted(peers);
@@ -535,6 +537,7 @@ impl Table {
         self.by_address.find(hash, same).map(|index| self.addr(*index))
     }
 
+    #[inline(always)]
     fn insert(&mut self, address: Address) -> Result<FiAddr, DeviceError> {
         let gid = address.gid();
         if gid == Gid::ZERO {

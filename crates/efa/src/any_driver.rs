@@ -48,12 +48,24 @@ macro_rules! each_driver {
     ($on:expr, $name:ident => $call:expr, $closed:pat => $value:expr) => {
         match $on {
             #[cfg(feature = "sim")]
-            AnyDriver::Soft(driver) => driver.call(|$name| $call),
-            AnyDriver::Verbs(driver) => driver.call(|$name| $call),
+            AnyDriver::Soft(driver) => {
+                let $crate::driver::Waking($name) = &mut driver.waking();
+                $call
+            }
+            AnyDriver::Verbs(driver) => {
+                let $crate::driver::Waking($name) = &mut driver.waking();
+                $call
+            }
             AnyDriver::Other(driver) => out_of_line(move || match &mut **driver {
                 #[cfg(feature = "sim")]
-                OtherDriver::SoftInPlace(driver) => driver.call(|$name| $call),
-                OtherDriver::VerbsInPlace(driver) => driver.call(|$name| $call),
+                OtherDriver::SoftInPlace(driver) => {
+                    let $crate::driver::Waking($name) = &mut driver.waking();
+                    $call
+                }
+                OtherDriver::VerbsInPlace(driver) => {
+                    let $crate::driver::Waking($name) = &mut driver.waking();
+                    $call
+                }
                 OtherDriver::Closed($closed) => $value,
             }),
         }
@@ -67,8 +79,14 @@ macro_rules! in_place_driver {
         match $on {
             AnyDriver::Other(driver) => match &mut **driver {
                 #[cfg(feature = "sim")]
-                OtherDriver::SoftInPlace(driver) => driver.call(|$name| $call),
-                OtherDriver::VerbsInPlace(driver) => driver.call(|$name| $call),
+                OtherDriver::SoftInPlace(driver) => {
+                    let $crate::driver::Waking($name) = &mut driver.waking();
+                    $call
+                }
+                OtherDriver::VerbsInPlace(driver) => {
+                    let $crate::driver::Waking($name) = &mut driver.waking();
+                    $call
+                }
                 OtherDriver::Closed(_) => {
                     let $error = StartError::Closed;
                     $value

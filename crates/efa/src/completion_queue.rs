@@ -210,9 +210,7 @@ impl CompletionQueue {
     /// operations come in order with the others.
     #[inline]
     pub fn read(&self) -> Option<Entry> {
-        let mut entry = None;
-        self.0.read(&mut entry);
-        entry
+        self.0.read()
     }
 
     /// Appends up to `most` completions to `into` and returns their number.
@@ -359,19 +357,20 @@ impl Shared {
         self.credits_taken.fetch_sub(count, Ordering::AcqRel);
     }
 
-    fn read(&self, entry: &mut Option<Entry>) {
+    fn read(&self) -> Option<Entry> {
+        let mut entry = None;
         if self.has_entries() {
-            *entry = self.pop();
+            entry = self.pop();
         }
-        if entry.is_some() {
-            return;
+        if entry.is_none() {
+            let given = |endpoint: &EndpointShared| {
+                endpoint.poll(Reader { queue: Some(self), entry: &mut entry })
+            };
+            if !self.endpoints.any(given) && self.has_entries() {
+                entry = self.pop();
+            }
         }
-        let given = |endpoint: &EndpointShared| {
-            endpoint.poll(Reader { queue: Some(self), entry: &mut *entry })
-        };
-        if !self.endpoints.any(given) && self.has_entries() {
-            *entry = self.pop();
-        }
+        entry
     }
 
     #[inline]

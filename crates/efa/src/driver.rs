@@ -19,11 +19,12 @@ use std::sync::Arc;
 
 use accounts::Accounts;
 use waited::Waiters;
+pub(crate) use waited::Waking;
 
 use efa_device::{DeviceError, QueuePair, Time};
 use efa_rdm::{
-    Atomic, AtomicKind, AtomicOp, Datatype, InPlaceQueue, Level, Operands, PeerId, Read, ReceiveId,
-    StartError as EngineError, Statistics, Write,
+    Atomic, AtomicKind, AtomicOp, AtomicRefused, Datatype, InPlaceQueue, Level, Operands, PeerId,
+    Read, ReceiveId, StartError as EngineError, Statistics, Write,
 };
 
 use crate::address::Address;
@@ -130,6 +131,11 @@ impl Unreported {
 
     #[inline(always)]
     fn reports(self, completion: Option<bool>) -> bool {
+        self == Self::None || self.reports_one_of_some(completion)
+    }
+
+    #[cold]
+    fn reports_one_of_some(self, completion: Option<bool>) -> bool {
         match self {
             Self::None => true,
             Self::OnRequest => completion != Some(false),
@@ -200,13 +206,14 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         context: u64,
     ) -> Result<(), Refused> {
         let Message { to, tag, cq_data, level, completion } = message;
-        let level = level.unwrap_or(self.level);
-        let slot = self.transmit_slot(completion, buffer);
-        self.start_transmit(to, slot, |engine, peer, buffer| {
-            let message = efa_rdm::Message { peer, tag, cq_data, level, buffer, context };
-            engine.send(message).map(|_| ()).map_err(parts)
-        })
-        .map_err(refused)
+        let peer = match self.start_transmit(to) {
+            Ok(peer) => peer,
+            Err(error) => return Err(Refused { error, buffer }),
+        };
+        let (level, buffer) = (level.unwrap_or(self.level), self.transmit_slot(completion, buffer));
+        let message = efa_rdm::Message { peer, tag, cq_data, level, buffer, context };
+        let posted = self.engine.send(message).map(|_| ());
+        posted.map_err(|refused| self.refused(Side::Transmit, Some(to), refused))
     }
 
     pub(crate) fn inject(
@@ -224,21 +231,24 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
 
     pub(crate) fn write(&mut self, rma: Rma, buffer: Buffer, context: u64) -> Result<(), Refused> {
         let Rma { peer: to, remote, cq_data, level, completion } = rma;
-        let level = level.unwrap_or(self.level);
-        let slot = self.transmit_slot(completion, buffer);
-        self.start_transmit(to, slot, |engine, peer, buffer| {
-            engine.write(Write { peer, remote, buffer, cq_data, level, context }).map_err(parts)
-        })
-        .map_err(refused)
+        let peer = match self.start_transmit(to) {
+            Ok(peer) => peer,
+            Err(error) => return Err(Refused { error, buffer }),
+        };
+        let (level, buffer) = (level.unwrap_or(self.level), self.transmit_slot(completion, buffer));
+        let posted = self.engine.write(Write { peer, remote, buffer, cq_data, level, context });
+        posted.map_err(|refused| self.refused(Side::Transmit, Some(to), refused))
     }
 
     pub(crate) fn read(&mut self, rma: Rma, buffer: Buffer, context: u64) -> Result<(), Refused> {
         let Rma { peer: from, remote, completion, .. } = rma;
-        let slot = self.transmit_slot(completion, buffer);
-        self.start_transmit(from, slot, |engine, peer, buffer| {
-            engine.read(Read { peer, remote, buffer, context }).map_err(parts)
-        })
-        .map_err(refused)
+        let peer = match self.start_transmit(from) {
+            Ok(peer) => peer,
+            Err(error) => return Err(Refused { error, buffer }),
+        };
+        let buffer = self.transmit_slot(completion, buffer);
+        let posted = self.engine.read(Read { peer, remote, buffer, context });
+        posted.map_err(|refused| self.refused(Side::Transmit, Some(from), refused))
     }
 
     #[allow(clippy::result_large_err, reason = "the operands come back, all three of them")]
@@ -250,15 +260,20 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         context: u64,
     ) -> Result<(), Refused> {
         let Rma { peer: to, remote, level, completion, .. } = rma;
+        let refused = |error, operands: Operands<Buffer>| Refused {
+            error,
+            buffer: operands.into_fetched().unwrap_or_default(),
+        };
+        let peer = match self.start_transmit(to) {
+            Ok(peer) => peer,
+            Err(error) => return Err(refused(error, operands)),
+        };
         let level = level.unwrap_or(self.level);
-        let slots = operands.map(|buffer| self.transmit_slot(completion, buffer));
-        self.start_transmit(to, slots, |engine, peer, operands| {
-            let atomic = Atomic { peer, remote, datatype, op, operands, level, context };
-            engine.atomic(atomic).map_err(|refused| (refused.error, refused.operands))
-        })
-        .map_err(|(error, operands)| {
-            let buffer = operands.map(Slot::into_buffer).into_fetched().unwrap_or_default();
-            Refused { error, buffer }
+        let operands = operands.map(|buffer| self.transmit_slot(completion, buffer));
+        let atomic = Atomic { peer, remote, datatype, op, operands, level, context };
+        self.engine.atomic(atomic).map_err(|AtomicRefused { error, operands }| {
+            let error = self.not_started(Side::Transmit, Some(to), error);
+            refused(error, operands.map(Slot::into_buffer))
         })
     }
 
@@ -272,24 +287,28 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         buffer: Buffer,
         context: u64,
     ) -> Result<ReceiveId, Refused> {
-        let Receive { source, tag, completion } = receive;
+        let Receive { source: from, tag, completion } = receive;
+        let source = match self.start_receive(from) {
+            Ok(source) => source,
+            Err(error) => return Err(Refused { error, buffer }),
+        };
         let slot = self.receive_slot(completion, buffer);
-        self.start_receive(source, slot, |engine, source, slot| {
-            engine.receive(claims::accept(source, tag), slot, context).map_err(parts)
-        })
-        .map_err(refused)
+        let posted = self.engine.receive(claims::accept(source, tag), slot, context);
+        posted.map_err(|refused| self.refused(Side::Receive, from, refused))
     }
 
     pub(crate) fn receive_many(
         &mut self,
-        source: Option<FiAddr>,
+        from: Option<FiAddr>,
         buffer: Buffer,
         context: u64,
     ) -> Result<ReceiveId, Refused> {
-        self.start_receive(source, Slot::for_many(buffer), |engine, source, slot| {
-            engine.receive_many(source, slot, context).map_err(parts)
-        })
-        .map_err(refused)
+        let source = match self.start_receive(from) {
+            Ok(source) => source,
+            Err(error) => return Err(Refused { error, buffer }),
+        };
+        let posted = self.engine.receive_many(source, Slot::for_many(buffer), context);
+        posted.map_err(|refused| self.refused(Side::Receive, from, refused))
     }
 
     /// A buffer of an operation that completes silently unless it is signaled or the queue's binding isn't
@@ -304,66 +323,55 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         Slot::reported(self.unreported[1].reports(completion), buffer)
     }
 
+    /// The engine's peer for an operation that is about to start, and a credit of the completion queue and a share
+    /// of the budget.
     #[inline(always)]
-    fn start_transmit<B>(
-        &mut self,
-        to: FiAddr,
-        buffer: B,
-        post: impl FnOnce(&mut Engine<Q>, PeerId, B) -> Result<(), (EngineError, B)>,
-    ) -> Result<(), (StartError, B)> {
-        let peer = self.peer(to);
-        self.start(Side::Transmit, Some(to), peer, buffer, post)
+    fn start_transmit(&mut self, to: FiAddr) -> Result<PeerId, StartError> {
+        let peer = self.peer(to)?;
+        self.transmit.start()?;
+        if let Some(accounts) = &self.accounts
+            && let Err(error) = accounts.start()
+        {
+            self.transmit.end();
+            return Err(error);
+        }
+        Ok(peer)
     }
 
     #[inline(always)]
-    fn start_receive(
-        &mut self,
-        source: Option<FiAddr>,
-        buffer: Slot,
-        post: impl FnOnce(
-            &mut Engine<Q>,
-            Option<PeerId>,
-            Slot,
-        ) -> Result<ReceiveId, (EngineError, Slot)>,
-    ) -> Result<ReceiveId, (StartError, Slot)> {
-        let peer = source.map(|source| self.peer(source)).transpose();
-        self.start(Side::Receive, source, peer, buffer, post)
+    fn start_receive(&mut self, source: Option<FiAddr>) -> Result<Option<PeerId>, StartError> {
+        let peer = source.map(|source| self.peer(source)).transpose()?;
+        self.receive.start()?;
+        Ok(peer)
     }
 
-    /// Starts an operation with `peer`, which `addr` stands for: takes a credit of the completion queue
-    /// and posts to the engine. The credit and the buffer come back if that fails.
-    ///
-    /// Inlined: a call would move the buffer once more.
-    #[inline(always)]
-    fn start<P, B, T>(
+    /// Returns the credit of an operation.
+    fn end(&mut self, side: Side) {
+        match side {
+            Side::Transmit => self.transmit.end(),
+            Side::Receive => self.receive.end(),
+        }
+    }
+
+    /// Ends an operation that the engine refused.
+    #[cold]
+    fn not_started(&mut self, side: Side, addr: Option<FiAddr>, error: EngineError) -> StartError {
+        self.end(side);
+        if let (Side::Transmit, Some(accounts)) = (side, &self.accounts) {
+            accounts.end();
+        }
+        translate(error, addr, self.engine.lack())
+    }
+
+    #[cold]
+    fn refused(
         &mut self,
         side: Side,
         addr: Option<FiAddr>,
-        peer: Result<P, StartError>,
-        buffer: B,
-        post: impl FnOnce(&mut Engine<Q>, P, B) -> Result<T, (EngineError, B)>,
-    ) -> Result<T, (StartError, B)> {
-        let binding = match side {
-            Side::Transmit => &mut self.transmit,
-            Side::Receive => &mut self.receive,
-        };
-        let peer = match peer.and_then(|peer| binding.start().map(|()| peer)) {
-            Ok(peer) => peer,
-            Err(error) => return Err((error, buffer)),
-        };
-        if let (Side::Transmit, Some(accounts)) = (side, &self.accounts)
-            && let Err(error) = accounts.start()
-        {
-            binding.end();
-            return Err((error, buffer));
-        }
-        post(&mut self.engine, peer, buffer).map_err(|(error, buffer)| {
-            binding.end();
-            if let (Side::Transmit, Some(accounts)) = (side, &self.accounts) {
-                accounts.end();
-            }
-            (translate(error, addr, self.engine.lack()), buffer)
-        })
+        refused: efa_rdm::Refused<Slot>,
+    ) -> Refused {
+        let error = self.not_started(side, addr, refused.error);
+        Refused { error, buffer: refused.buffer.into_buffer() }
     }
 
     pub(crate) fn cancel(&mut self, receive: ReceiveId) -> bool {
@@ -429,14 +437,12 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             if Q::IN_PLACE && self.complete_in_place(&mut reader) {
                 return true;
             }
-            let Some(completion) = self.engine.poll(self.now) else {
-                if Q::IN_PLACE && self.complete_in_place(&mut reader) {
-                    return true;
-                }
-                break;
-            };
-            if self.complete(completion, &mut reader) {
-                return true;
+            let completion = self.engine.poll(self.now);
+            match self.complete(completion, &mut reader) {
+                Some(true) => return true,
+                Some(false) => {}
+                None if Q::IN_PLACE && self.complete_in_place(&mut reader) => return true,
+                None => break,
             }
         }
         if let Some(accounts) = &mut self.accounts {
@@ -488,10 +494,17 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     }
 
     /// The engine's peer for an index of the address vector. It is made on first use.
+    #[inline]
     fn peer(&mut self, addr: FiAddr) -> Result<PeerId, StartError> {
-        if let Some(peer) = self.peers.peer(addr) {
-            return Ok(peer);
+        match self.peers.peer(addr) {
+            Some(peer) => Ok(peer),
+            None => self.new_peer(addr),
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn new_peer(&mut self, addr: FiAddr) -> Result<PeerId, StartError> {
         if self.addresses.is_reader() {
             return self.shared_peer(addr);
         }
@@ -544,19 +557,14 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<InPlac
             |error, packet| Refused { error, buffer: Packet::new(packet, begin, 0).into() };
         let packet = Q::Packet::from_any(packet.into_memory())
             .map_err(|other| refused(StartError::OtherDomain, other))?;
-        self.start(Side::Receive, None, Ok(()), packet, |engine, (), packet| {
-            engine.receive_in_place(packet, context).map_err(parts)
+        if let Err(error) = self.receive.start() {
+            return Err(refused(error, packet.into_any()));
+        }
+        self.engine.receive_in_place(packet, context).map_err(|packet| {
+            let error = self.not_started(Side::Receive, None, packet.error);
+            refused(error, packet.buffer.into_any())
         })
-        .map_err(|(error, packet)| refused(error, packet.into_any()))
     }
-}
-
-fn parts<B>(refused: efa_rdm::Refused<B>) -> (EngineError, B) {
-    (refused.error, refused.buffer)
-}
-
-fn refused((error, buffer): (StartError, Slot)) -> Refused {
-    Refused { error, buffer: buffer.into_buffer() }
 }
 
 /// The engine's error, with the peer as the application names it, and the device's words for what it `lacks`.

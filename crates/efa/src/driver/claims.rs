@@ -3,7 +3,7 @@
 use efa_device::QueuePair;
 use efa_rdm::{Accept, ClaimId, PeerId, SharedReceive};
 
-use super::{Driver, parts, refused, translate};
+use super::{Driver, Side, translate};
 use crate::buffer::{Buffer, Slot};
 use crate::claim::UnexpectedMessage;
 use crate::completion::{Refused, StartError};
@@ -42,11 +42,12 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         buffer: Buffer,
         context: u64,
     ) -> Result<(), Refused> {
+        if let Err(error) = self.receive.start() {
+            return Err(Refused { error, buffer });
+        }
         // Who claims a message waits for it.
-        self.start(super::Side::Receive, None, Ok(()), Slot::whole(buffer), |engine, (), slot| {
-            engine.receive_claimed(claim, slot, context).map_err(parts)
-        })
-        .map_err(refused)
+        let posted = self.engine.receive_claimed(claim, Slot::whole(buffer), context);
+        posted.map_err(|refused| self.refused(Side::Receive, None, refused))
     }
 
     /// Gives a receive of the shared queue to an unexpected message.

@@ -23,8 +23,12 @@ const UNNAMED: PeerName = (None, None);
 impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     /// Appends the completions that the engine has to the completion queues.
     pub(super) fn deliver(&mut self) {
-        while let Some(completion) = self.engine.poll_completion() {
-            self.complete(completion, &mut Reader { queue: None, entry: &mut None });
+        loop {
+            let completion = self.engine.poll_completion();
+            let reader = &mut Reader { queue: None, entry: &mut None };
+            if self.complete(completion, reader).is_none() {
+                break;
+            }
         }
         if Q::IN_PLACE {
             self.complete_in_place(&mut Reader { queue: None, entry: &mut None });
@@ -35,16 +39,16 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     }
 
     /// Gives a completion to the reader if it is for that queue, and returns whether it is; otherwise
-    /// appends it to its queue.
+    /// appends it to its queue. `None` if there is none: the caller doesn't look, as that would move it.
     #[inline(always)]
     pub(super) fn complete(
         &mut self,
-        completion: EngineCompletion<Slot>,
+        completion: Option<EngineCompletion<Slot>>,
         reader: &mut Reader<'_>,
-    ) -> bool {
+    ) -> Option<bool> {
         match completion {
             // The most frequent case, taken apart here so that nothing is moved twice.
-            EngineCompletion::Receive(ReceiveCompletion {
+            Some(EngineCompletion::Receive(ReceiveCompletion {
                 context,
                 peer,
                 tagged,
@@ -54,7 +58,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
                 subprotocol,
                 buffer: Slot { buffer, role: Role::Whole },
                 result: Ok(()),
-            }) if self.receive.is_read_by(reader) => {
+            })) if self.receive.is_read_by(reader) => {
                 self.count(Kind::Receive, &Ok(()));
                 let from = self.sender(peer);
                 *reader.entry = Some(Ok(Completion {
@@ -64,25 +68,27 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
                     ..self.completion(Kind::Receive, context, length, buffer, from)
                 }));
                 self.receive.end();
-                true
+                Some(true)
             }
-            other => self.complete_other(other, reader),
+            None => None,
+            _ => Some(self.complete_other(completion, reader)),
         }
     }
 
     #[inline(never)]
     fn complete_other(
         &mut self,
-        completion: EngineCompletion<Slot>,
+        completion: Option<EngineCompletion<Slot>>,
         reader: &mut Reader<'_>,
     ) -> bool {
         match completion {
-            EngineCompletion::Send(send) => self.sent(send, reader),
-            EngineCompletion::Receive(receive) => self.received(receive, reader),
-            EngineCompletion::Rma(rma) => self.rma_ended(rma, reader),
-            EngineCompletion::Atomic(atomic) => self.atomic_ended(*atomic, reader),
-            EngineCompletion::RemoteWrite(write) => self.remotely_written(write, reader),
-            EngineCompletion::Released { context, buffer } => {
+            None => false,
+            Some(EngineCompletion::Send(send)) => self.sent(send, reader),
+            Some(EngineCompletion::Receive(receive)) => self.received(receive, reader),
+            Some(EngineCompletion::Rma(rma)) => self.rma_ended(rma, reader),
+            Some(EngineCompletion::Atomic(atomic)) => self.atomic_ended(*atomic, reader),
+            Some(EngineCompletion::RemoteWrite(write)) => self.remotely_written(write, reader),
+            Some(EngineCompletion::Released { context, buffer }) => {
                 let (buffer, role) = buffer.into_parts();
                 let completion = self.completion(Kind::Released, context, 0, buffer, UNNAMED);
                 self.receive_ended(role, Ok(completion), reader)
@@ -116,10 +122,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
 
     /// Ends an operation without a completion. Always returns false: the reader gets none.
     fn end_silently(&mut self, side: Side) -> bool {
-        match side {
-            Side::Transmit => self.transmit.end(),
-            Side::Receive => self.receive.end(),
-        }
+        self.end(side);
         false
     }
 

@@ -56,14 +56,10 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         Ok(armed)
     }
 
-    /// Evaluates `call`, and then wakes threads that sleep if it has left something to do.
+    /// The driver for one call.
     #[inline(always)]
-    pub(crate) fn call<T>(&mut self, call: impl FnOnce(&mut Self) -> T) -> T {
-        let result = call(self);
-        if self.waiters.is_some() {
-            self.wake_if_needed();
-        }
-        result
+    pub(crate) fn waking(&mut self) -> Waking<'_, Q> {
+        Waking(self)
     }
 
     /// Wakes threads that sleep if a call has left something to do that no descriptor shows: an operation
@@ -80,6 +76,22 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         let is_earlier = next.is_some_and(|next| until.is_none_or(|until| next < until));
         if is_earlier || self.engine.has_ended_operations() {
             waiters.wake();
+        }
+    }
+}
+
+/// A driver in a call, after which threads that sleep are woken if it has left something to do. Not a function
+/// around the call: that would move what the call takes and returns once more.
+#[derive(Debug)]
+pub(crate) struct Waking<'a, Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>>(
+    pub(crate) &'a mut Driver<Q>,
+);
+
+impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Drop for Waking<'_, Q> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.0.waiters.is_some() {
+            self.0.wake_if_needed();
         }
     }
 }
