@@ -96,7 +96,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         if !self.core.can_read(peer) {
             return false;
         }
-        if self.read_iov(id, &mut { NO_PIECES }).is_some() {
+        if self.is_readable(id) {
             return true;
         }
         let Some(send) = self.sends.get_mut(id) else { return false };
@@ -105,7 +105,17 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
         let device = &self.core.transmit.device;
         send.memory.register(|memory| device.register(memory, SOURCE));
-        self.read_iov(id, &mut { NO_PIECES }).is_some()
+        self.is_readable(id)
+    }
+
+    fn is_readable(&self, id: OpId) -> bool {
+        let Some(send) = self.sends.get(id) else { return false };
+        match send.memory.registered_from(0) {
+            None => false,
+            // Most buffers have one piece.
+            Some(range) if range.length as u64 >= send.length => range.region.access().remote_read,
+            Some(_) => self.read_iov(id, &mut { NO_PIECES }).is_some(),
+        }
     }
 
     /// Sends the LONGREAD_RTM, which carries no data.
