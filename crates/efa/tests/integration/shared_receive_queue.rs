@@ -424,3 +424,70 @@ fn random_messages_to_shared_receives_keep_the_order_of_each_sender() {
         assert_eq!(seen, (1..=MESSAGES as u64).collect::<Vec<_>>(), "seed {seed}");
     }
 }
+
+/// Threads post, send, and read the queues of both receivers at the same time; peers come and go meanwhile.
+#[test]
+fn threads_share_a_receive_queue_and_no_message_is_lost_or_doubled() {
+    const EACH: u64 = 500;
+    let domain = efa::Fabric::local(efa::LocalOptions::default()).domain().unwrap();
+    let shared = domain.shared_receive_queue(SharedReceiveQueueOptions::new());
+    let endpoint = |shared: Option<&SharedReceiveQueue>| {
+        let queue = domain.completion_queue(CompletionQueueOptions::default());
+        let addresses = domain.address_vector();
+        let builder = domain
+            .endpoint(EndpointOptions::default())
+            .bind_completion_queue(&queue, Direction::Both)
+            .bind_address_vector(&addresses);
+        let builder = match shared {
+            Some(shared) => builder.bind_shared_receive_queue(shared),
+            None => builder,
+        };
+        (builder.enable().unwrap(), queue, addresses)
+    };
+    let receivers = [endpoint(Some(&shared)), endpoint(Some(&shared))];
+    let seen = std::sync::Mutex::new(Vec::new());
+    let length = |number: u64| (number * 7919 % 20_000) as usize;
+    std::thread::scope(|scope| {
+        for (_, queue, _) in &receivers {
+            scope.spawn(|| {
+                while seen.lock().unwrap().len() < 2 * EACH as usize {
+                    let Some(entry) = queue.read() else { continue };
+                    let received = entry.unwrap();
+                    let (number, context) = (received.cq_data.unwrap(), received.context);
+                    assert_eq!(received.into_message(), pattern(length(number), number));
+                    seen.lock().unwrap().push((number, context));
+                }
+            });
+        }
+        scope.spawn(|| {
+            for context in 0..2 * EACH {
+                shared.receive(Receive::untagged(), vec![0; 20_000], context).unwrap();
+                // Endpoints that are closed at once, and receives that are taken back.
+                if context % 50 == 0 {
+                    drop(endpoint(Some(&shared)));
+                    let id = shared.receive(Receive::tagged(1), vec![0; 1], 0).unwrap();
+                    assert!(shared.cancel(id).is_some());
+                }
+            }
+        });
+        for (index, (receiver, ..)) in (0..).zip(&receivers) {
+            let endpoint = &endpoint;
+            scope.spawn(move || {
+                let (sender, queue, addresses) = endpoint(None);
+                let to = addresses.insert(receiver.address()).unwrap();
+                for number in index * EACH..(index + 1) * EACH {
+                    let message = Message::to(to).with_data(number);
+                    sender.send(message, pattern(length(number), number), number).unwrap();
+                    queue.wait(std::time::Duration::from_secs(30)).unwrap();
+                }
+            });
+        }
+    });
+    let mut seen = seen.into_inner().unwrap();
+    seen.sort_unstable();
+    assert!(seen.iter().map(|(number, _)| *number).eq(0..2 * EACH));
+    let mut contexts: Vec<_> = seen.iter().map(|(_, context)| *context).collect();
+    contexts.sort_unstable();
+    assert!(contexts.into_iter().eq(0..2 * EACH));
+    assert!(shared.is_empty());
+}
