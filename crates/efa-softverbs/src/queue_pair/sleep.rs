@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use efa_device::{Armed, Time};
 
-use super::{Locked, QueuePair};
+use super::{Locked, QpState, QueuePair};
 use crate::clock::now;
 use crate::link::LinkQueuePair;
 use crate::message::report;
@@ -121,6 +121,10 @@ impl QueuePair {
     /// `None` if it stays awake.
     fn arm(&self, locked: &mut Locked) -> Option<Look> {
         let sleepers = process().progress.sleepers()?;
+        // The thread doesn't know it before, so nobody would look when its link has something.
+        if locked.state < QpState::Rtr {
+            return None;
+        }
         for _ in 0..STEPS {
             let link = locked.link.as_ref()?;
             if link.wait_fd().is_none() || (self.step(locked) && !self.is_awaited()) {

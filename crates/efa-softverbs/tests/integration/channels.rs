@@ -116,6 +116,33 @@ fn send_that_fails_at_once_after_the_request_gives_an_event() {
     destroy(handle);
 }
 
+/// What the peer sends before wakes the link of a queue pair that can't receive yet.
+#[test]
+fn queue_pair_that_becomes_ready_after_the_request_gives_an_event() {
+    let (a, b) = (pair(SLEEPING()).0, Endpoint::in_reset(SLEEPING()));
+    let buffer = Memory::of(&[0; 16]);
+    let into = b.register(&buffer, IBV_ACCESS_LOCAL_WRITE);
+    let handle = a.handle(b.gid());
+    assert_eq!(b.request_event(0), 0);
+    let mut attributes: ibv_qp_attr = zeroed();
+    (attributes.qp_state, attributes.port_num, attributes.qkey) = (IBV_QPS_INIT, 1, b.qkey);
+    let flags = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+    assert_eq!(b.modify(&mut attributes, flags), 0);
+    assert_eq!(b.request_event(0), 0);
+    assert_eq!(b.post_receive(1, sge(into, 0, 16)), 0);
+    let to = (handle, b.number(), b.qkey);
+    assert_eq!(a.post_send(1, to, &[inline(b"early")], IBV_SEND_INLINE), 0);
+    assert!(!b.has_event(50), "not ready");
+    attributes.qp_state = IBV_QPS_RTR;
+    let begin = Instant::now();
+    assert_eq!(b.modify(&mut attributes, IBV_QP_STATE), 0);
+    assert!(b.has_event(TIMEOUT) && b.take_event());
+    assert!(begin.elapsed() < LOST / 2, "{:?}", begin.elapsed());
+    assert_eq!((b.wait().wr_id, a.wait().status), (1, IBV_WC_SUCCESS));
+    destroy(handle);
+    deregister(into);
+}
+
 #[test]
 fn descriptor_of_a_channel_works_in_poll_epoll_and_select() {
     let exchange = Exchange::new();
