@@ -532,6 +532,7 @@ impl Table {
         self.find_hashed(address, hash(&self.hasher, address))
     }
 
+    #[inline(always)]
     fn find_hashed(&self, address: &Address, hash: u64) -> Option<FiAddr> {
         let same = |index: &u32| self.slots[*index as usize] == Slot::Taken(*address);
         self.by_address.find(hash, same).map(|index| self.addr(*index))

@@ -36,6 +36,7 @@ enum Memory {
 }
 
 impl Memory {
+    #[inline(always)]
     fn as_slice(&self) -> Option<&[u8]> {
         match self {
             Self::Vec(vec) => Some(vec),
@@ -532,8 +533,12 @@ impl Slot {
         matches!(self.role, Role::Silent)
     }
 
+    #[inline]
     pub(crate) fn into_buffer(self) -> Buffer {
-        self.into_parts().0
+        match self.role {
+            Role::Registered(region) => reclaim(region),
+            _ => self.buffer,
+        }
     }
 
     pub(crate) fn into_parts(self) -> (Buffer, Role) {
