@@ -33,5 +33,6 @@ mod random;
 mod restarts;
 mod rma;
 mod send_window;
+mod shared_receives;
 mod subprotocols;
 mod world;
