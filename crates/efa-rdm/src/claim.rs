@@ -13,7 +13,7 @@ use efa_proto::{Header, Packet};
 
 use crate::completion::{Refused, StartError};
 use crate::endpoint::{Accept, Endpoint};
-use crate::ids::PeerId;
+use crate::ids::{ClaimId, PeerId};
 use crate::matching::{HeldFor, Matching, Target, pattern};
 use crate::payload::Payload;
 use crate::shape::Shape;
@@ -29,14 +29,6 @@ pub struct UnexpectedMessage {
     pub length: u64,
     /// The sender's 64 bits of CQ data.
     pub cq_data: Option<u64>,
-}
-
-/// A message that [`Endpoint::claim`] took. Stale when it was received or discarded, or its sender ended
-/// before all of it had arrived.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ClaimId {
-    pub(crate) key: u32,
-    pub(crate) number: u64,
 }
 
 impl Accept {

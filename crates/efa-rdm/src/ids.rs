@@ -26,3 +26,11 @@ impl ReceiveId {
     /// The identifier of a receive that was matched when it was posted.
     pub const MATCHED: Self = Self { post: PostId::from_bits(u64::MAX), tagged: false };
 }
+
+/// A message that [`Endpoint::claim`](crate::Endpoint::claim) took. Stale when it was received or discarded, or its sender ended
+/// before all of it had arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ClaimId {
+    pub(crate) key: u32,
+    pub(crate) number: u64,
+}

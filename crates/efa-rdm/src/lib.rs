@@ -121,6 +121,7 @@ mod segment;
 mod select;
 mod send_window;
 mod shape;
+mod shared_matching;
 mod shared_receives;
 mod sleep;
 mod statistics;
@@ -133,7 +134,7 @@ mod work;
 
 pub use atomic::{AtomicKind, AtomicOp, Datatype};
 pub use bounds::{Bounds, Excess};
-pub use claim::{ClaimId, UnexpectedMessage};
+pub use claim::UnexpectedMessage;
 pub use completion::{
     AtomicCompletion, Completion, Level, OperationError, ReceiveCompletion, Refused, RemoteWrite,
     RmaCompletion, RmaKind, SendCompletion, StartError,
@@ -143,7 +144,7 @@ pub use efa_match::Violation;
 pub use efa_proto::RmaIov;
 pub use endpoint::{Accept, Endpoint, Message, PacketsHeld};
 pub use event::{DropReason, Event};
-pub use ids::{PeerId, ReceiveId};
+pub use ids::{ClaimId, PeerId, ReceiveId};
 pub use in_place::{InPlaceCompletion, MessageInPlace, ReceiveNeeds, Receiver};
 pub use in_place_queue::InPlaceQueue;
 pub use memory::{AccessError, KeyedRegions, RemoteUse};

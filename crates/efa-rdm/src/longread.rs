@@ -17,7 +17,7 @@
 
 use efa_device::{Access, QueuePair, Region};
 use efa_handshake::{EorLayout, Extras, Support};
-use efa_proto::{Eor, EorForm, MAX_IOV, MsgId, OpId, PacketType, ReadNack, RmaIov, Rtm, RtmKind};
+use efa_proto::{Eor, EorForm, MsgId, OpId, PacketType, ReadNack, RmaIov, Rtm, RtmKind};
 
 use crate::completion::OperationError;
 use crate::core::Core;
@@ -69,63 +69,31 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
-    /// Puts addresses, lengths and remote keys of a send's buffer into `pieces`, and returns their number; `None` if it
-    /// isn't registered for remote reads, or has more pieces than a packet can name.
-    #[inline]
-    pub(crate) fn read_iov(&self, id: OpId, pieces: &mut [RmaIov; MAX_IOV]) -> Option<usize> {
-        let send = self.sends.get(id)?;
-        let mut offset = 0;
-        for (count, piece) in (1..).zip(pieces) {
-            let range = send.memory.registered_from(offset)?;
-            if !range.region.access().remote_read {
-                return None;
-            }
-            let length = (range.length as u64).min(send.length - offset);
-            let address = range.region.remote_address() + range.offset as u64;
-            *piece = RmaIov::new(address, length, range.region.remote_key().into());
-            offset += length;
-            if offset == send.length {
-                return Some(count);
-            }
-        }
-        None
-    }
-
     /// Whether the peer can read the buffer of a send; registers the buffer if it isn't registered.
     pub(crate) fn make_readable(&mut self, id: OpId, peer: PeerId) -> bool {
         if !self.core.can_read(peer) {
             return false;
         }
-        if self.is_readable(id) {
-            return true;
-        }
         let Some(send) = self.sends.get_mut(id) else { return false };
-        if send.memory.is_registered() {
-            return false;
-        }
-        let device = &self.core.transmit.device;
-        send.memory.register(|memory| device.register(memory, SOURCE));
-        self.is_readable(id)
-    }
-
-    fn is_readable(&self, id: OpId) -> bool {
-        let Some(send) = self.sends.get(id) else { return false };
         match send.memory.registered_from(0) {
-            None => false,
+            None => {
+                let device = &self.core.transmit.device;
+                send.memory.register(|memory| device.register(memory, SOURCE))
+            }
             // Most buffers have one piece.
             Some(range) if range.length as u64 >= send.length => range.region.access().remote_read,
-            Some(_) => self.read_iov(id, &mut { NO_PIECES }).is_some(),
+            Some(_) => send.memory.read_iov(send.length, &mut { NO_PIECES }).is_some(),
         }
     }
 
     /// Sends the LONGREAD_RTM, which carries no data.
     pub(crate) fn send_longread(&mut self, id: OpId) -> Advance {
         let mut pieces = NO_PIECES;
-        let Some(count) = self.read_iov(id, &mut pieces) else { return Advance::Done };
         let Self { core, sends, .. } = self;
         let Some(send) = sends.get_mut(id) else { return Advance::Done };
+        let readable = send.memory.read_iov(send.length, &mut pieces);
+        let Some(read_iov) = readable else { return Advance::Done };
         send.in_packets = 0;
-        let read_iov = &pieces[..count];
         let kind = RtmKind::LongRead { msg_length: send.length, send_id: id, read_iov };
         let options = core.request_options(send.peer, send.cq_data);
         let rtm = Rtm { msg_id: MsgId(send.msg_id), tag: send.tag, kind, options };
@@ -135,14 +103,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Sends the RUNTREAD_RTM packets that carry the runt.
     pub(crate) fn send_runtread(&mut self, id: OpId) -> Advance {
         let mut pieces = NO_PIECES;
-        let Some(count) = self.read_iov(id, &mut pieces) else { return Advance::Done };
         let Self { core, sends, .. } = self;
         let Some(send) = sends.get_mut(id) else { return Advance::Done };
+        let readable = send.memory.read_iov(send.length, &mut pieces);
+        let Some(read_iov) = readable else { return Advance::Done };
         let (msg_id, tag, msg_length) = (MsgId(send.msg_id), send.tag, send.length);
         let options = core.request_options(send.peer, send.cq_data);
         let runt_length = core.config.runt_size.min(msg_length);
         send.in_packets = runt_length;
-        let read_iov = &pieces[..count];
         while send.sent < runt_length {
             let seg_offset = send.sent;
             let kind =
@@ -214,11 +182,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             return true;
         }
         let Some(receive) = self.receives.get_mut(id) else { return true };
-        let mut registered = receive.memory.is_registered();
-        if !registered {
-            receive.memory.register(|memory| device.register(memory, Access::default()));
-            registered = receive.memory.is_registered();
-        }
+        let registered = receive.memory.is_registered()
+            || receive.memory.register(|memory| device.register(memory, Access::default()));
         // Messages of peers without READ_NACK wait until there is a bounce region. Writes wait too:
         // releases before 2.0 answer a READ_NACK for a write with a message.
         let may_nack = receive.role == ReceiveRole::Message;

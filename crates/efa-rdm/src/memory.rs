@@ -3,7 +3,7 @@
 use core::fmt;
 
 use efa_device::{Region, RegionRange, RegisterError};
-use efa_proto::RmaIov;
+use efa_proto::{MAX_IOV, RmaIov};
 use smallvec::SmallVec;
 
 use crate::atomic::LARGEST;
@@ -208,14 +208,46 @@ impl<R: Region, B: Payload<R>> Memory<B, R> {
         }
     }
 
-    /// Registers a buffer until [`deregister`](Self::deregister).
+    /// Puts addresses, lengths and remote keys of the first `total` bytes into `pieces`, and returns those that it
+    /// needs. `None` if they aren't registered for remote reads, or have more pieces than a packet can name.
+    #[inline]
+    pub(crate) fn read_iov<'a>(
+        &self,
+        total: u64,
+        pieces: &'a mut [RmaIov; MAX_IOV],
+    ) -> Option<&'a [RmaIov]> {
+        let mut offset = 0;
+        for count in 0..MAX_IOV {
+            let range = self.registered_from(offset)?;
+            if !range.region.access().remote_read {
+                return None;
+            }
+            let length = (range.length as u64).min(total - offset);
+            let address = range.region.remote_address() + range.offset as u64;
+            pieces[count] = RmaIov::new(address, length, range.region.remote_key().into());
+            offset += length;
+            if offset == total {
+                return Some(&pieces[..=count]);
+            }
+        }
+        None
+    }
+
+    /// Registers a buffer until [`deregister`](Self::deregister). Returns whether that was done: not all buffers can
+    /// be, and the device may refuse.
     pub(crate) fn register(
         &mut self,
         register: impl FnOnce(Box<[u8]>) -> Result<R, RegisterError>,
-    ) {
+    ) -> bool {
+        let mut is_done = false;
         if let Self::Buffer(buffer) = self {
-            buffer.register(register);
+            buffer.register(|memory| {
+                let region = register(memory);
+                is_done = region.is_ok();
+                region
+            });
         }
+        is_done
     }
 
     /// Undoes [`register`](Self::register).

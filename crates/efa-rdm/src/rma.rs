@@ -313,11 +313,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         options: ReqOptions,
     ) -> Advance {
         let mut pieces = NO_PIECES;
-        let Some(count) = self.read_iov(id, &mut pieces) else { return Advance::Done };
         let Self { core, sends, .. } = self;
         let Some(send) = sends.get_mut(id) else { return Advance::Done };
+        let readable = send.memory.read_iov(send.length, &mut pieces);
+        let Some(read_iov) = readable else { return Advance::Done };
         send.in_packets = 0;
-        let read_iov = &pieces[..count];
         let kind = RtwKind::LongRead { msg_length: send.length, send_id: id, read_iov };
         let rtw = Rtw { rma_iov: remote.pieces(), kind, options };
         core.post_segment(id, send, rtw.packet_type(), 0, |packet| rtw.emit(packet))

@@ -65,14 +65,14 @@ pub(crate) const MEDIUM_64K: Case = case(O::Send, S::Medium, KIB_64, Rdma::NONE,
 pub(crate) const MEDIUM_1M: Case = case(O::Send, S::Medium, MIB_1, Rdma::NONE, 118, 1060);
 pub(crate) const LONG_CTS_64K: Case = case(O::Send, S::LongCts, KIB_64, Rdma::NONE, 9, 1108);
 pub(crate) const LONG_CTS_1M: Case = case(O::Send, S::LongCts, MIB_1, Rdma::NONE, 122, 783);
-pub(crate) const LONG_READ_64K: Case = case(O::Send, S::LongRead, KIB_64, READ_ONLY, 3, 1703);
-pub(crate) const LONG_READ_1M: Case = case(O::Send, S::LongRead, MIB_1, READ_ONLY, 3, 1703);
+pub(crate) const LONG_READ_64K: Case = case(O::Send, S::LongRead, KIB_64, READ_ONLY, 3, 1708);
+pub(crate) const LONG_READ_1M: Case = case(O::Send, S::LongRead, MIB_1, READ_ONLY, 3, 1708);
 pub(crate) const RUNTING_READ_1M: Case = case(O::Send, S::RuntRead, MIB_1, READ_ONLY, 10, 1366);
 pub(crate) const EMULATED_WRITE_64K: Case = case(O::Write, S::LongCts, KIB_64, Rdma::NONE, 9, 1170);
 pub(crate) const EMULATED_WRITE_1M: Case = case(O::Write, S::LongCts, MIB_1, Rdma::NONE, 122, 834);
 pub(crate) const LONG_READ_WRITE_64K: Case =
-    case(O::Write, S::LongRead, KIB_64, READ_ONLY, 3, 1768);
-pub(crate) const LONG_READ_WRITE_1M: Case = case(O::Write, S::LongRead, MIB_1, READ_ONLY, 3, 1768);
+    case(O::Write, S::LongRead, KIB_64, READ_ONLY, 3, 1771);
+pub(crate) const LONG_READ_WRITE_1M: Case = case(O::Write, S::LongRead, MIB_1, READ_ONLY, 3, 1771);
 pub(crate) const EMULATED_READ_64K: Case = case(O::Read, S::LongCts, KIB_64, Rdma::NONE, 9, 1095);
 pub(crate) const EMULATED_READ_1M: Case = case(O::Read, S::LongCts, MIB_1, Rdma::NONE, 123, 828);
 pub(crate) const DIRECT_WRITE_64K: Case =
