@@ -291,7 +291,8 @@ fn on_each_link(count: usize) {
     let directory = TempDir::new_in("/dev/shm").unwrap();
     many("shm", &shm(&directory.path().join("hosts")), count, 4);
     many("tcp", &Fabric::tcp(TcpOptions::new([127, 0, 0, 1])), count, 6);
-    many("local", &Fabric::local(LocalOptions::default()), count, 0);
+    let options = LocalOptions::default().with(|options| options.max_queue_pairs = 2 * count);
+    many("local", &Fabric::local(options), count, 0);
 }
 
 #[test]

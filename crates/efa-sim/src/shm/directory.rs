@@ -17,6 +17,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use efa_device::{DeviceError, Gid, Qpn};
 use rustix::fs::{
@@ -42,7 +43,12 @@ pub(super) struct HostDirectory {
     path: PathBuf,
     uid: u32,
     gid: Gid,
+    /// How many queue pairs this process creates before it looks for rings without a receiver again.
+    until_sweep: AtomicUsize,
 }
+
+/// Fewest queue pairs between two looks for rings without a receiver.
+const SWEEP_AFTER: usize = 64;
 
 /// A file of a host, by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,7 +152,7 @@ impl HostDirectory {
         let path = base.join(name);
         let file = open_private(&parent, Path::new(name), &path, uid)?;
         let (opener, gid) = (Opener::this(), gid_of(uid, name));
-        let directory = Self { opener, file, path, uid, gid };
+        let directory = Self { opener, file, path, uid, gid, until_sweep: AtomicUsize::new(0) };
         directory.sweep()?;
         Ok(directory)
     }
@@ -349,7 +355,7 @@ impl HostDirectory {
             if statat(&self.file, target.to_string(), AtFlags::SYMLINK_NOFOLLOW).is_ok() {
                 continue;
             }
-            self.sweep_rings(Some(qpn))?;
+            self.sweep_rings_in_turn()?;
             let (from, to) = (name.to_string(), target.to_string());
             match linkat(&self.file, from, &self.file, to, AtFlags::empty()) {
                 Ok(()) => {
@@ -423,7 +429,7 @@ impl HostDirectory {
                 self.remove_if_stale(name, &file);
             }
         }
-        self.sweep_rings(None)
+        self.sweep_rings()
     }
 
     fn remove_if_stale(&self, name: FileName, file: &OwnedFd) {
@@ -441,13 +447,25 @@ impl HostDirectory {
         }
     }
 
-    /// Removes rings to `to`, or to any queue pair, that doesn't exist.
-    fn sweep_rings(&self, to: Option<Qpn>) -> Result<(), DeviceError> {
-        for name in self.names()? {
-            if let FileName::Ring { to: target, .. } = name
-                && to.is_none_or(|to| to == target)
-            {
-                let target = FileName::QueuePair(target).to_string();
+    /// Removes rings to queue pairs that don't exist, once in as many calls as the directory has files: reading it
+    /// each time would make queue pairs dearer the more there are. A ring that is left does no harm: only its sender
+    /// names it to a receiver.
+    fn sweep_rings_in_turn(&self) -> Result<(), DeviceError> {
+        match self.until_sweep.load(Ordering::Relaxed) {
+            0 => self.sweep_rings(),
+            left => {
+                self.until_sweep.store(left - 1, Ordering::Relaxed);
+                Ok(())
+            }
+        }
+    }
+
+    fn sweep_rings(&self) -> Result<(), DeviceError> {
+        let names = self.names()?;
+        self.until_sweep.store(names.len().max(SWEEP_AFTER), Ordering::Relaxed);
+        for name in names {
+            if let FileName::Ring { to, .. } = name {
+                let target = FileName::QueuePair(to).to_string();
                 let there = statat(&self.file, target, AtFlags::SYMLINK_NOFOLLOW);
                 if there.is_err_and(|errno| errno == Errno::NOENT) {
                     self.remove(name);
@@ -595,6 +613,21 @@ mod tests {
         {
             assert_eq!(FileName::parse(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn ring_without_a_receiver_is_removed_after_some_queue_pairs_and_others_are_kept() {
+        let base = std::env::temp_dir().join(format!("efa-ring-{:016x}", fastrand::u64(..)));
+        let directory = HostDirectory::open(Some(&base), "host").unwrap();
+        let create = || directory.create_queue_pair(4096, |_| Ok(()), |(), _| {}).unwrap();
+        let (_file, (), there) = create();
+        let gone = Qpn(there.0 ^ 0x8000);
+        let rings = [there, gone].map(|to| FileName::Ring { to, from: Qpn(9), nonce: 1 });
+        rings.iter().for_each(|ring| drop(directory.create(*ring, 4096).unwrap()));
+        (0..=SWEEP_AFTER).for_each(|_| drop(create()));
+        let found = rings.map(|ring| directory.find(ring).unwrap().is_some());
+        assert_eq!(found, [true, false]);
+        std::fs::remove_dir_all(&base).unwrap();
     }
 
     #[test]
