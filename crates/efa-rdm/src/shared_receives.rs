@@ -31,7 +31,7 @@ pub struct SharedReceive<B> {
 pub struct SharedMessage {
     /// The endpoint's number.
     pub endpoint: u32,
-    /// The message, for [`Endpoint::receive_shared`].
+    /// The message, for [`Endpoint::receive_shared`](crate::Endpoint::receive_shared).
     pub message: ClaimId,
 }
 
@@ -48,7 +48,7 @@ pub struct SharedPlace {
 pub enum SharedPosting<B> {
     /// It waits for a message.
     Waiting(ReceiveId),
-    /// It accepts this message, whose endpoint is to [get](Endpoint::receive_shared) it.
+    /// It accepts this message, whose endpoint is to [get](crate::Endpoint::receive_shared) it.
     Matched(SharedReceive<B>, SharedMessage),
 }
 
