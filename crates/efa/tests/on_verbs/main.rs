@@ -6,6 +6,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
+mod connections;
 #[path = "../integration/ends.rs"]
 mod ends;
 #[path = "../integration/in_place.rs"]
