@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::parameters::{ENTRIES, MICROSECONDS, POSITIVE, micros, number, switch};
+use super::parameters::{
+    ENTRIES, MICROSECONDS, POSITIVE, count, flag, long, microseconds, number, switch,
+};
 use super::{Effect, Parameter, ParameterKind, Value};
 use crate::sim::Rdma;
 
@@ -27,18 +29,29 @@ fn millis(duration: Duration) -> Value {
     Value::Number(duration.as_millis().try_into().unwrap_or(u64::MAX))
 }
 
+/// A parameter that sets this field of the [`Environment`](super::Environment), a `Duration` in milliseconds.
+macro_rules! milliseconds {
+    ($name:expr, $help:expr, $($field:ident).+) => {
+        number(
+            $name,
+            $help,
+            MILLISECONDS,
+            |at, value| at.$($field).+ = Duration::from_millis(value.number()),
+            |at| millis(at.$($field).+),
+        )
+    };
+}
+
 /// Reads and writes, or neither.
 fn rdma(value: &Value) -> Rdma {
     if *value == Value::Switch(true) { Rdma::READ_WRITE } else { Rdma::NONE }
 }
 
 pub(super) const LINKS: &[Parameter] = &[
-    number(
+    milliseconds!(
         "FI_EFARS_SHM_ATTACH_TIMEOUT",
         "milliseconds to wait for a peer that has too many senders",
-        MILLISECONDS,
-        |at, value| at.links.shm.attach_timeout = Duration::from_millis(value.number()),
-        |at| millis(at.links.shm.attach_timeout),
+        links.shm.attach_timeout
     ),
     other(
         "FI_EFARS_SHM_DIRECTORY",
@@ -53,62 +66,49 @@ pub(super) const LINKS: &[Parameter] = &[
                 .map_or(Value::Text(String::new()), |path| Value::Text(path.display().to_string()))
         },
     ),
-    number(
+    count!(
         "FI_EFARS_SHM_MAX_ADDRESS_HANDLES",
         "most interfaces that a device can send to",
         (1, u16::MAX as u64),
-        |at, value| at.links.shm.max_address_handles = value.count(),
-        |at| Value::Number(at.links.shm.max_address_handles as u64),
+        links.shm.max_address_handles
     ),
-    number(
+    count!(
         "FI_EFARS_SHM_MAX_PEERS",
         "most queue pairs that can send to one queue pair at a time",
         PEERS,
-        |at, value| at.links.shm.max_peers = value.count(),
-        |at| Value::Number(at.links.shm.max_peers as u64),
+        links.shm.max_peers
     ),
-    number(
+    long!(
         "FI_EFARS_SHM_MAX_RDMA_SIZE",
         "most bytes of one RDMA operation",
         POSITIVE,
-        |at, value| at.links.shm.max_rdma_size = value.number(),
-        |at| Value::Number(at.links.shm.max_rdma_size),
+        links.shm.max_rdma_size
     ),
-    number(
+    count!(
         "FI_EFARS_SHM_MAX_RECEIVE",
         "most receive buffers of a queue pair",
         ENTRIES,
-        |at, value| at.links.shm.max_receive = value.count(),
-        |at| Value::Number(at.links.shm.max_receive as u64),
+        links.shm.max_receive
     ),
-    number(
+    count!(
         "FI_EFARS_SHM_MAX_REGIONS",
         "most memory regions of a device",
         REGIONS,
-        |at, value| at.links.shm.max_regions = value.count(),
-        |at| Value::Number(at.links.shm.max_regions as u64),
+        links.shm.max_regions
     ),
-    number(
+    long!(
         "FI_EFARS_SHM_MAX_REGION_SIZE",
         "longest memory region in bytes",
         POSITIVE,
-        |at, value| at.links.shm.max_region_size = value.number(),
-        |at| Value::Number(at.links.shm.max_region_size),
+        links.shm.max_region_size
     ),
-    number(
+    count!(
         "FI_EFARS_SHM_MAX_SEND",
         "most sends of a queue pair under way",
         ENTRIES,
-        |at, value| at.links.shm.max_send = value.count(),
-        |at| Value::Number(at.links.shm.max_send as u64),
+        links.shm.max_send
     ),
-    number(
-        "FI_EFARS_SHM_MTU",
-        "largest packet in bytes",
-        (1, 1 << 20),
-        |at, value| at.links.shm.mtu = value.count(),
-        |at| Value::Number(at.links.shm.mtu as u64),
-    ),
+    count!("FI_EFARS_SHM_MTU", "largest packet in bytes", (1, 1 << 20), links.shm.mtu),
     other(
         "FI_EFARS_SHM_NAME",
         "name of the network: processes that use the same one reach each other",
@@ -116,12 +116,10 @@ pub(super) const LINKS: &[Parameter] = &[
         |at, value| at.links.shm.name = value.text().to_owned(),
         |at| Value::Text(at.links.shm.name.clone()),
     ),
-    number(
+    milliseconds!(
         "FI_EFARS_SHM_PROBE_AFTER",
         "milliseconds without acknowledgement after which the process of a peer is looked for",
-        MILLISECONDS,
-        |at, value| at.links.shm.probe_after = Duration::from_millis(value.number()),
-        |at| millis(at.links.shm.probe_after),
+        links.shm.probe_after
     ),
     switch(
         "FI_EFARS_SHM_RDMA",
@@ -129,11 +127,10 @@ pub(super) const LINKS: &[Parameter] = &[
         |at, value| at.links.shm.rdma = rdma(&value),
         |at| Value::Switch(at.links.shm.rdma.read),
     ),
-    switch(
+    flag!(
         "FI_EFARS_SHM_REPORT_UNKNOWN_GID",
         "whether receives name the interface of a sender that has no address handle here",
-        |at, value| at.links.shm.report_unknown_gid = value == Value::Switch(true),
-        |at| Value::Switch(at.links.shm.report_unknown_gid),
+        links.shm.report_unknown_gid
     ),
     other(
         "FI_EFARS_SHM_RING_SLOTS",
@@ -142,18 +139,16 @@ pub(super) const LINKS: &[Parameter] = &[
         |at, value| at.links.shm.ring_slots = value.count(),
         |at| Value::Number(at.links.shm.ring_slots as u64),
     ),
-    switch(
+    flag!(
         "FI_EFARS_SHM_RNR_AT_START",
         "whether attempts count before the first receive buffer is posted",
-        |at, value| at.links.shm.rnr_at_start = value == Value::Switch(true),
-        |at| Value::Switch(at.links.shm.rnr_at_start),
+        links.shm.rnr_at_start
     ),
-    number(
+    microseconds!(
         "FI_EFARS_SHM_RNR_DELAY",
         "microseconds between two attempts to send to a queue pair without a receive buffer",
         MICROSECONDS,
-        |at, value| at.links.shm.rnr_delay = Duration::from_micros(value.number()),
-        |at| micros(at.links.shm.rnr_delay),
+        links.shm.rnr_delay
     ),
     number(
         "FI_EFARS_TCP_DEAD_AFTER",
@@ -162,76 +157,59 @@ pub(super) const LINKS: &[Parameter] = &[
         |at, value| at.links.tcp.dead_after = seconds(&value),
         |at| Value::Number(at.links.tcp.dead_after.map_or(0, |after| after.as_secs())),
     ),
-    number(
+    milliseconds!(
         "FI_EFARS_TCP_FRAME_TIMEOUT",
         "milliseconds in which the rest of a packet must arrive",
-        MILLISECONDS,
-        |at, value| at.links.tcp.frame_timeout = Duration::from_millis(value.number()),
-        |at| millis(at.links.tcp.frame_timeout),
+        links.tcp.frame_timeout
     ),
-    number(
+    milliseconds!(
         "FI_EFARS_TCP_HELLO_TIMEOUT",
         "milliseconds in which an accepted connection must name its sender",
-        MILLISECONDS,
-        |at, value| at.links.tcp.hello_timeout = Duration::from_millis(value.number()),
-        |at| millis(at.links.tcp.hello_timeout),
+        links.tcp.hello_timeout
     ),
-    number(
+    count!(
         "FI_EFARS_TCP_MAX_ADDRESS_HANDLES",
         "most interfaces that a device can send to",
         (1, u16::MAX as u64),
-        |at, value| at.links.tcp.max_address_handles = value.count(),
-        |at| Value::Number(at.links.tcp.max_address_handles as u64),
+        links.tcp.max_address_handles
     ),
-    number(
+    count!(
         "FI_EFARS_TCP_MAX_PEERS",
         "most connections to one queue pair; more senders take turns",
         PEERS,
-        |at, value| at.links.tcp.max_peers = value.count(),
-        |at| Value::Number(at.links.tcp.max_peers as u64),
+        links.tcp.max_peers
     ),
-    number(
+    long!(
         "FI_EFARS_TCP_MAX_RDMA_SIZE",
         "most bytes of one RDMA operation",
         POSITIVE,
-        |at, value| at.links.tcp.max_rdma_size = value.number(),
-        |at| Value::Number(at.links.tcp.max_rdma_size),
+        links.tcp.max_rdma_size
     ),
-    number(
+    count!(
         "FI_EFARS_TCP_MAX_RECEIVE",
         "most receive buffers of a queue pair",
         ENTRIES,
-        |at, value| at.links.tcp.max_receive = value.count(),
-        |at| Value::Number(at.links.tcp.max_receive as u64),
+        links.tcp.max_receive
     ),
-    number(
+    count!(
         "FI_EFARS_TCP_MAX_REGIONS",
         "most memory regions of a device",
         REGIONS,
-        |at, value| at.links.tcp.max_regions = value.count(),
-        |at| Value::Number(at.links.tcp.max_regions as u64),
+        links.tcp.max_regions
     ),
-    number(
+    long!(
         "FI_EFARS_TCP_MAX_REGION_SIZE",
         "longest memory region in bytes",
         POSITIVE,
-        |at, value| at.links.tcp.max_region_size = value.number(),
-        |at| Value::Number(at.links.tcp.max_region_size),
+        links.tcp.max_region_size
     ),
-    number(
+    count!(
         "FI_EFARS_TCP_MAX_SEND",
         "most sends of a queue pair under way",
         ENTRIES,
-        |at, value| at.links.tcp.max_send = value.count(),
-        |at| Value::Number(at.links.tcp.max_send as u64),
+        links.tcp.max_send
     ),
-    number(
-        "FI_EFARS_TCP_MTU",
-        "largest packet in bytes",
-        (1, 1 << 16),
-        |at, value| at.links.tcp.mtu = value.count(),
-        |at| Value::Number(at.links.tcp.mtu as u64),
-    ),
+    count!("FI_EFARS_TCP_MTU", "largest packet in bytes", (1, 1 << 16), links.tcp.mtu),
     other(
         "FI_EFARS_TCP_PORTS",
         "ports of queue pairs; each takes the first free one",
@@ -245,24 +223,21 @@ pub(super) const LINKS: &[Parameter] = &[
         |at, value| at.links.tcp.rdma = rdma(&value),
         |at| Value::Switch(at.links.tcp.rdma.read),
     ),
-    switch(
+    flag!(
         "FI_EFARS_TCP_REPORT_UNKNOWN_GID",
         "whether receives name the interface of a sender that has no address handle here",
-        |at, value| at.links.tcp.report_unknown_gid = value == Value::Switch(true),
-        |at| Value::Switch(at.links.tcp.report_unknown_gid),
+        links.tcp.report_unknown_gid
     ),
-    switch(
+    flag!(
         "FI_EFARS_TCP_RNR_AT_START",
         "whether attempts count before the first receive buffer is posted",
-        |at, value| at.links.tcp.rnr_at_start = value == Value::Switch(true),
-        |at| Value::Switch(at.links.tcp.rnr_at_start),
+        links.tcp.rnr_at_start
     ),
-    number(
+    microseconds!(
         "FI_EFARS_TCP_RNR_DELAY",
         "microseconds between two attempts to send to a queue pair without a receive buffer",
         MICROSECONDS,
-        |at, value| at.links.tcp.rnr_delay = Duration::from_micros(value.number()),
-        |at| micros(at.links.tcp.rnr_delay),
+        links.tcp.rnr_delay
     ),
 ];
 

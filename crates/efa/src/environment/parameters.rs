@@ -50,6 +50,61 @@ const fn no_effect(name: &'static str, help: &'static str) -> Parameter {
     Parameter { name, help, effect: Effect::None }
 }
 
+/// A parameter that sets this field of the [`Environment`], a `usize`.
+macro_rules! count {
+    ($name:expr, $help:expr, $range:expr, $($field:ident).+) => {
+        $crate::environment::parameters::number(
+            $name,
+            $help,
+            $range,
+            |at, value| at.$($field).+ = value.count(),
+            |at| Value::Number(at.$($field).+ as u64),
+        )
+    };
+}
+pub(super) use count;
+
+/// As [`count!`], a `u64`.
+macro_rules! long {
+    ($name:expr, $help:expr, $range:expr, $($field:ident).+) => {
+        $crate::environment::parameters::number(
+            $name,
+            $help,
+            $range,
+            |at, value| at.$($field).+ = value.number(),
+            |at| Value::Number(at.$($field).+),
+        )
+    };
+}
+pub(super) use long;
+
+/// As [`count!`], a `Duration` in microseconds.
+macro_rules! microseconds {
+    ($name:expr, $help:expr, $range:expr, $($field:ident).+) => {
+        $crate::environment::parameters::number(
+            $name,
+            $help,
+            $range,
+            |at, value| at.$($field).+ = Duration::from_micros(value.number()),
+            |at| $crate::environment::parameters::micros(at.$($field).+),
+        )
+    };
+}
+pub(super) use microseconds;
+
+/// As [`count!`], a `bool`.
+macro_rules! flag {
+    ($name:expr, $help:expr, $($field:ident).+) => {
+        $crate::environment::parameters::switch(
+            $name,
+            $help,
+            |at, value| at.$($field).+ = value == Value::Switch(true),
+            |at| Value::Switch(at.$($field).+),
+        )
+    };
+}
+pub(super) use flag;
+
 pub(super) const ANY: (u64, u64) = (0, u64::MAX);
 pub(super) const POSITIVE: (u64, u64) = (1, u64::MAX);
 /// Entries of queues and tables.
@@ -75,75 +130,65 @@ pub(super) const RDMA: Extras = Extras::RDMA_READ.union(Extras::RDMA_WRITE);
 
 /// Those that set an option of objects.
 pub(super) const SETTINGS: &[Parameter] = &[
-    number(
+    count!(
         "FI_EFARS_BOUND_AHEAD",
         "bytes of packets ahead of the expected message that are kept of one peer",
         ANY,
-        |at, value| at.endpoint.protocol.bounds.ahead = value.count(),
-        |at| Value::Number(at.endpoint.protocol.bounds.ahead as u64),
+        endpoint.protocol.bounds.ahead
     ),
-    number(
+    count!(
         "FI_EFARS_BOUND_DISCOVERED",
         "peers that become known by a packet",
         ANY,
-        |at, value| at.endpoint.protocol.bounds.discovered = value.count(),
-        |at| Value::Number(at.endpoint.protocol.bounds.discovered as u64),
+        endpoint.protocol.bounds.discovered
     ),
-    number(
+    count!(
         "FI_EFARS_BOUND_INCARNATIONS",
         "incarnations of one queue pair that become known by a packet",
         ANY,
-        |at, value| at.endpoint.protocol.bounds.incarnations = value.count(),
-        |at| Value::Number(at.endpoint.protocol.bounds.incarnations as u64),
+        endpoint.protocol.bounds.incarnations
     ),
-    number(
+    count!(
         "FI_EFARS_BOUND_REQUESTS",
         "operations of one peer under way on memory of this endpoint",
         POSITIVE,
-        |at, value| at.endpoint.protocol.bounds.requests = value.count(),
-        |at| Value::Number(at.endpoint.protocol.bounds.requests as u64),
+        endpoint.protocol.bounds.requests
     ),
-    number(
+    count!(
         "FI_EFARS_BOUND_RESPONSES",
         "responses that are queued for one peer",
         ANY,
-        |at, value| at.endpoint.protocol.bounds.responses = value.count(),
-        |at| Value::Number(at.endpoint.protocol.bounds.responses as u64),
+        endpoint.protocol.bounds.responses
     ),
-    number(
+    count!(
         "FI_EFARS_BOUND_UNEXPECTED",
         "bytes of unexpected messages that are kept; then all senders wait",
         ANY,
-        |at, value| at.endpoint.protocol.bounds.unexpected = value.count(),
-        |at| Value::Number(at.endpoint.protocol.bounds.unexpected as u64),
+        endpoint.protocol.bounds.unexpected
     ),
-    number(
+    count!(
         "FI_EFARS_BOUND_UNEXPECTED_PER_PEER",
         "bytes of unexpected messages that are kept of one queue pair",
         ANY,
-        |at, value| at.endpoint.protocol.bounds.unexpected_per_peer = value.count(),
-        |at| Value::Number(at.endpoint.protocol.bounds.unexpected_per_peer as u64),
+        endpoint.protocol.bounds.unexpected_per_peer
     ),
-    number(
+    long!(
         "FI_EFARS_HOST_ID",
         "number of this host in HANDSHAKE packets; 0: none",
         ANY,
-        |at, value| at.endpoint.protocol.host_id = value.number(),
-        |at| Value::Number(at.endpoint.protocol.host_id),
+        endpoint.protocol.host_id
     ),
-    number(
+    long!(
         "FI_EFARS_MAX_MESSAGE_SIZE",
         "longest message in bytes that may be sent",
         ANY,
-        |at, value| at.endpoint.max_message_size = value.number(),
-        |at| Value::Number(at.endpoint.max_message_size),
+        endpoint.max_message_size
     ),
-    number(
+    count!(
         "FI_EFARS_MAX_RDMA",
         "most RDMA operations posted at a time",
         POSITIVE,
-        |at, value| at.endpoint.protocol.max_rdma = value.count(),
-        |at| Value::Number(at.endpoint.protocol.max_rdma as u64),
+        endpoint.protocol.max_rdma
     ),
     number(
         "FI_EFARS_MAX_REORDER",
@@ -152,32 +197,28 @@ pub(super) const SETTINGS: &[Parameter] = &[
         |at, value| at.endpoint.protocol.max_reorder = value.number() as u32,
         |at| Value::Number(at.endpoint.protocol.max_reorder.into()),
     ),
-    number(
+    count!(
         "FI_EFARS_MAX_RX_BUFFERS",
         "receive buffers posted to the device under load",
         ENTRIES,
-        |at, value| at.endpoint.protocol.max_receive_buffers = value.count(),
-        |at| Value::Number(at.endpoint.protocol.max_receive_buffers as u64),
+        endpoint.protocol.max_receive_buffers
     ),
-    switch(
+    flag!(
         "FI_EFARS_MESSAGES_AFTER_HANDSHAKE",
         "whether messages wait for the peer's HANDSHAKE, as peers that receive without headers need",
-        |at, value| at.endpoint.protocol.messages_after_handshake = value == Value::Switch(true),
-        |at| Value::Switch(at.endpoint.protocol.messages_after_handshake),
+        endpoint.protocol.messages_after_handshake
     ),
-    number(
+    long!(
         "FI_EFARS_MIN_MULTI_RECV",
         "a multi-receive buffer with fewer free bytes is released",
         POSITIVE,
-        |at, value| at.endpoint.protocol.min_multi_receive = value.number(),
-        |at| Value::Number(at.endpoint.protocol.min_multi_receive),
+        endpoint.protocol.min_multi_receive
     ),
-    number(
+    count!(
         "FI_EFARS_MIN_RX_BUFFERS",
         "receive buffers posted to the device by an idle endpoint",
         ENTRIES,
-        |at, value| at.endpoint.protocol.min_receive_buffers = value.count(),
-        |at| Value::Number(at.endpoint.protocol.min_receive_buffers as u64),
+        endpoint.protocol.min_receive_buffers
     ),
     number(
         "FI_EFARS_OLD_PEER_WINDOW",
@@ -193,99 +234,79 @@ pub(super) const SETTINGS: &[Parameter] = &[
         |at, value| at.endpoint.rnr_retry = value.number() as u8,
         |at| Value::Number(at.endpoint.rnr_retry.into()),
     ),
-    number(
+    count!(
         "FI_EFARS_RX_QUEUE_SIZE",
         "most receive buffers posted to the device",
         ENTRIES,
-        |at, value| at.endpoint.receive_depth = value.count(),
-        |at| Value::Number(at.endpoint.receive_depth as u64),
+        endpoint.receive_depth
     ),
-    number(
+    microseconds!(
         "FI_EFARS_TRIM_INTERVAL",
         "after how many microseconds unused buffers are freed",
         MICROSECONDS,
-        |at, value| at.endpoint.protocol.trim_interval = Duration::from_micros(value.number()),
-        |at| micros(at.endpoint.protocol.trim_interval),
+        endpoint.protocol.trim_interval
     ),
-    number(
+    count!(
         "FI_EFA_CQ_SIZE",
         "capacity of a completion queue in entries",
         ENTRIES,
-        |at, value| at.completion_queue.capacity = value.count(),
-        |at| Value::Number(at.completion_queue.capacity as u64),
+        completion_queue.capacity
     ),
-    number(
+    long!(
         "FI_EFA_INTER_MAX_MEDIUM_MESSAGE_SIZE",
         "longest message in bytes that is sent without flow control (medium)",
         ANY,
-        |at, value| at.endpoint.protocol.max_medium = value.number(),
-        |at| Value::Number(at.endpoint.protocol.max_medium),
+        endpoint.protocol.max_medium
     ),
-    number(
+    long!(
         "FI_EFA_INTER_MIN_READ_MESSAGE_SIZE",
         "shortest message in bytes that the receiver reads by RDMA (long-read)",
         ANY,
-        |at, value| at.endpoint.protocol.min_read = value.number(),
-        |at| Value::Number(at.endpoint.protocol.min_read),
+        endpoint.protocol.min_read
     ),
-    number(
+    long!(
         "FI_EFA_INTER_MIN_READ_WRITE_SIZE",
         "shortest write in bytes that the target reads by RDMA",
         ANY,
-        |at, value| at.endpoint.protocol.min_read_write = value.number(),
-        |at| Value::Number(at.endpoint.protocol.min_read_write),
+        endpoint.protocol.min_read_write
     ),
-    number(
+    long!(
         "FI_EFA_INTER_READ_SEGMENT_SIZE",
         "most bytes of one RDMA operation",
         POSITIVE,
-        |at, value| at.endpoint.protocol.rdma_segment = value.number(),
-        |at| Value::Number(at.endpoint.protocol.rdma_segment),
+        endpoint.protocol.rdma_segment
     ),
-    number(
+    count!(
         "FI_EFA_MAX_MEMCPY_SIZE",
         "longest buffer in bytes that is copied for RDMA rather than registered",
         (1, 1 << 30),
-        |at, value| at.endpoint.protocol.bounce_size = value.count(),
-        |at| Value::Number(at.endpoint.protocol.bounce_size as u64),
+        endpoint.protocol.bounce_size
     ),
-    number(
+    microseconds!(
         "FI_EFA_MAX_TIMEOUT",
         "longest RNR backoff in microseconds",
         MICROSECONDS,
-        |at, value| {
-            at.endpoint.protocol.backoff.longest = Duration::from_micros(value.number());
-        },
-        |at| micros(at.endpoint.protocol.backoff.longest),
+        endpoint.protocol.backoff.longest
     ),
-    number(
+    count!(
         "FI_EFA_MR_MAX_CACHED_COUNT",
         "most idle regions in the registration cache",
         ANY,
-        |at, value| at.registrations.count = value.count(),
-        |at| Value::Number(at.registrations.count as u64),
+        registrations.count
     ),
-    number(
+    count!(
         "FI_EFA_MR_MAX_CACHED_SIZE",
         "most bytes of idle regions in the registration cache",
         ANY,
-        |at, value| at.registrations.bytes = value.count(),
-        |at| Value::Number(at.registrations.bytes as u64),
+        registrations.bytes
     ),
-    number(
+    long!(
         "FI_EFA_RUNT_SIZE",
         "bytes of a message sent eagerly while the receiver reads the rest by RDMA (runting read)",
         ANY,
-        |at, value| at.endpoint.protocol.runt_size = value.number(),
-        |at| Value::Number(at.endpoint.protocol.runt_size),
+        endpoint.protocol.runt_size
     ),
-    number(
-        "FI_EFA_RX_SIZE",
-        "most receives posted",
-        ENTRIES,
-        |at, value| at.endpoint.protocol.max_receives = value.count(),
-        |at| Value::Number(at.endpoint.protocol.max_receives as u64),
-    ),
+    count!("FI_EFA_RX_SIZE", "most receives posted", ENTRIES, endpoint.protocol.max_receives),
     number(
         "FI_EFA_TIMEOUT_INTERVAL",
         "first RNR backoff in microseconds; 0: the default",
@@ -315,12 +336,11 @@ pub(super) const SETTINGS: &[Parameter] = &[
         },
         |at| Value::Number(at.endpoint.send_depth as u64),
     ),
-    number(
+    count!(
         "FI_EFA_TX_SIZE",
         "most send operations under way",
         ENTRIES,
-        |at, value| at.endpoint.protocol.max_sends = value.count(),
-        |at| Value::Number(at.endpoint.protocol.max_sends as u64),
+        endpoint.protocol.max_sends
     ),
     switch(
         "FI_EFA_USE_DEVICE_RDMA",
