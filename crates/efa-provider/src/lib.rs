@@ -13,3 +13,15 @@
 #![deny(unsafe_code)]
 
 pub mod abi;
+mod bits;
+mod boundary;
+mod c;
+mod device;
+mod errors;
+mod info;
+mod libfabric;
+mod log;
+mod memory;
+mod object;
+mod settings;
+mod socket;

@@ -55,6 +55,42 @@ pub const fn zeroed<T: Zeroable>() -> T {
     unsafe { std::mem::zeroed() }
 }
 
+/// What a function of C returns if it fails.
+pub trait Failure {
+    /// The value for an error number.
+    fn of(errno: std::ffi::c_int) -> Self;
+}
+
+impl Failure for std::ffi::c_int {
+    fn of(errno: std::ffi::c_int) -> Self {
+        -errno
+    }
+}
+
+impl Failure for isize {
+    fn of(errno: std::ffi::c_int) -> Self {
+        -(errno as Self)
+    }
+}
+
+impl Failure for u64 {
+    fn of(_errno: std::ffi::c_int) -> Self {
+        0
+    }
+}
+
+impl Failure for bool {
+    fn of(_errno: std::ffi::c_int) -> Self {
+        false
+    }
+}
+
+impl<T> Failure for *const T {
+    fn of(_errno: std::ffi::c_int) -> Self {
+        std::ptr::null()
+    }
+}
+
 /// Declares C structures.
 macro_rules! structs {
     ($($(#[$meta:meta])* $name:ident { $($member:ident: $type:ty),* $(,)? })*) => {
@@ -95,6 +131,21 @@ macro_rules! tables {
             // SAFETY: a number and options of function pointers.
             #[allow(unsafe_code)]
             unsafe impl $crate::abi::Zeroable for $name {}
+
+            impl $name {
+                /// A table whose functions all fail with an error number.
+                #[allow(unsafe_code, clippy::too_many_arguments, reason = "as in C")]
+                pub const fn failing<const ERRNO: ::std::ffi::c_int>() -> Self {
+                    $(
+                        unsafe extern "C" fn $function<const ERRNO: ::std::ffi::c_int>(
+                            $(_: $type),*
+                        ) $(-> $result)? {
+                            $(<$result as $crate::abi::Failure>::of(ERRNO))?
+                        }
+                    )*
+                    Self { size: size_of::<Self>(), $($function: Some($function::<ERRNO>)),* }
+                }
+            }
         )*
     };
 }

@@ -1,0 +1,93 @@
+//! Flags of libfabric and of `efa`.
+
+use efa::{Capabilities, Mode, OperationFlags};
+
+use crate::abi::*;
+
+const CAPABILITIES: [(u64, Capabilities); 9] = [
+    (FI_MSG, Capabilities::MSG),
+    (FI_TAGGED, Capabilities::TAGGED),
+    (FI_RMA, Capabilities::RMA),
+    (FI_ATOMIC, Capabilities::ATOMIC),
+    (FI_SEND, Capabilities::SEND),
+    (FI_RECV, Capabilities::RECV),
+    (FI_MULTI_RECV, Capabilities::MULTI_RECV),
+    (FI_SOURCE, Capabilities::SOURCE),
+    (FI_DIRECTED_RECV, Capabilities::DIRECTED_RECV),
+];
+
+/// What every entry offers without a word: it narrows remote memory to one direction, or says which peers are
+/// reached.
+const ALWAYS: u64 = REMOTE_MEMORY | FI_LOCAL_COMM | FI_REMOTE_COMM;
+
+/// The directions of `FI_RMA` and `FI_ATOMIC`.
+const REMOTE_MEMORY: u64 = FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
+
+/// What is offered beyond the [capabilities](Capabilities) of `efa`.
+const BEYOND: u64 = ALWAYS | FI_NAMED_RX_CTX | FI_SHARED_AV;
+
+/// The capabilities of `efa` among these; `None` if there is one that isn't offered.
+pub(crate) fn capabilities(caps: u64) -> Option<Capabilities> {
+    let mut rest = caps & !BEYOND;
+    let mut found = Capabilities::empty();
+    for (bit, capability) in CAPABILITIES {
+        if rest & bit != 0 {
+            found |= capability;
+            rest &= !bit;
+        }
+    }
+    (rest == 0).then_some(found)
+}
+
+/// The capabilities of an entry. `asked` are those of the hints.
+pub(crate) fn caps(capabilities: Capabilities, asked: u64) -> u64 {
+    let named = CAPABILITIES.iter().filter(|(_, one)| capabilities.contains(*one));
+    let mut caps = named.fold(0, |caps, (bit, _)| caps | bit);
+    if capabilities.intersects(Capabilities::RMA | Capabilities::ATOMIC) {
+        let directions = asked & REMOTE_MEMORY;
+        caps |= if directions == 0 { REMOTE_MEMORY } else { directions };
+    }
+    caps | FI_LOCAL_COMM | FI_REMOTE_COMM | (asked & (FI_NAMED_RX_CTX | FI_SHARED_AV))
+}
+
+/// Those of one side: without what only the other can do.
+pub(crate) fn side_caps(capabilities: Capabilities, entry: u64, directions: u64) -> u64 {
+    let remote = entry & REMOTE_MEMORY & directions;
+    let both = entry & (FI_LOCAL_COMM | FI_REMOTE_COMM | FI_NAMED_RX_CTX | FI_SHARED_AV);
+    caps(capabilities, 0) & !(REMOTE_MEMORY | FI_LOCAL_COMM | FI_REMOTE_COMM) | remote | both
+}
+
+/// What a program offers. The mode bits that ask nothing of us are left out.
+pub(crate) fn mode(mode: u64) -> Mode {
+    let mut found = Mode::empty();
+    found.set(Mode::CONTEXT, mode & (FI_CONTEXT | FI_CONTEXT2) != 0);
+    found.set(Mode::LOCAL_MR, mode & FI_LOCAL_MR != 0);
+    found
+}
+
+const FLAGS: [(u64, OperationFlags); 4] = [
+    (FI_COMPLETION, OperationFlags::COMPLETION),
+    (FI_INJECT_COMPLETE, OperationFlags::INJECT_COMPLETE),
+    (FI_TRANSMIT_COMPLETE, OperationFlags::TRANSMIT_COMPLETE),
+    (FI_DELIVERY_COMPLETE, OperationFlags::DELIVERY_COMPLETE),
+];
+
+/// Flags of operations that send; `None` if there is one that they can't have. `FI_INJECT` and `FI_MORE` are left
+/// to the caller.
+pub(crate) fn transmit_flags(flags: u64) -> Option<OperationFlags> {
+    let mut rest = flags & !(FI_INJECT | FI_MORE);
+    let mut found = OperationFlags::empty();
+    for (bit, flag) in FLAGS {
+        if rest & bit != 0 {
+            found |= flag;
+            rest &= !bit;
+        }
+    }
+    (rest == 0).then_some(found)
+}
+
+/// The same of libfabric.
+pub(crate) fn op_flags(flags: OperationFlags) -> u64 {
+    let named = FLAGS.iter().filter(|(_, one)| flags.contains(*one));
+    named.fold(0, |flags, (bit, _)| flags | bit)
+}

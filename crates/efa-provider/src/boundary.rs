@@ -1,0 +1,126 @@
+//! Calls from C: errors become negative error numbers, and panics never reach C.
+//!
+//! A signal handler may interrupt a call and call the library again, mostly by `exit`, whose handlers close what is
+//! open. The interrupted call can't go on before the handler returns, so it keeps its locks. Each call made
+//! meanwhile in this thread fails with [`INTERRUPTED`] before it touches anything; when the process has ended, the
+//! kernel frees all.
+
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{Ordering, compiler_fence};
+
+use crate::abi::{FI_EINVAL, FI_EOTHER};
+
+/// A positive error number of libfabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Errno(pub(crate) c_int);
+
+/// A null pointer, an object of another class or another domain, or a value out of range.
+pub(crate) const INVALID: Errno = Errno(FI_EINVAL);
+/// A call from a signal handler that interrupted another call in the same thread.
+const INTERRUPTED: Errno = Errno(libc::EDEADLK);
+
+pub(crate) type Outcome<T> = Result<T, Errno>;
+
+thread_local! {
+    static IN_CALL: Cell<bool> = const { Cell::new(false) };
+}
+
+/// This thread is in a call, until this is dropped.
+struct InCall;
+
+impl InCall {
+    /// `None` if this thread is in a call already.
+    #[inline]
+    fn begin() -> Option<Self> {
+        if IN_CALL.get() {
+            return None;
+        }
+        IN_CALL.set(true);
+        // Before any lock is taken: a signal handler reads it.
+        compiler_fence(Ordering::SeqCst);
+        Some(Self)
+    }
+}
+
+impl Drop for InCall {
+    #[inline]
+    fn drop(&mut self) {
+        compiler_fence(Ordering::SeqCst);
+        IN_CALL.set(false);
+    }
+}
+
+/// Runs a call. A panic, which is a mistake of this library, becomes `FI_EOTHER`.
+#[inline(always)]
+fn run<T>(call: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+    let _call = InCall::begin().ok_or(INTERRUPTED)?;
+    // The locks don't poison: later calls may return wrong results but don't hang.
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(Errno(FI_EOTHER)))
+}
+
+/// 0 or the negative error number.
+#[inline(always)]
+pub(crate) fn status(call: impl FnOnce() -> Outcome<()>) -> c_int {
+    match run(call) {
+        Ok(()) => 0,
+        Err(Errno(errno)) => -errno,
+    }
+}
+
+/// The number or the negative error number, as `int`.
+pub(crate) fn number(call: impl FnOnce() -> Outcome<usize>) -> c_int {
+    match run(call) {
+        Ok(number) => c_int::try_from(number).unwrap_or(c_int::MAX),
+        Err(Errno(errno)) => -errno,
+    }
+}
+
+/// 0 or the negative error number, as `ssize_t`.
+#[inline(always)]
+pub(crate) fn started(call: impl FnOnce() -> Outcome<()>) -> isize {
+    match run(call) {
+        Ok(()) => 0,
+        Err(Errno(errno)) => -(errno as isize),
+    }
+}
+
+/// The number or the negative error number, as `ssize_t`.
+#[inline(always)]
+pub(crate) fn count(call: impl FnOnce() -> Outcome<usize>) -> isize {
+    match run(call) {
+        Ok(number) => isize::try_from(number).unwrap_or(isize::MAX),
+        Err(Errno(errno)) => -(errno as isize),
+    }
+}
+
+/// The value, or `otherwise` if the call panics or this thread is in a call.
+#[inline]
+pub(crate) fn value<T>(otherwise: T, call: impl FnOnce() -> T) -> T {
+    run(|| Ok(call())).unwrap_or(otherwise)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn panic_becomes_an_error_number_and_the_next_call_works() {
+        assert_eq!(status(|| panic!("a mistake")), -FI_EOTHER);
+        assert_eq!(count(|| Ok(7)), 7);
+    }
+
+    #[test]
+    fn call_from_within_a_call_of_the_same_thread_is_refused() {
+        let inner = Cell::new(0);
+        assert_eq!(
+            status(|| {
+                inner.set(started(|| Ok(())));
+                Ok(())
+            }),
+            0
+        );
+        assert_eq!(inner.get(), -(libc::EDEADLK as isize));
+    }
+}

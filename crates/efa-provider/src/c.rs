@@ -1,0 +1,17 @@
+//! The functions in libfabric's tables: a file for each kind of object or table.
+//!
+//! Each function checks what C gave it, calls `efa`, and turns the result into a number.
+
+#![allow(unsafe_code)]
+
+pub(crate) mod av;
+pub(crate) mod completion;
+pub(crate) mod cq;
+pub(crate) mod domain;
+pub(crate) mod endpoint;
+pub(crate) mod entry;
+pub(crate) mod eq;
+pub(crate) mod fabric;
+pub(crate) mod msg;
+pub(crate) mod tagged;
+pub(crate) mod transfer;

@@ -1,0 +1,252 @@
+//! Address vectors (`fi_av`), whose addresses are the 32 bytes of EFA.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use efa::{Address, AddressVectorKind, AddressVectorOptions, FiAddr};
+
+use crate::abi::*;
+use crate::boundary::{Errno, INVALID, number, status, value};
+use crate::c::domain::Domain;
+use crate::c::entry;
+use crate::errors;
+use crate::object::{Class, Object, Pool, Use};
+
+/// An address vector.
+pub(crate) struct AddressVector {
+    pub(crate) addresses: efa::AddressVector,
+    pub(crate) domain: Use<Domain>,
+}
+
+static FID: fi_ops = fi_ops { close: Some(close), ..fi_ops::failing::<FI_ENOSYS>() };
+static CLOSED_FID: fi_ops = fi_ops::failing::<FI_EBADF>();
+static TABLE: fi_ops_av = fi_ops_av {
+    insert: Some(insert),
+    remove: Some(remove),
+    lookup: Some(lookup),
+    straddr: Some(straddr),
+    ..fi_ops_av::failing::<FI_ENOSYS>()
+};
+static CLOSED: fi_ops_av = fi_ops_av::failing::<FI_EBADF>();
+
+// SAFETY: `fid_av` begins with a `fid`.
+unsafe impl Class for AddressVector {
+    type C = fid_av;
+
+    const NUMBER: usize = FI_CLASS_AV;
+
+    fn table() -> &'static fi_ops {
+        &FID
+    }
+
+    fn open(fid: fid) -> fid_av {
+        fid_av { fid, ops: &TABLE }
+    }
+
+    fn closed() -> fid_av {
+        let fid = fid { fclass: Self::NUMBER, ops: &CLOSED_FID, ..zeroed() };
+        fid_av { fid, ops: &CLOSED }
+    }
+
+    fn pool() -> &'static Pool<Self> {
+        static POOL: Pool<AddressVector> = Pool::new();
+        &POOL
+    }
+}
+
+/// `fi_av_open`.
+pub(crate) unsafe extern "C" fn open(
+    domain: *mut fid_domain,
+    attr: *mut fi_av_attr,
+    av: *mut *mut fid_av,
+    context: *mut c_void,
+) -> c_int {
+    status(|| {
+        // SAFETY: the table is that of a domain; the program passes attributes and a place for the object.
+        unsafe {
+            let domain = Object::<Domain>::of(domain);
+            let attr = attr.as_mut().ok_or(INVALID)?;
+            let to = av.as_mut().ok_or(INVALID)?;
+            if attr.flags & !(FI_READ | FI_SYMMETRIC | FI_EVENT) != 0 {
+                return Err(INVALID);
+            }
+            let kind = match attr.type_ {
+                FI_AV_UNSPEC => domain.addresses,
+                FI_AV_MAP => AddressVectorKind::Map,
+                FI_AV_TABLE => AddressVectorKind::Table,
+                _ => return Err(INVALID),
+            };
+            let bits = u8::try_from(attr.rx_ctx_bits).map_err(|_| INVALID)?;
+            let mut options = AddressVectorOptions::new()
+                .kind(kind)
+                .count(attr.count)
+                .endpoints_per_node(attr.ep_per_node)
+                .receive_context_bits(bits);
+            if let Some(name) = entry::text(attr.name)? {
+                options = options.name(name);
+            }
+            if attr.flags & FI_READ != 0 {
+                options = options.read_only();
+            }
+            let addresses = domain
+                .domain
+                .address_vector_with(options)
+                .map_err(|error| errors::of_error(&error))?;
+            attr.type_ = match kind {
+                AddressVectorKind::Map => FI_AV_MAP,
+                _ => FI_AV_TABLE,
+            };
+            let opened = AddressVector { addresses, domain: Use::new(domain) };
+            *to = Object::create(opened, context).as_ref().address();
+        }
+        Ok(())
+    })
+}
+
+/// `fi_av_insert`: returns how many addresses were inserted.
+unsafe extern "C" fn insert(
+    av: *mut fid_av,
+    addr: *const c_void,
+    count: usize,
+    fi_addr: *mut fi_addr_t,
+    flags: u64,
+    context: *mut c_void,
+) -> c_int {
+    number(|| {
+        if flags & !(FI_MORE | FI_SYNC_ERR) != 0 {
+            return Err(INVALID);
+        }
+        if count == 0 {
+            return Ok(0);
+        }
+        if addr.is_null() || count > c_int::MAX as usize {
+            return Err(INVALID);
+        }
+        // SAFETY: the table is that of an address vector; the program passes `count` addresses of 32 bytes, room for
+        // as many indices or null, and with `FI_SYNC_ERR` room for as many error numbers.
+        unsafe {
+            let av = Object::<AddressVector>::of(av);
+            let addresses: Vec<Address> = (0..count)
+                .map(|index| addr.cast::<[u8; Address::SIZE]>().add(index).read_unaligned())
+                .map(Address::from_bytes)
+                .collect();
+            let mut inserted = 0;
+            for (index, result) in av.addresses.insert_many(&addresses).into_iter().enumerate() {
+                let (fi, errno) = match result {
+                    Ok(FiAddr(fi)) => (fi, 0),
+                    Err(error) => (FI_ADDR_NOTAVAIL, errors::of_device(&error).0),
+                };
+                inserted += usize::from(errno == 0);
+                if !fi_addr.is_null() {
+                    fi_addr.add(index).write_unaligned(fi);
+                }
+                if flags & FI_SYNC_ERR != 0 && !context.is_null() {
+                    context.cast::<c_int>().add(index).write_unaligned(errno);
+                }
+            }
+            Ok(inserted)
+        }
+    })
+}
+
+/// `fi_av_remove`. Fails with the first index that isn't there, after those before it were removed.
+unsafe extern "C" fn remove(
+    av: *mut fid_av,
+    fi_addr: *mut fi_addr_t,
+    count: usize,
+    flags: u64,
+) -> c_int {
+    status(|| {
+        if flags != 0 || (fi_addr.is_null() && count > 0) {
+            return Err(INVALID);
+        }
+        // SAFETY: the table is that of an address vector; the program passes `count` indices.
+        unsafe {
+            let av = Object::<AddressVector>::of(av);
+            for index in 0..count {
+                let peer = FiAddr(fi_addr.add(index).read_unaligned());
+                av.addresses.remove(peer).ok_or(INVALID)?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// `fi_av_lookup`: writes as many bytes of the address as there is room for, and its whole length.
+unsafe extern "C" fn lookup(
+    av: *mut fid_av,
+    fi_addr: fi_addr_t,
+    addr: *mut c_void,
+    addrlen: *mut usize,
+) -> c_int {
+    status(|| {
+        // SAFETY: the table is that of an address vector; `addrlen` says how many bytes there are room for.
+        unsafe {
+            let av = Object::<AddressVector>::of(av);
+            let address = av.addresses.address(FiAddr(fi_addr)).ok_or(INVALID)?;
+            copy_name(&address.to_bytes(), addr, addrlen).or_else(|error| match error {
+                // Only a part of it, as libfabric has it.
+                Errno(FI_ETOOSMALL) => Ok(()),
+                other => Err(other),
+            })
+        }
+    })
+}
+
+/// Writes an address where there is room for it, and its length.
+///
+/// # Errors
+/// `FI_ETOOSMALL` if it was cut off.
+///
+/// # Safety
+/// `length` is null or holds how many bytes can be written to `to`.
+pub(crate) unsafe fn copy_name(
+    bytes: &[u8],
+    to: *mut c_void,
+    length: *mut usize,
+) -> crate::boundary::Outcome<()> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let room = length.as_mut().ok_or(INVALID)?;
+        let count = bytes.len().min(*room);
+        if to.is_null() && count > 0 {
+            return Err(INVALID);
+        }
+        if count > 0 {
+            to.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), count);
+        }
+        *room = bytes.len();
+        if count < bytes.len() { Err(Errno(FI_ETOOSMALL)) } else { Ok(()) }
+    }
+}
+
+/// `fi_av_straddr`: the address as text, cut off where there is no more room, and the whole length with its zero.
+unsafe extern "C" fn straddr(
+    _av: *mut fid_av,
+    addr: *const c_void,
+    buf: *mut c_char,
+    len: *mut usize,
+) -> *const c_char {
+    value(std::ptr::null(), || {
+        if addr.is_null() || len.is_null() {
+            return std::ptr::null();
+        }
+        // SAFETY: the program passes an address of 32 bytes, and in `len` how many bytes can be written to `buf`.
+        unsafe {
+            let address = Address::from_bytes(addr.cast::<[u8; Address::SIZE]>().read_unaligned());
+            let text = format!("fi_addr_efa://{address}\0");
+            let room = if buf.is_null() { 0 } else { *len };
+            let count = text.len().min(room);
+            buf.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), count);
+            if let Some(last) = count.checked_sub(1) {
+                buf.add(last).write(0);
+            }
+            *len = text.len();
+            buf.cast_const()
+        }
+    })
+}
+
+unsafe extern "C" fn close(fid: *mut fid) -> c_int {
+    // SAFETY: the table is that of an address vector.
+    status(|| unsafe { Object::<AddressVector>::of(fid.cast()).close() }.map(drop))
+}

@@ -1,0 +1,79 @@
+//! A completion as libfabric's entries have it.
+
+use std::ffi::c_void;
+
+use efa::{Buffer, Completion, CompletionError, FiAddr, Kind, OperationError};
+
+use crate::abi::*;
+use crate::errors;
+
+/// The parts of an entry of every format.
+pub(crate) fn entry(completion: &Completion) -> fi_cq_tagged_entry {
+    fi_cq_tagged_entry {
+        op_context: context(completion),
+        flags: flags(completion),
+        len: usize::try_from(completion.length).unwrap_or(usize::MAX),
+        buf: match completion.kind {
+            Kind::MultiReceive => address(&completion.buffer),
+            _ => std::ptr::null_mut(),
+        },
+        data: completion.cq_data.unwrap_or(0),
+        tag: completion.tag.unwrap_or(0),
+    }
+}
+
+/// The context that the operation was started with.
+pub(crate) fn context(completion: &Completion) -> *mut c_void {
+    std::ptr::with_exposed_provenance_mut(completion.context as usize)
+}
+
+#[inline]
+fn flags(completion: &Completion) -> u64 {
+    let message = if completion.tag.is_some() { FI_TAGGED } else { FI_MSG };
+    let data = if completion.cq_data.is_some() { FI_REMOTE_CQ_DATA } else { 0 };
+    match completion.kind {
+        Kind::Send => FI_SEND | message,
+        Kind::Receive | Kind::MultiReceive => FI_RECV | message | data,
+        Kind::Released => FI_RECV | FI_MSG | FI_MULTI_RECV,
+        Kind::Write => FI_RMA | FI_WRITE,
+        Kind::Read => FI_RMA | FI_READ,
+        Kind::Atomic => FI_ATOMIC | FI_WRITE,
+        Kind::RemoteWrite => FI_RMA | FI_REMOTE_WRITE | data,
+        _ => 0,
+    }
+}
+
+/// Where the bytes of a buffer of C begin.
+fn address(buffer: &Buffer) -> *mut c_void {
+    buffer.as_slice().map_or(std::ptr::null_mut(), |bytes| bytes.as_ptr().cast_mut().cast())
+}
+
+/// The sender of a received message, if it is in the address vector.
+pub(crate) fn source(completion: &Completion) -> fi_addr_t {
+    completion.peer.map_or(FI_ADDR_NOTAVAIL, |FiAddr(peer)| peer)
+}
+
+/// The entry of a failed operation.
+pub(crate) fn error_entry(failed: &CompletionError) -> fi_cq_err_entry {
+    let CompletionError { error, completion } = failed;
+    let fi_cq_tagged_entry { op_context, flags, len, buf, data, tag } = entry(completion);
+    let (len, olen) = match error {
+        OperationError::Truncated { length, capacity } => {
+            (*capacity as usize, length.saturating_sub(*capacity) as usize)
+        }
+        _ => (len, 0),
+    };
+    let errno = errors::of_operation(error).0;
+    fi_cq_err_entry {
+        op_context,
+        flags,
+        len,
+        buf,
+        data,
+        tag,
+        olen,
+        err: errno,
+        prov_errno: errno,
+        ..zeroed()
+    }
+}

@@ -1,0 +1,406 @@
+//! Completion queues (`fi_cq`).
+
+use std::ffi::{c_char, c_int, c_void};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use efa::{Completion, CompletionError, CompletionQueueOptions, Wait, WaitError};
+
+use crate::abi::*;
+use crate::boundary::{Errno, INVALID, Outcome, count, status, value};
+use crate::c::completion;
+use crate::c::domain::Domain;
+use crate::errors;
+use crate::object::{Class, Object, Pool, Use};
+
+/// A completion queue.
+pub(crate) struct CompletionQueue {
+    pub(crate) queue: efa::CompletionQueue,
+    pub(crate) domain: Use<Domain>,
+    format: fi_cq_format,
+    /// Whether the condition of a blocking read is a number of entries.
+    takes_threshold: bool,
+    wait: fi_wait_obj,
+    /// Whether there is a failed operation that wasn't read.
+    has_failed: AtomicBool,
+    failed: Mutex<Option<CompletionError>>,
+}
+
+static FID: fi_ops =
+    fi_ops { close: Some(close), control: Some(control), ..fi_ops::failing::<FI_ENOSYS>() };
+static CLOSED_FID: fi_ops = fi_ops::failing::<FI_EBADF>();
+static TABLE: fi_ops_cq = fi_ops_cq {
+    size: size_of::<fi_ops_cq>(),
+    read: Some(read),
+    readfrom: Some(readfrom),
+    readerr: Some(readerr),
+    sread: Some(sread),
+    sreadfrom: Some(sreadfrom),
+    signal: Some(signal),
+    strerror: Some(strerror),
+};
+static CLOSED: fi_ops_cq = fi_ops_cq::failing::<FI_EBADF>();
+
+// SAFETY: `fid_cq` begins with a `fid`.
+unsafe impl Class for CompletionQueue {
+    type C = fid_cq;
+
+    const NUMBER: usize = FI_CLASS_CQ;
+
+    fn table() -> &'static fi_ops {
+        &FID
+    }
+
+    fn open(fid: fid) -> fid_cq {
+        fid_cq { fid, ops: &TABLE }
+    }
+
+    fn closed() -> fid_cq {
+        let fid = fid { fclass: Self::NUMBER, ops: &CLOSED_FID, ..zeroed() };
+        fid_cq { fid, ops: &CLOSED }
+    }
+
+    fn pool() -> &'static Pool<Self> {
+        static POOL: Pool<CompletionQueue> = Pool::new();
+        &POOL
+    }
+}
+
+/// `fi_cq_open`.
+pub(crate) unsafe extern "C" fn open(
+    domain: *mut fid_domain,
+    attr: *mut fi_cq_attr,
+    cq: *mut *mut fid_cq,
+    context: *mut c_void,
+) -> c_int {
+    status(|| {
+        // SAFETY: the table is that of a domain; the program passes attributes and a place for the object.
+        unsafe {
+            let domain = Object::<Domain>::of(domain);
+            let attr = attr.as_mut().ok_or(INVALID)?;
+            let to = cq.as_mut().ok_or(INVALID)?;
+            let opened = CompletionQueue::new(domain, attr)?;
+            (attr.format, attr.wait_obj) = (opened.format, opened.wait);
+            *to = Object::create(opened, context).as_ref().address();
+        }
+        Ok(())
+    })
+}
+
+impl CompletionQueue {
+    fn new(domain: &Object<Domain>, attr: &fi_cq_attr) -> Outcome<Self> {
+        if attr.flags & !FI_AFFINITY != 0 {
+            return Err(Errno(FI_EBADFLAGS));
+        }
+        let mut options: CompletionQueueOptions =
+            domain.fabric.settings.environment.completion_queue.clone();
+        if attr.size > 0 {
+            options = options.capacity(attr.size);
+        }
+        let format = match attr.format {
+            FI_CQ_FORMAT_UNSPEC => FI_CQ_FORMAT_TAGGED,
+            FI_CQ_FORMAT_CONTEXT | FI_CQ_FORMAT_MSG | FI_CQ_FORMAT_DATA | FI_CQ_FORMAT_TAGGED => {
+                attr.format
+            }
+            _ => return Err(INVALID),
+        };
+        let takes_threshold = match attr.wait_cond {
+            FI_CQ_COND_NONE => false,
+            FI_CQ_COND_THRESHOLD => true,
+            _ => return Err(INVALID),
+        };
+        let (wait, object) = match attr.wait_obj {
+            FI_WAIT_NONE => (FI_WAIT_NONE, None),
+            FI_WAIT_UNSPEC | FI_WAIT_YIELD => (attr.wait_obj, Some(Wait::Unspecified)),
+            FI_WAIT_FD => (FI_WAIT_FD, Some(Wait::Fd)),
+            FI_WAIT_SET | FI_WAIT_MUTEX_COND | FI_WAIT_POLLFD => return Err(Errno(FI_ENOSYS)),
+            _ => return Err(INVALID),
+        };
+        let queue = match object {
+            None => domain.domain.completion_queue(options),
+            Some(object) => domain
+                .domain
+                .waitable_completion_queue(options, object)
+                .map_err(|error| errors::of_error(&error))?,
+        };
+        Ok(Self {
+            queue,
+            domain: Use::new(domain),
+            format,
+            takes_threshold,
+            wait,
+            has_failed: AtomicBool::new(false),
+            failed: Mutex::new(None),
+        })
+    }
+
+    fn failed(&self) -> MutexGuard<'_, Option<CompletionError>> {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps a failed operation for `fi_cq_readerr`.
+    #[cold]
+    fn keep(&self, error: CompletionError) {
+        *self.failed() = Some(error);
+        self.has_failed.store(true, Ordering::Release);
+    }
+
+    /// What a read returns that finds nothing.
+    fn nothing(&self) -> Errno {
+        match self.has_failed.load(Ordering::Acquire) {
+            true => Errno(FI_EAVAIL),
+            false => Errno(FI_EAGAIN),
+        }
+    }
+
+    /// Reads up to `most` entries, or until one that failed.
+    ///
+    /// # Safety
+    /// `to` has room for them.
+    #[inline]
+    unsafe fn read(&self, mut to: Entries, most: usize) -> Outcome<usize> {
+        let first = to.count;
+        while to.count - first < most && !self.has_failed.load(Ordering::Acquire) {
+            match self.queue.read() {
+                // SAFETY: the caller's promise.
+                Some(Ok(completion)) => unsafe { to.put(&completion, self.format) },
+                Some(Err(error)) => self.keep(error),
+                None => break,
+            }
+        }
+        match to.count - first {
+            0 => Err(self.nothing()),
+            read => Ok(read),
+        }
+    }
+
+    /// Reads up to `most` entries, and waits for `threshold` of them.
+    ///
+    /// # Safety
+    /// `to` has room for them.
+    unsafe fn wait(
+        &self,
+        mut to: Entries,
+        most: usize,
+        threshold: usize,
+        timeout: Duration,
+    ) -> Outcome<usize> {
+        if self.wait == FI_WAIT_NONE {
+            return Err(Errno(FI_ENOSYS));
+        }
+        let begin = std::time::Instant::now();
+        loop {
+            if most > to.count {
+                // SAFETY: the caller's promise.
+                match unsafe { self.read(to, most - to.count) } {
+                    Ok(read) => to.count += read,
+                    Err(Errno(FI_EAGAIN)) => {}
+                    Err(other) if to.count == 0 => return Err(other),
+                    Err(_) => return Ok(to.count),
+                }
+            }
+            if to.count >= threshold {
+                return Ok(to.count);
+            }
+            match self.queue.wait(timeout.saturating_sub(begin.elapsed())) {
+                // SAFETY: the caller's promise.
+                Ok(completion) => unsafe { to.put(&completion, self.format) },
+                Err(WaitError::Failed(error)) => self.keep(error),
+                Err(_) if to.count > 0 => return Ok(to.count),
+                Err(WaitError::Device(error)) => return Err(errors::of_device(&error)),
+                Err(_) => return Err(Errno(FI_EAGAIN)),
+            }
+        }
+    }
+}
+
+/// Entries of a format, and senders if they are wanted.
+#[derive(Clone, Copy)]
+struct Entries {
+    at: *mut c_void,
+    sources: *mut fi_addr_t,
+    count: usize,
+}
+
+impl Entries {
+    /// Writes the next entry.
+    ///
+    /// # Safety
+    /// There is room for it.
+    #[inline]
+    unsafe fn put(&mut self, completion: &Completion, format: fi_cq_format) {
+        let index = self.count;
+        self.count += 1;
+        let entry = completion::entry(completion);
+        let fi_cq_tagged_entry { op_context, flags, len, buf, data, .. } = entry;
+        // SAFETY: the caller's promise; formats were checked when the queue was opened.
+        unsafe {
+            match format {
+                FI_CQ_FORMAT_TAGGED => {
+                    self.at.cast::<fi_cq_tagged_entry>().add(index).write_unaligned(entry)
+                }
+                FI_CQ_FORMAT_DATA => {
+                    let entry = fi_cq_data_entry { op_context, flags, len, buf, data };
+                    self.at.cast::<fi_cq_data_entry>().add(index).write_unaligned(entry)
+                }
+                FI_CQ_FORMAT_MSG => {
+                    let entry = fi_cq_msg_entry { op_context, flags, len };
+                    self.at.cast::<fi_cq_msg_entry>().add(index).write_unaligned(entry)
+                }
+                _ => {
+                    let entry = fi_cq_entry { op_context };
+                    self.at.cast::<fi_cq_entry>().add(index).write_unaligned(entry)
+                }
+            }
+            if !self.sources.is_null() {
+                self.sources.add(index).write_unaligned(completion::source(completion));
+            }
+        }
+    }
+}
+
+unsafe extern "C" fn read(cq: *mut fid_cq, buf: *mut c_void, most: usize) -> isize {
+    // SAFETY: as for `readfrom`.
+    unsafe { readfrom(cq, buf, most, std::ptr::null_mut()) }
+}
+
+unsafe extern "C" fn readfrom(
+    cq: *mut fid_cq,
+    buf: *mut c_void,
+    most: usize,
+    src_addr: *mut fi_addr_t,
+) -> isize {
+    count(|| {
+        if buf.is_null() && most > 0 {
+            return Err(INVALID);
+        }
+        // SAFETY: the table is that of a completion queue; the program passes room for `most` entries.
+        unsafe {
+            let to = Entries { at: buf, sources: src_addr, count: 0 };
+            let cq = Object::<CompletionQueue>::of(cq);
+            if most == 0 {
+                // It only progresses.
+                let _ = cq.domain.fabric.fabric.try_wait(&[&cq.queue]);
+                return Err(cq.nothing());
+            }
+            cq.read(to, most)
+        }
+    })
+}
+
+unsafe extern "C" fn sread(
+    cq: *mut fid_cq,
+    buf: *mut c_void,
+    most: usize,
+    cond: *const c_void,
+    timeout: c_int,
+) -> isize {
+    // SAFETY: as for `sreadfrom`.
+    unsafe { sreadfrom(cq, buf, most, std::ptr::null_mut(), cond, timeout) }
+}
+
+unsafe extern "C" fn sreadfrom(
+    cq: *mut fid_cq,
+    buf: *mut c_void,
+    most: usize,
+    src_addr: *mut fi_addr_t,
+    cond: *const c_void,
+    timeout: c_int,
+) -> isize {
+    count(|| {
+        if buf.is_null() || most == 0 {
+            return Err(INVALID);
+        }
+        // SAFETY: the table is that of a completion queue; the program passes room for `most` entries.
+        unsafe {
+            let cq = Object::<CompletionQueue>::of(cq);
+            let threshold = match cq.takes_threshold {
+                true => cond.addr().clamp(1, most),
+                false => 1,
+            };
+            let to = Entries { at: buf, sources: src_addr, count: 0 };
+            cq.wait(to, most, threshold, timeout_of(timeout))
+        }
+    })
+}
+
+/// A timeout in milliseconds; a negative one is none.
+pub(crate) fn timeout_of(milliseconds: c_int) -> Duration {
+    match u64::try_from(milliseconds) {
+        Ok(milliseconds) => Duration::from_millis(milliseconds),
+        Err(_) => Duration::from_secs(100 * 365 * 86400),
+    }
+}
+
+/// `fi_cq_readerr`: 1 if there was a failed operation.
+unsafe extern "C" fn readerr(cq: *mut fid_cq, buf: *mut fi_cq_err_entry, _flags: u64) -> isize {
+    count(|| {
+        // SAFETY: the table is that of a completion queue; the program passes room for an entry.
+        unsafe {
+            let cq = Object::<CompletionQueue>::of(cq);
+            if buf.is_null() {
+                return Err(INVALID);
+            }
+            let failed = {
+                let mut failed = cq.failed();
+                cq.has_failed.store(false, Ordering::Release);
+                failed.take().ok_or(Errno(FI_EAGAIN))?
+            };
+            // The program says how much room for provider data it has; there is none.
+            let entry = completion::error_entry(&failed);
+            buf.write_unaligned(entry);
+        }
+        Ok(1)
+    })
+}
+
+unsafe extern "C" fn signal(cq: *mut fid_cq) -> c_int {
+    status(|| {
+        // SAFETY: the table is that of a completion queue.
+        let cq = unsafe { Object::<CompletionQueue>::of(cq) };
+        if cq.wait == FI_WAIT_NONE {
+            return Err(Errno(FI_ENOSYS));
+        }
+        cq.queue.signal();
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn strerror(
+    _cq: *mut fid_cq,
+    prov_errno: c_int,
+    _err_data: *const c_void,
+    buf: *mut c_char,
+    len: usize,
+) -> *const c_char {
+    // SAFETY: the program says how much room there is.
+    value(c"".as_ptr(), || unsafe { errors::text(prov_errno, buf, len) })
+}
+
+unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
+    status(|| {
+        // SAFETY: the table is that of a completion queue; each command says what `arg` points to.
+        unsafe {
+            let cq = Object::<CompletionQueue>::of(fid.cast());
+            match command {
+                FI_GETWAIT => {
+                    let to = arg.cast::<c_int>().as_mut().ok_or(INVALID)?;
+                    let descriptor = cq.queue.as_fd().filter(|_| cq.wait == FI_WAIT_FD);
+                    *to = descriptor.ok_or(Errno(FI_ENODATA))?.as_raw_fd();
+                }
+                FI_GETWAITOBJ => {
+                    *arg.cast::<fi_wait_obj>().as_mut().ok_or(INVALID)? = cq.wait;
+                }
+                _ => return Err(Errno(FI_ENOSYS)),
+            }
+        }
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn close(fid: *mut fid) -> c_int {
+    // SAFETY: the table is that of a completion queue.
+    status(|| unsafe { Object::<CompletionQueue>::of(fid.cast()).close() }.map(drop))
+}

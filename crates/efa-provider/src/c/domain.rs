@@ -1,0 +1,119 @@
+//! Domains (`fi_domain`).
+
+use std::ffi::{c_int, c_void};
+
+use efa::{AddressVectorKind, DomainOptions, Progress, RegistrationMode};
+
+use crate::abi::*;
+use crate::boundary::{Errno, INVALID, Outcome, status};
+use crate::c::fabric::Fabric;
+use crate::c::{av, cq, endpoint, entry};
+use crate::errors;
+use crate::object::{Class, Object, Pool, Use};
+
+/// A domain.
+pub(crate) struct Domain {
+    pub(crate) domain: efa::Domain,
+    pub(crate) fabric: Use<Fabric>,
+    pub(crate) addresses: AddressVectorKind,
+    /// The newest release that the program knows.
+    pub(crate) api_version: u32,
+}
+
+static FID: fi_ops = fi_ops { close: Some(close), ..fi_ops::failing::<FI_ENOSYS>() };
+static CLOSED_FID: fi_ops = fi_ops::failing::<FI_EBADF>();
+static TABLE: fi_ops_domain = fi_ops_domain {
+    av_open: Some(av::open),
+    cq_open: Some(cq::open),
+    endpoint: Some(endpoint::open),
+    ..fi_ops_domain::failing::<FI_ENOSYS>()
+};
+static CLOSED: fi_ops_domain = fi_ops_domain::failing::<FI_EBADF>();
+static REGISTRATION: fi_ops_mr = fi_ops_mr::failing::<FI_ENOSYS>();
+static CLOSED_REGISTRATION: fi_ops_mr = fi_ops_mr::failing::<FI_EBADF>();
+
+// SAFETY: `fid_domain` begins with a `fid`.
+unsafe impl Class for Domain {
+    type C = fid_domain;
+
+    const NUMBER: usize = FI_CLASS_DOMAIN;
+
+    fn table() -> &'static fi_ops {
+        &FID
+    }
+
+    fn open(fid: fid) -> fid_domain {
+        fid_domain { fid, ops: &TABLE, mr: &REGISTRATION }
+    }
+
+    fn closed() -> fid_domain {
+        let fid = fid { fclass: Self::NUMBER, ops: &CLOSED_FID, ..zeroed() };
+        fid_domain { fid, ops: &CLOSED, mr: &CLOSED_REGISTRATION }
+    }
+
+    fn pool() -> &'static Pool<Self> {
+        static POOL: Pool<Domain> = Pool::new();
+        &POOL
+    }
+}
+
+/// `fi_domain`.
+pub(crate) unsafe extern "C" fn open(
+    fabric: *mut fid_fabric,
+    info: *mut fi_info,
+    domain: *mut *mut fid_domain,
+    context: *mut c_void,
+) -> c_int {
+    status(|| {
+        // SAFETY: the table is that of a fabric; the program passes an entry and a place for the object.
+        unsafe {
+            let fabric = Object::<Fabric>::of(fabric);
+            let info = info.as_ref().ok_or(INVALID)?;
+            let to = domain.as_mut().ok_or(INVALID)?;
+            let attr = info.domain_attr.as_ref().ok_or(INVALID)?;
+            let api_version = (*fabric.address()).api_version;
+            entry::text(attr.name)?;
+            let opened = Domain::new(fabric, attr, api_version)?;
+            *to = Object::create(opened, context).as_ref().address();
+        }
+        Ok(())
+    })
+}
+
+impl Domain {
+    fn new(fabric: &Object<Fabric>, attr: &fi_domain_attr, api_version: u32) -> Outcome<Self> {
+        let progress = match attr.data_progress {
+            FI_PROGRESS_AUTO => Progress::Automatic,
+            FI_PROGRESS_UNSPEC | FI_PROGRESS_MANUAL => Progress::Manual,
+            _ => return Err(INVALID),
+        };
+        let registration = crate::info::registration(api_version, Some(attr))?;
+        let options = DomainOptions::new().progress(progress).registration(registration);
+        let domain =
+            fabric.fabric.domain_with(options).map_err(|error| errors::of_error(&error))?;
+        domain.limit_registrations(fabric.settings.environment.registrations);
+        let addresses = match attr.av_type {
+            FI_AV_MAP => AddressVectorKind::Map,
+            _ => AddressVectorKind::Table,
+        };
+        Ok(Self { domain, fabric: Use::new(fabric), addresses, api_version })
+    }
+
+    /// Whether keys of memory are the program's, and addresses are offsets.
+    pub(crate) fn is_scalable(&self) -> bool {
+        self.domain.attributes().registration_mode == RegistrationMode::Scalable
+    }
+}
+
+unsafe extern "C" fn close(fid: *mut fid) -> c_int {
+    // SAFETY: the table is that of a domain.
+    status(|| unsafe { Object::<Domain>::of(fid.cast()).close() }.map(drop))
+}
+
+/// An object of a domain that another of its objects is given.
+pub(crate) fn of_same(domain: &Use<Domain>, other: &Use<Domain>) -> Outcome<()> {
+    match domain.is(other.object()) {
+        true => Ok(()),
+        false => Err(Errno(FI_EDOMAIN)),
+    }
+}

@@ -1,0 +1,411 @@
+//! Endpoints (`fi_endpoint`): reliable datagrams, and connections.
+
+use std::ffi::{c_int, c_void};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use efa::{
+    CompletionQueueOptions, ContextOptions, Direction, EndpointBuilder, EndpointOptions, FiAddr,
+    Message, Receive,
+};
+
+use crate::abi::*;
+use crate::bits;
+use crate::boundary::{Errno, INVALID, Outcome, started, status};
+use crate::c::av::{self, AddressVector};
+use crate::c::cq::CompletionQueue;
+use crate::c::domain::{self, Domain};
+use crate::c::eq::EventQueue;
+use crate::c::{msg, tagged};
+use crate::errors;
+use crate::object::{Class, Object, Pool, Use};
+
+/// An endpoint.
+pub(crate) struct Endpoint {
+    /// Set when it is enabled. It goes before what it is bound to.
+    enabled: OnceLock<efa::Endpoint>,
+    disabled: Mutex<Disabled>,
+    pub(crate) defaults: Defaults,
+    pub(crate) domain: Use<Domain>,
+}
+
+/// What operations without flags do beyond the default flags that `efa` knows.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Defaults {
+    /// Sends are injected.
+    pub(crate) inject: bool,
+    /// Receives are for many messages.
+    pub(crate) receive_many: bool,
+}
+
+/// What the program sets before it enables the endpoint.
+#[derive(Default)]
+struct Disabled {
+    options: EndpointOptions,
+    transmit: Option<Use<CompletionQueue>>,
+    receive: Option<Use<CompletionQueue>>,
+    selective: [bool; 2],
+    addresses: Option<Use<AddressVector>>,
+}
+
+static FID: fi_ops = fi_ops {
+    close: Some(close),
+    bind: Some(bind),
+    control: Some(control),
+    ..fi_ops::failing::<FI_ENOSYS>()
+};
+static CLOSED_FID: fi_ops = fi_ops::failing::<FI_EBADF>();
+static TABLE: fi_ops_ep = fi_ops_ep {
+    cancel: Some(cancel),
+    getopt: Some(getopt),
+    setopt: Some(setopt),
+    ..fi_ops_ep::failing::<FI_ENOSYS>()
+};
+static CLOSED: fi_ops_ep = fi_ops_ep::failing::<FI_EBADF>();
+static NAMES: fi_ops_cm = fi_ops_cm { getname: Some(getname), ..fi_ops_cm::failing::<FI_ENOSYS>() };
+static CLOSED_NAMES: fi_ops_cm = fi_ops_cm::failing::<FI_EBADF>();
+static CLOSED_MSG: fi_ops_msg = fi_ops_msg::failing::<FI_EBADF>();
+static RMA: fi_ops_rma = fi_ops_rma::failing::<FI_ENOSYS>();
+static CLOSED_RMA: fi_ops_rma = fi_ops_rma::failing::<FI_EBADF>();
+static CLOSED_TAGGED: fi_ops_tagged = fi_ops_tagged::failing::<FI_EBADF>();
+static ATOMIC: fi_ops_atomic = fi_ops_atomic::failing::<FI_ENOSYS>();
+static CLOSED_ATOMIC: fi_ops_atomic = fi_ops_atomic::failing::<FI_EBADF>();
+static COLLECTIVE: fi_ops_collective = fi_ops_collective::failing::<FI_ENOSYS>();
+
+// SAFETY: `fid_ep` begins with a `fid`.
+unsafe impl Class for Endpoint {
+    type C = fid_ep;
+
+    const NUMBER: usize = FI_CLASS_EP;
+
+    fn table() -> &'static fi_ops {
+        &FID
+    }
+
+    fn open(fid: fid) -> fid_ep {
+        fid_ep {
+            fid,
+            ops: &TABLE,
+            cm: &NAMES,
+            msg: &msg::TABLE,
+            rma: &RMA,
+            tagged: &tagged::TABLE,
+            atomic: &ATOMIC,
+            collective: &COLLECTIVE,
+        }
+    }
+
+    fn closed() -> fid_ep {
+        fid_ep {
+            fid: fid { fclass: Self::NUMBER, ops: &CLOSED_FID, ..zeroed() },
+            ops: &CLOSED,
+            cm: &CLOSED_NAMES,
+            msg: &CLOSED_MSG,
+            rma: &CLOSED_RMA,
+            tagged: &CLOSED_TAGGED,
+            atomic: &CLOSED_ATOMIC,
+            collective: &COLLECTIVE,
+        }
+    }
+
+    fn pool() -> &'static Pool<Self> {
+        static POOL: Pool<Endpoint> = Pool::new();
+        &POOL
+    }
+}
+
+/// `fi_endpoint`.
+pub(crate) unsafe extern "C" fn open(
+    domain: *mut fid_domain,
+    info: *mut fi_info,
+    ep: *mut *mut fid_ep,
+    context: *mut c_void,
+) -> c_int {
+    status(|| {
+        // SAFETY: the table is that of a domain; the program passes an entry and a place for the object.
+        unsafe {
+            let domain = Object::<Domain>::of(domain);
+            let info = info.as_ref().ok_or(INVALID)?;
+            let to = ep.as_mut().ok_or(INVALID)?;
+            let opened = Endpoint::new(domain, info, info.tx_attr.as_ref(), info.rx_attr.as_ref())?;
+            *to = Object::create(opened, context).as_ref().address();
+        }
+        Ok(())
+    })
+}
+
+impl Endpoint {
+    fn new(
+        domain: &Object<Domain>,
+        info: &fi_info,
+        transmit: Option<&fi_tx_attr>,
+        receive: Option<&fi_rx_attr>,
+    ) -> Outcome<Self> {
+        let capabilities = bits::capabilities(info.caps).ok_or(INVALID)?;
+        let mut options = domain.fabric.settings.environment.endpoint.clone();
+        if !capabilities.is_empty() {
+            options = options.capabilities(capabilities);
+        }
+        let mut defaults = Defaults::default();
+        if let Some(transmit) = transmit {
+            let flags = bits::transmit_flags(transmit.op_flags).ok_or(Errno(FI_EBADFLAGS))?;
+            options = options.transmit(ContextOptions::new().flags(flags));
+            defaults.inject = transmit.op_flags & FI_INJECT != 0;
+        }
+        if let Some(receive) = receive {
+            let mut flags = efa::OperationFlags::empty();
+            flags.set(efa::OperationFlags::COMPLETION, receive.op_flags & FI_COMPLETION != 0);
+            options = options.receive(ContextOptions::new().flags(flags));
+            defaults.receive_many = receive.op_flags & FI_MULTI_RECV != 0;
+        }
+        let disabled = Disabled { options, ..Disabled::default() };
+        Ok(Self {
+            enabled: OnceLock::new(),
+            disabled: Mutex::new(disabled),
+            defaults,
+            domain: Use::new(domain),
+        })
+    }
+
+    fn disabled(&self) -> MutexGuard<'_, Disabled> {
+        self.disabled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The endpoint, once it is enabled.
+    ///
+    /// # Errors
+    /// `FI_EOPBADSTATE` before.
+    #[inline(always)]
+    pub(crate) fn endpoint(&self) -> Outcome<&efa::Endpoint> {
+        self.enabled.get().ok_or(Errno(FI_EOPBADSTATE))
+    }
+
+    /// A message to a peer.
+    #[inline(always)]
+    pub(crate) fn message(&self, to: fi_addr_t) -> Message {
+        Message::to(FiAddr(to))
+    }
+
+    /// A receive with its source, if it is to have one.
+    #[inline(always)]
+    pub(crate) fn from(&self, receive: Receive, source: fi_addr_t) -> Receive {
+        match source == FI_ADDR_UNSPEC || !self.is_directed() {
+            true => receive,
+            false => receive.from(FiAddr(source)),
+        }
+    }
+
+    /// Whether the source of a receive means something (`FI_DIRECTED_RECV`); otherwise it is ignored.
+    fn is_directed(&self) -> bool {
+        self.enabled
+            .get()
+            .is_some_and(|ep| ep.capabilities().contains(efa::Capabilities::DIRECTED_RECV))
+    }
+
+    fn enable(&self) -> Outcome<()> {
+        let mut disabled = self.disabled();
+        if self.enabled.get().is_some() {
+            return Err(Errno(FI_EOPBADSTATE));
+        }
+        let mut builder = self.domain.domain.endpoint(disabled.options.clone());
+        let Disabled { transmit, receive, selective, addresses, .. } = &mut *disabled;
+        builder =
+            self.bind_queue(builder, transmit.as_deref(), Direction::Transmit, selective[0])?;
+        builder = self.bind_queue(builder, receive.as_deref(), Direction::Receive, selective[1])?;
+        if let Some(addresses) = addresses {
+            builder = builder.bind_address_vector(&addresses.addresses);
+        }
+        let endpoint = builder.enable().map_err(|error| {
+            crate::log::warn(format_args!("the endpoint can't be enabled: {error}"));
+            errors::of_enable(&error)
+        })?;
+        // The lock is held: nobody else has set it.
+        let _ = self.enabled.set(endpoint);
+        Ok(())
+    }
+
+    /// Binds a queue. A direction without one gets one that nobody reads.
+    fn bind_queue(
+        &self,
+        builder: EndpointBuilder,
+        queue: Option<&CompletionQueue>,
+        direction: Direction,
+        is_selective: bool,
+    ) -> Outcome<EndpointBuilder> {
+        let (builder, is_selective) = match queue {
+            Some(queue) => (builder.bind_completion_queue(&queue.queue, direction), is_selective),
+            None => {
+                let options = CompletionQueueOptions::default();
+                let own = self.domain.domain.completion_queue(options);
+                (builder.bind_completion_queue(&own, direction), true)
+            }
+        };
+        Ok(if is_selective { builder.selective(direction) } else { builder })
+    }
+
+    fn bind(&self, to: *const fid, flags: u64) -> Outcome<()> {
+        // SAFETY: a program passes null or an object of libfabric.
+        let class = unsafe { to.as_ref() }.ok_or(INVALID)?.fclass;
+        if self.enabled.get().is_some() {
+            return Err(Errno(FI_EOPBADSTATE));
+        }
+        // SAFETY: as above.
+        unsafe {
+            match class {
+                FI_CLASS_CQ => self.bind_completion_queue(Object::argument(to)?, flags),
+                // Only what a connection needs is reported there.
+                FI_CLASS_EQ => Object::<EventQueue>::argument(to).map(drop),
+                FI_CLASS_AV => self.bind_address_vector(Object::argument(to)?, flags),
+                _ => Err(INVALID),
+            }
+        }
+    }
+
+    fn bind_completion_queue(&self, queue: &Object<CompletionQueue>, flags: u64) -> Outcome<()> {
+        const KNOWN: u64 = FI_TRANSMIT | FI_RECV | FI_SELECTIVE_COMPLETION;
+        if flags & !KNOWN != 0 || flags & (FI_TRANSMIT | FI_RECV) == 0 {
+            return Err(Errno(FI_EBADFLAGS));
+        }
+        domain::of_same(&self.domain, &queue.domain)?;
+        let mut disabled = self.disabled();
+        let Disabled { transmit, receive, selective, .. } = &mut *disabled;
+        let asked = [flags & FI_TRANSMIT != 0, flags & FI_RECV != 0];
+        if (asked[0] && transmit.is_some()) || (asked[1] && receive.is_some()) {
+            return Err(INVALID);
+        }
+        for (slot, side) in [transmit, receive].into_iter().zip(0..) {
+            if asked[side] {
+                *slot = Some(Use::new(queue));
+                selective[side] = flags & FI_SELECTIVE_COMPLETION != 0;
+            }
+        }
+        Ok(())
+    }
+
+    fn bind_address_vector(&self, addresses: &Object<AddressVector>, flags: u64) -> Outcome<()> {
+        if flags != 0 {
+            return Err(Errno(FI_EBADFLAGS));
+        }
+        domain::of_same(&self.domain, &addresses.domain)?;
+        match &mut self.disabled().addresses {
+            Some(_) => Err(INVALID),
+            slot => {
+                *slot = Some(Use::new(addresses));
+                Ok(())
+            }
+        }
+    }
+}
+
+/// `fi_ep_bind`.
+unsafe extern "C" fn bind(fid: *mut fid, bfid: *mut fid, flags: u64) -> c_int {
+    // SAFETY: the table is that of an endpoint.
+    status(|| unsafe { Object::<Endpoint>::of(fid.cast()) }.bind(bfid, flags))
+}
+
+unsafe extern "C" fn control(fid: *mut fid, command: c_int, _arg: *mut c_void) -> c_int {
+    status(|| {
+        // SAFETY: the table is that of an endpoint.
+        let ep = unsafe { Object::<Endpoint>::of(fid.cast()) };
+        match command {
+            FI_ENABLE => ep.enable(),
+            _ => Err(Errno(FI_ENOSYS)),
+        }
+    })
+}
+
+/// `fi_cancel`.
+unsafe extern "C" fn cancel(fid: fid_t, context: *mut c_void) -> isize {
+    started(|| {
+        // SAFETY: the table is that of an endpoint.
+        let ep = unsafe { Object::<Endpoint>::of(fid.cast()) };
+        match ep.endpoint()?.cancel_context(context.expose_provenance() as u64) {
+            true => Ok(()),
+            false => Err(Errno(FI_ENOENT)),
+        }
+    })
+}
+
+unsafe extern "C" fn getopt(
+    fid: fid_t,
+    level: c_int,
+    optname: c_int,
+    optval: *mut c_void,
+    optlen: *mut usize,
+) -> c_int {
+    status(|| {
+        if level != FI_OPT_ENDPOINT {
+            return Err(Errno(FI_ENOPROTOOPT));
+        }
+        // SAFETY: the table is that of an endpoint; `optlen` says how many bytes there are room for.
+        unsafe {
+            let ep = Object::<Endpoint>::of(fid.cast());
+            let number = match optname {
+                FI_OPT_MIN_MULTI_RECV => ep.disabled().options.protocol.min_multi_receive,
+                _ => return Err(Errno(FI_ENOPROTOOPT)),
+            };
+            let number = usize::try_from(number).unwrap_or(usize::MAX);
+            av::copy_name(&number.to_ne_bytes(), optval, optlen)
+        }
+    })
+}
+
+unsafe extern "C" fn setopt(
+    fid: fid_t,
+    level: c_int,
+    optname: c_int,
+    optval: *const c_void,
+    optlen: usize,
+) -> c_int {
+    status(|| {
+        if level != FI_OPT_ENDPOINT {
+            return Err(Errno(FI_ENOPROTOOPT));
+        }
+        // SAFETY: the table is that of an endpoint; the program passes `optlen` bytes.
+        unsafe {
+            let ep = Object::<Endpoint>::of(fid.cast());
+            match optname {
+                FI_OPT_MIN_MULTI_RECV => {
+                    if optval.is_null() || optlen != size_of::<usize>() {
+                        return Err(INVALID);
+                    }
+                    if ep.enabled.get().is_some() {
+                        return Err(Errno(FI_EOPBADSTATE));
+                    }
+                    let number = optval.cast::<usize>().read_unaligned() as u64;
+                    ep.disabled().options.protocol.min_multi_receive = number;
+                    Ok(())
+                }
+                _ => Err(Errno(FI_ENOPROTOOPT)),
+            }
+        }
+    })
+}
+
+/// `fi_getname`.
+unsafe extern "C" fn getname(fid: fid_t, addr: *mut c_void, addrlen: *mut usize) -> c_int {
+    status(|| {
+        // SAFETY: the table is that of an endpoint; `addrlen` says how many bytes there are room for.
+        unsafe {
+            let ep = Object::<Endpoint>::of(fid.cast());
+            av::copy_name(&ep.endpoint()?.address().to_bytes(), addr, addrlen)
+        }
+    })
+}
+
+/// How long closing an endpoint delivers what peers wait for.
+const CLOSING: Duration = Duration::from_secs(2);
+
+unsafe extern "C" fn close(fid: *mut fid) -> c_int {
+    status(|| {
+        // SAFETY: the table is that of an endpoint.
+        let ep = unsafe { Object::<Endpoint>::of(fid.cast()) };
+        if let Some(endpoint) = ep.enabled.get()
+            && let Err(error) = endpoint.close(CLOSING)
+        {
+            crate::log::warn(format_args!("closed an endpoint: {error}"));
+        }
+        // SAFETY: as above; a program doesn't use an endpoint while it closes it.
+        unsafe { ep.close() }.map(drop)
+    })
+}

@@ -1,0 +1,213 @@
+//! What libfabric calls first: the provider, its discovery, and its fabrics.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::net::SocketAddr;
+use std::sync::OnceLock;
+
+use efa::{EndpointKind, Info};
+
+use crate::abi::*;
+use crate::boundary::{Errno, INVALID, Outcome, status};
+use crate::info::{Answer, Asked, Echo, answer, query};
+use crate::libfabric::{self, Libfabric, OwnedInfo, libfabric};
+use crate::settings::Settings;
+use crate::{c, log};
+
+/// `fi_provider` has pointers, which only C reads.
+struct Provider(fi_provider);
+
+// SAFETY: nothing is changed through it but `context`, which belongs to libfabric.
+unsafe impl Send for Provider {}
+// SAFETY: as above.
+unsafe impl Sync for Provider {}
+
+static PROVIDER: OnceLock<Provider> = OnceLock::new();
+
+/// The version of this provider; above all others if it takes the place of the built-in `efa`.
+const VERSION: u32 = FI_VERSION(1, 0);
+const VERSION_IN_PLACE: u32 = FI_VERSION(300, 0);
+
+/// The flag of libfabric's utility providers, which look for core providers to stack on.
+const CORE_ONLY: u64 = 1 << 59;
+
+/// Describes this provider (`FI_EXT_INI`). Null if the process has no libfabric.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fi_prov_ini() -> *mut fi_provider {
+    let Some(libfabric) = libfabric() else { return std::ptr::null_mut() };
+    let provider = PROVIDER.get_or_init(|| {
+        let in_place = crate::settings::takes_the_place_of_efa();
+        Provider(fi_provider {
+            version: if in_place { VERSION_IN_PLACE } else { VERSION },
+            fi_version: libfabric.version(),
+            // SAFETY: zeros are a valid value: four null pointers.
+            context: unsafe { std::mem::zeroed() },
+            name: if in_place { c"efa".as_ptr() } else { c"efars".as_ptr() },
+            getinfo: Some(getinfo),
+            fabric: Some(c::fabric::open),
+            cleanup: Some(cleanup),
+        })
+    });
+    let provider = std::ptr::from_ref(&provider.0).cast_mut();
+    log::attach(provider);
+    Settings::define(provider);
+    provider
+}
+
+unsafe extern "C" fn cleanup() {}
+
+unsafe extern "C" fn getinfo(
+    version: u32,
+    node: *const c_char,
+    service: *const c_char,
+    flags: u64,
+    hints: *const fi_info,
+    info: *mut *mut fi_info,
+) -> c_int {
+    status(|| {
+        // SAFETY: libfabric passes strings or null, hints or null, and a place for the answer.
+        unsafe {
+            let info = info.as_mut().ok_or(INVALID)?;
+            let first = discover(version, text(node)?, text(service)?, flags, hints.as_ref())?;
+            *info = first.into_raw();
+        }
+        Ok(())
+    })
+}
+
+/// A string of C, if there is one.
+///
+/// # Safety
+/// It is null or ends with a zero.
+pub(super) unsafe fn text<'a>(at: *const c_char) -> Outcome<Option<&'a str>> {
+    if at.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { CStr::from_ptr(at) }.to_str().map(Some).map_err(|_| INVALID)
+}
+
+/// The hints, and what they point to.
+///
+/// # Safety
+/// All pointers in `hints` are null or as libfabric's programs set them.
+unsafe fn asked(hints: &fi_info) -> Outcome<Asked<'_>> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (fabric, domain) = (hints.fabric_attr.as_ref(), hints.domain_attr.as_ref());
+        let name = |name: Option<*mut c_char>| text(name.unwrap_or_default().cast_const());
+        Ok(Asked {
+            info: hints,
+            transmit: hints.tx_attr.as_ref(),
+            receive: hints.rx_attr.as_ref(),
+            endpoint: hints.ep_attr.as_ref(),
+            domain,
+            fabric_name: name(fabric.map(|fabric| fabric.name))?,
+            domain_name: name(domain.map(|domain| domain.name))?,
+        })
+    }
+}
+
+/// # Safety
+/// As for [`asked`].
+unsafe fn discover(
+    version: u32,
+    node: Option<&str>,
+    service: Option<&str>,
+    flags: u64,
+    hints: Option<&fi_info>,
+) -> Outcome<OwnedInfo<'static>> {
+    if flags & CORE_ONLY != 0 {
+        return Err(Errno(FI_ENODATA));
+    }
+    // SAFETY: the caller's promise.
+    let asked = hints.map(|hints| unsafe { asked(hints) }).transpose()?;
+    let settings = Settings::read()?;
+    let mut query = query(version, asked)?;
+    if let Some(node) = node {
+        query = query.node(node);
+    }
+    if let Some(service) = service {
+        query = query.service(service);
+    }
+    if flags & FI_SOURCE != 0 {
+        query = query.source();
+    }
+    if let Some(asked) = asked {
+        if let Some(address) = socket_address(asked.info.src_addr, asked.info.src_addrlen) {
+            query.hints.source = Some(address);
+        }
+        if let Some(address) = socket_address(asked.info.dest_addr, asked.info.dest_addrlen) {
+            query.hints.destination = Some(address);
+        }
+    }
+    let entries = settings.device.discover(query)?;
+    let echo = Echo::of(version, asked);
+    let libfabric = libfabric().ok_or(Errno(FI_ENODATA))?;
+    let mut first: Option<OwnedInfo<'static>> = None;
+    for entry in entries.iter().rev() {
+        let domain_name = settings.domain_name(entry);
+        if asked.and_then(|asked| asked.domain_name).is_some_and(|asked| asked != domain_name) {
+            continue;
+        }
+        let filled = fill(libfabric, entry, &echo, &settings, version)?;
+        // SAFETY: both are entries of libfabric, and the list is only ours.
+        unsafe {
+            (*filled.as_ptr()).next = first.map_or_else(std::ptr::null_mut, OwnedInfo::into_raw)
+        };
+        first = Some(filled);
+    }
+    first.ok_or(Errno(FI_ENODATA))
+}
+
+/// The internet address of C, if it is one.
+fn socket_address(at: *const c_void, length: usize) -> Option<SocketAddr> {
+    if at.is_null() || length < size_of::<libc::sockaddr_in>() {
+        return None;
+    }
+    // SAFETY: the program says that `length` bytes are there, which is enough for an address of either family that
+    // is checked first.
+    unsafe { crate::socket::read(at.cast(), length) }
+}
+
+/// The entry as libfabric's structure.
+fn fill(
+    libfabric: &'static Libfabric,
+    entry: &Info,
+    echo: &Echo,
+    settings: &Settings,
+    version: u32,
+) -> Outcome<OwnedInfo<'static>> {
+    let filled = libfabric.allocate_info().ok_or(Errno(FI_ENOMEM))?;
+    // SAFETY: libfabric allocated the entry with all attributes, and nobody else has them.
+    unsafe {
+        let info = &mut *filled.as_ptr();
+        let mut to = Answer {
+            transmit: &mut *info.tx_attr,
+            receive: &mut *info.rx_attr,
+            endpoint: &mut *info.ep_attr,
+            domain: &mut *info.domain_attr,
+            info,
+        };
+        answer(entry, echo, &mut to);
+        to.domain.name = libfabric::string(&settings.domain_name(entry));
+        let info = to.info;
+        let fabric = &mut *info.fabric_attr;
+        fabric.name = libfabric::string(&settings.fabric_name(entry));
+        // libfabric sets the name of the provider itself.
+        fabric.prov_version = VERSION;
+        fabric.api_version = version;
+        if entry.endpoint.kind == EndpointKind::Connected {
+            if let Some(source) = entry.source {
+                let source = crate::socket::bytes(source);
+                (info.src_addr, info.src_addrlen) = (libfabric::bytes(&source), source.len());
+            }
+            if let Some(destination) = entry.destination {
+                let destination = crate::socket::bytes(destination);
+                (info.dest_addr, info.dest_addrlen) =
+                    (libfabric::bytes(&destination), destination.len());
+                info.addr_format = crate::socket::format(&destination);
+            }
+        }
+    }
+    Ok(filled)
+}

@@ -1,0 +1,90 @@
+//! What messages with and without tags have in common.
+
+use std::ffi::c_void;
+
+use efa::{Buffer, Message, Receive, ReceiveBuffer, Refused};
+
+use crate::abi::*;
+use crate::bits;
+use crate::boundary::{Errno, Outcome};
+use crate::c::endpoint::Endpoint;
+use crate::errors;
+
+/// The number that stands for a context.
+#[inline(always)]
+pub(crate) fn context(context: *mut c_void) -> u64 {
+    context.expose_provenance() as u64
+}
+
+/// An operation that didn't start.
+#[cold]
+pub(crate) fn refused(refused: Refused) -> Errno {
+    errors::of_start(&refused.error)
+}
+
+/// Sends with the default flags.
+#[inline(always)]
+pub(crate) fn send(ep: &Endpoint, message: Message, buffer: Buffer, context: u64) -> Outcome<()> {
+    if ep.defaults.inject {
+        return send_injected(ep, message, buffer, context);
+    }
+    ep.endpoint()?.send(message, buffer, context).map_err(refused)
+}
+
+/// Sends with these flags.
+pub(crate) fn send_flags(
+    ep: &Endpoint,
+    message: Message,
+    buffer: Buffer,
+    flags: u64,
+    context: u64,
+) -> Outcome<()> {
+    let known = bits::transmit_flags(flags).ok_or(Errno(FI_EBADFLAGS))?;
+    let message = message.flags(known);
+    match flags & FI_INJECT != 0 {
+        true => send_injected(ep, message, buffer, context),
+        false => ep.endpoint()?.send(message, buffer, context).map_err(refused),
+    }
+}
+
+/// Copies a message and sends the copy, with a completion.
+#[cold]
+fn send_injected(ep: &Endpoint, message: Message, buffer: Buffer, context: u64) -> Outcome<()> {
+    let endpoint = ep.endpoint()?;
+    if buffer.len() > endpoint.transmit_attributes().inject_size {
+        return Err(Errno(FI_EINVAL));
+    }
+    endpoint.send(message, buffer.into_vec(), context).map_err(refused)
+}
+
+/// Copies a message and sends the copy, without a completion.
+#[inline(always)]
+pub(crate) fn inject(ep: &Endpoint, message: Message, bytes: &[u8]) -> Outcome<()> {
+    ep.endpoint()?.inject(message, bytes).map_err(|error| errors::of_start(&error))
+}
+
+/// Receives with the default flags.
+#[inline(always)]
+pub(crate) fn receive(
+    ep: &Endpoint,
+    receive: Receive,
+    buffer: ReceiveBuffer,
+    context: u64,
+) -> Outcome<()> {
+    ep.endpoint()?.receive(receive, buffer, context).map(drop).map_err(refused)
+}
+
+/// Receives with these flags.
+pub(crate) fn receive_flags(
+    ep: &Endpoint,
+    receive: Receive,
+    flags: u64,
+    context: u64,
+    buffer: impl FnOnce() -> Outcome<ReceiveBuffer>,
+) -> Outcome<()> {
+    if flags & !(FI_COMPLETION | FI_MORE) != 0 {
+        return Err(Errno(FI_EBADFLAGS));
+    }
+    let receive = if flags & FI_COMPLETION != 0 { receive.signaled() } else { receive };
+    self::receive(ep, receive, buffer()?, context)
+}

@@ -1,0 +1,344 @@
+//! Hints of C programs as a [`Query`], and entries as [`fi_info`].
+//!
+//! What `efa` knows it decides; here are only the attributes that it has no word for.
+
+use std::ffi::c_int;
+
+use efa::{
+    AddressFormat, AddressVectorKind, Capabilities, EndpointKind, Hints, Info, Progress, Query,
+    RegistrationMode, ResourceManagement, Threading, Version,
+};
+
+use crate::abi::*;
+use crate::bits;
+use crate::boundary::{Errno, Outcome};
+
+/// Hints, and the attributes that they point to.
+#[derive(Clone, Copy)]
+pub(crate) struct Asked<'a> {
+    pub(crate) info: &'a fi_info,
+    pub(crate) transmit: Option<&'a fi_tx_attr>,
+    pub(crate) receive: Option<&'a fi_rx_attr>,
+    pub(crate) endpoint: Option<&'a fi_ep_attr>,
+    pub(crate) domain: Option<&'a fi_domain_attr>,
+    /// The names of fabric and domain; libfabric itself looks at that of the provider.
+    pub(crate) fabric_name: Option<&'a str>,
+    pub(crate) domain_name: Option<&'a str>,
+}
+
+/// Nothing has what was asked for.
+const NO_DATA: Errno = Errno(FI_ENODATA);
+
+/// The first release whose programs say by single bits how memory is registered.
+const MR_MODE_BITS: u32 = FI_VERSION(1, 5);
+
+/// Modes of registration that we require of programs that don't take [scalable](RegistrationMode::Scalable).
+const BASIC: c_int = FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+
+/// Threads and cores that a limit beyond this says nothing to.
+const MOST: usize = c_int::MAX as usize;
+
+fn wanted<T>(value: T) -> Option<T>
+where
+    T: Default + PartialEq,
+{
+    Some(value).filter(|value| *value != T::default())
+}
+
+/// The query of a program.
+pub(crate) fn query(version: u32, asked: Option<Asked<'_>>) -> Outcome<Query> {
+    let asked_version =
+        Version { major: FI_MAJOR(version) as u16, minor: FI_MINOR(version) as u16 };
+    let mut hints = Hints::new();
+    hints.domain.registration_mode =
+        Some(registration(version, asked.and_then(|asked| asked.domain))?);
+    if let Some(asked) = asked {
+        asked.fill(&mut hints)?;
+    }
+    Ok(Query::new(asked_version.min(Version::NEWEST)).hints(hints))
+}
+
+/// How the memory of a program is registered.
+pub(crate) fn registration(
+    version: u32,
+    domain: Option<&fi_domain_attr>,
+) -> Outcome<RegistrationMode> {
+    let mode = domain.map(|domain| domain.mr_mode);
+    match mode {
+        // No hints: keys and addresses as devices have them.
+        None => Ok(RegistrationMode::Basic),
+        Some(FI_MR_UNSPEC) if version < MR_MODE_BITS => Ok(RegistrationMode::Basic),
+        Some(FI_MR_BASIC) => Ok(RegistrationMode::Basic),
+        Some(FI_MR_SCALABLE) => Ok(RegistrationMode::Scalable),
+        Some(bits) if bits & BASIC == BASIC => Ok(RegistrationMode::Basic),
+        Some(bits) if version >= MR_MODE_BITS && bits & (FI_MR_BASIC | FI_MR_SCALABLE) == 0 => {
+            Ok(RegistrationMode::Scalable)
+        }
+        Some(_) => Err(NO_DATA),
+    }
+}
+
+impl Asked<'_> {
+    fn fill(&self, hints: &mut Hints) -> Outcome<()> {
+        let info = self.info;
+        hints.capabilities = bits::capabilities(info.caps).ok_or(NO_DATA)?;
+        hints.mode = bits::mode(info.mode);
+        hints.fabric = self.fabric_name.map(str::to_owned);
+        hints.address_format = match info.addr_format {
+            FI_FORMAT_UNSPEC => None,
+            FI_ADDR_EFA => Some(AddressFormat::Efa),
+            FI_SOCKADDR | FI_SOCKADDR_IN | FI_SOCKADDR_IN6 => Some(AddressFormat::Socket),
+            _ => return Err(NO_DATA),
+        };
+        if let Some(transmit) = self.transmit {
+            fill_transmit(transmit, hints)?;
+        }
+        if let Some(receive) = self.receive {
+            fill_receive(receive, hints)?;
+        }
+        if let Some(endpoint) = self.endpoint {
+            fill_endpoint(endpoint, hints)?;
+        }
+        if let Some(domain) = self.domain {
+            fill_domain(domain, hints)?;
+        }
+        Ok(())
+    }
+}
+
+/// Orders of messages and atomics that hold between two endpoints.
+const MESSAGE_ORDER: u64 = FI_ORDER_SAS;
+
+fn fill_transmit(asked: &fi_tx_attr, hints: &mut Hints) -> Outcome<()> {
+    order(asked.msg_order, asked.comp_order)?;
+    let transmit = &mut hints.transmit;
+    if asked.caps != 0 {
+        transmit.capabilities = Some(side(asked.caps, Capabilities::RECV)?);
+    }
+    if asked.op_flags != 0 {
+        transmit.flags = Some(bits::transmit_flags(asked.op_flags).ok_or(NO_DATA)?);
+    }
+    transmit.inject_size = wanted(asked.inject_size);
+    transmit.size = wanted(asked.size);
+    transmit.iov_limit = wanted(asked.iov_limit);
+    transmit.rma_iov_limit = wanted(asked.rma_iov_limit);
+    Ok(())
+}
+
+fn fill_receive(asked: &fi_rx_attr, hints: &mut Hints) -> Outcome<()> {
+    order(asked.msg_order, asked.comp_order)?;
+    let receive = &mut hints.receive;
+    if asked.caps != 0 {
+        receive.capabilities = Some(side(asked.caps, Capabilities::SEND)?);
+    }
+    if asked.op_flags & !(FI_COMPLETION | FI_MULTI_RECV) != 0 {
+        return Err(NO_DATA);
+    }
+    if asked.op_flags & FI_COMPLETION != 0 {
+        receive.flags = Some(efa::OperationFlags::COMPLETION);
+    }
+    receive.total_buffered = wanted(asked.total_buffered_recv);
+    receive.size = wanted(asked.size);
+    receive.iov_limit = wanted(asked.iov_limit);
+    Ok(())
+}
+
+/// Capabilities of one side; those of the `other` mean nothing there.
+fn side(caps: u64, other: Capabilities) -> Outcome<Capabilities> {
+    Ok(bits::capabilities(caps).ok_or(NO_DATA)? - other)
+}
+
+fn order(message: u64, completion: u64) -> Outcome<()> {
+    match message & !MESSAGE_ORDER == 0 && completion == FI_ORDER_NONE {
+        true => Ok(()),
+        false => Err(NO_DATA),
+    }
+}
+
+fn fill_endpoint(asked: &fi_ep_attr, hints: &mut Hints) -> Outcome<()> {
+    let endpoint = &mut hints.endpoint;
+    endpoint.kind = match asked.type_ {
+        FI_EP_UNSPEC => None,
+        FI_EP_RDM => Some(EndpointKind::ReliableDatagram),
+        FI_EP_MSG => Some(EndpointKind::Connected),
+        _ => return Err(NO_DATA),
+    };
+    if !matches!(asked.protocol, FI_PROTO_UNSPEC | FI_PROTO_EFA) || asked.auth_key_size != 0 {
+        return Err(NO_DATA);
+    }
+    if let Some(version) = wanted(asked.protocol_version) {
+        endpoint.protocol_version = Some(u8::try_from(version).map_err(|_| NO_DATA)?);
+    }
+    endpoint.max_message_size = wanted(asked.max_msg_size as u64);
+    endpoint.max_read_after_write_size = wanted(asked.max_order_raw_size as u64);
+    endpoint.max_write_after_read_size = wanted(asked.max_order_war_size as u64);
+    endpoint.max_write_after_write_size = wanted(asked.max_order_waw_size as u64);
+    endpoint.mem_tag_format = wanted(asked.mem_tag_format);
+    // Shared contexts are bound to the endpoint, which then has one of its own all the same.
+    let contexts = |count| wanted(count).filter(|count| *count != FI_SHARED_CONTEXT);
+    endpoint.transmit_contexts = contexts(asked.tx_ctx_cnt);
+    endpoint.receive_contexts = contexts(asked.rx_ctx_cnt);
+    Ok(())
+}
+
+fn fill_domain(asked: &fi_domain_attr, hints: &mut Hints) -> Outcome<()> {
+    if asked.auth_key_size != 0 || bits::capabilities(asked.caps).is_none() {
+        return Err(NO_DATA);
+    }
+    let domain = &mut hints.domain;
+    domain.threading = match asked.threading {
+        FI_THREAD_UNSPEC => None,
+        FI_THREAD_SAFE | FI_THREAD_FID | FI_THREAD_DOMAIN | FI_THREAD_COMPLETION
+        | FI_THREAD_ENDPOINT => Some(Threading::Safe),
+        _ => return Err(NO_DATA),
+    };
+    domain.progress = match (asked.control_progress, asked.data_progress) {
+        (FI_PROGRESS_AUTO, _) | (_, FI_PROGRESS_AUTO) => Some(Progress::Automatic),
+        _ => Some(Progress::Manual),
+    };
+    domain.resource_management = match asked.resource_mgmt {
+        FI_RM_UNSPEC | FI_RM_DISABLED => None,
+        FI_RM_ENABLED => Some(ResourceManagement::Enabled),
+        _ => return Err(NO_DATA),
+    };
+    domain.address_vector = match asked.av_type {
+        FI_AV_UNSPEC => None,
+        FI_AV_MAP => Some(AddressVectorKind::Map),
+        FI_AV_TABLE => Some(AddressVectorKind::Table),
+        _ => return Err(NO_DATA),
+    };
+    domain.cq_data_size = wanted(asked.cq_data_size);
+    domain.max_regions = wanted(asked.mr_cnt);
+    let limits = &mut hints.limits;
+    limits.completion_queues = wanted(asked.cq_cnt);
+    limits.endpoints = wanted(asked.ep_cnt);
+    limits.transmit_contexts = wanted(asked.tx_ctx_cnt);
+    limits.receive_contexts = wanted(asked.rx_ctx_cnt);
+    limits.endpoint_transmit_contexts = wanted(asked.max_ep_tx_ctx);
+    limits.endpoint_receive_contexts = wanted(asked.max_ep_rx_ctx);
+    limits.shared_transmit_contexts = wanted(asked.max_ep_stx_ctx);
+    limits.shared_receive_contexts = wanted(asked.max_ep_srx_ctx);
+    Ok(())
+}
+
+// ---- answers ------------------------------------------------------------------------------------
+
+/// The hints that an answer repeats.
+pub(crate) struct Echo {
+    pub(crate) version: u32,
+    pub(crate) caps: u64,
+    pub(crate) transmit_flags: u64,
+    pub(crate) receive_flags: u64,
+    pub(crate) mr_mode: Option<c_int>,
+    pub(crate) shared_transmit: bool,
+    pub(crate) shared_receive: bool,
+}
+
+impl Echo {
+    pub(crate) fn of(version: u32, asked: Option<Asked<'_>>) -> Self {
+        let endpoint = asked.and_then(|asked| asked.endpoint);
+        let is_shared = |count: Option<usize>| count == Some(FI_SHARED_CONTEXT);
+        Self {
+            version,
+            caps: asked.map_or(0, |asked| asked.info.caps),
+            transmit_flags: asked
+                .and_then(|asked| asked.transmit)
+                .map_or(0, |transmit| transmit.op_flags & (FI_INJECT | FI_MORE)),
+            receive_flags: asked
+                .and_then(|asked| asked.receive)
+                .map_or(0, |receive| receive.op_flags & FI_MULTI_RECV),
+            mr_mode: asked.and_then(|asked| asked.domain).map(|domain| domain.mr_mode),
+            shared_transmit: is_shared(endpoint.map(|endpoint| endpoint.tx_ctx_cnt)),
+            shared_receive: is_shared(endpoint.map(|endpoint| endpoint.rx_ctx_cnt)),
+        }
+    }
+
+    /// How memory is registered, in the words of the program.
+    fn mr_mode(&self, mode: RegistrationMode) -> c_int {
+        let in_words = self.version < MR_MODE_BITS
+            || matches!(self.mr_mode, Some(FI_MR_BASIC | FI_MR_SCALABLE));
+        match (mode, in_words) {
+            (RegistrationMode::Scalable, true) => FI_MR_SCALABLE,
+            (RegistrationMode::Scalable, false) => 0,
+            (_, true) => FI_MR_BASIC,
+            (_, false) => BASIC,
+        }
+    }
+}
+
+/// Fills the attributes of an entry that are numbers. `to` is an entry of zeros.
+pub(crate) fn answer(info: &Info, echo: &Echo, to: &mut Answer<'_>) {
+    let caps = bits::caps(info.capabilities, echo.caps);
+    let is_msg = info.endpoint.kind == EndpointKind::Connected;
+    to.info.caps = caps;
+    to.info.mode = 0;
+    to.info.addr_format = if is_msg { FI_SOCKADDR_IN } else { FI_ADDR_EFA };
+
+    let (from, transmit) = (&info.transmit, &mut *to.transmit);
+    transmit.caps = bits::side_caps(from.capabilities, caps, FI_READ | FI_WRITE);
+    transmit.op_flags = bits::op_flags(from.flags) | echo.transmit_flags;
+    transmit.msg_order = MESSAGE_ORDER;
+    transmit.inject_size = from.inject_size;
+    transmit.size = from.size.min(MOST);
+    transmit.iov_limit = from.iov_limit;
+    transmit.rma_iov_limit = from.rma_iov_limit;
+
+    let (from, receive) = (&info.receive, &mut *to.receive);
+    receive.caps = bits::side_caps(from.capabilities, caps, FI_REMOTE_READ | FI_REMOTE_WRITE);
+    receive.op_flags = bits::op_flags(from.flags) | echo.receive_flags;
+    receive.msg_order = MESSAGE_ORDER;
+    receive.total_buffered_recv = from.total_buffered;
+    receive.size = from.size.min(MOST);
+    receive.iov_limit = from.iov_limit;
+
+    let (from, endpoint) = (&info.endpoint, &mut *to.endpoint);
+    endpoint.type_ = if is_msg { FI_EP_MSG } else { FI_EP_RDM };
+    endpoint.protocol = FI_PROTO_EFA;
+    endpoint.protocol_version = from.protocol_version.into();
+    endpoint.max_msg_size = usize::try_from(from.max_message_size).unwrap_or(usize::MAX);
+    endpoint.mem_tag_format = from.mem_tag_format;
+    let contexts = |shared, count| if shared { FI_SHARED_CONTEXT } else { count };
+    endpoint.tx_ctx_cnt = contexts(echo.shared_transmit, from.transmit_contexts);
+    endpoint.rx_ctx_cnt = contexts(echo.shared_receive, from.receive_contexts);
+
+    let (from, limits, domain) = (&info.domain, &info.limits, &mut *to.domain);
+    domain.threading = FI_THREAD_SAFE;
+    domain.control_progress = progress(from.progress);
+    domain.data_progress = progress(from.progress);
+    domain.resource_mgmt = FI_RM_ENABLED;
+    domain.av_type = match from.address_vector {
+        AddressVectorKind::Map => FI_AV_MAP,
+        _ => FI_AV_TABLE,
+    };
+    domain.mr_mode = echo.mr_mode(from.registration_mode);
+    domain.mr_key_size = from.mr_key_size;
+    domain.cq_data_size = from.cq_data_size;
+    domain.cq_cnt = limits.completion_queues.min(MOST);
+    domain.ep_cnt = limits.endpoints.min(MOST);
+    domain.tx_ctx_cnt = limits.transmit_contexts.min(MOST);
+    domain.rx_ctx_cnt = limits.receive_contexts.min(MOST);
+    domain.max_ep_tx_ctx = limits.endpoint_transmit_contexts.min(MOST);
+    domain.max_ep_rx_ctx = limits.endpoint_receive_contexts.min(MOST);
+    domain.max_ep_stx_ctx = limits.shared_transmit_contexts.min(MOST);
+    domain.max_ep_srx_ctx = limits.shared_receive_contexts.min(MOST);
+    domain.cntr_cnt = MOST;
+    domain.mr_iov_limit = 1;
+    domain.caps = FI_LOCAL_COMM | FI_REMOTE_COMM | (echo.caps & FI_SHARED_AV);
+    domain.mr_cnt = from.max_regions.min(MOST);
+}
+
+fn progress(progress: Progress) -> fi_progress {
+    match progress {
+        Progress::Automatic => FI_PROGRESS_AUTO,
+        _ => FI_PROGRESS_MANUAL,
+    }
+}
+
+/// An entry that is filled, and the attributes that it points to.
+pub(crate) struct Answer<'a> {
+    pub(crate) info: &'a mut fi_info,
+    pub(crate) transmit: &'a mut fi_tx_attr,
+    pub(crate) receive: &'a mut fi_rx_attr,
+    pub(crate) endpoint: &'a mut fi_ep_attr,
+    pub(crate) domain: &'a mut fi_domain_attr,
+}

@@ -1,0 +1,171 @@
+//! Memory of the program, as operations use it. Here is the one promise that the compiler can't check.
+//!
+//! Memory that a program gives to an operation is mapped, and given up to the operation until its completion: nobody
+//! writes what is sent, and nobody reads or writes what is received into. libfabric asks that of its programs
+//! (fi_msg(3)), and this library relies on it.
+
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::ptr::NonNull;
+
+use efa::{Buffer, ForeignMemory, ReceiveBuffer};
+
+use crate::boundary::{INVALID, Outcome};
+
+/// The address of memory, which may be null if it is empty.
+#[inline(always)]
+fn base(at: *const c_void, length: usize) -> Outcome<NonNull<u8>> {
+    match NonNull::new(at.cast_mut().cast()) {
+        Some(base) if length <= isize::MAX as usize => Ok(base),
+        None if length == 0 => Ok(NonNull::dangling()),
+        _ => Err(INVALID),
+    }
+}
+
+/// What is sent from.
+///
+/// # Safety
+/// The program gave up `length` bytes at `at` as said above.
+#[inline(always)]
+pub(crate) unsafe fn sent(at: *const c_void, length: usize, _desc: *mut c_void) -> Outcome<Buffer> {
+    let base = base(at, length)?;
+    // SAFETY: the caller's promise.
+    Ok(unsafe { ForeignMemory::new(base, length, ()) }.into())
+}
+
+/// What is received into.
+///
+/// # Safety
+/// As for [`sent`].
+#[inline(always)]
+pub(crate) unsafe fn received(
+    at: *mut c_void,
+    length: usize,
+    _desc: *mut c_void,
+) -> Outcome<ReceiveBuffer> {
+    let base = base(at, length)?;
+    // SAFETY: the caller's promise.
+    Ok(unsafe { ForeignMemory::new(base, length, ()) }.into())
+}
+
+/// What is sent from in several pieces.
+///
+/// # Safety
+/// As for [`sent`], for each piece, and `count` pieces are at `iov`.
+pub(crate) unsafe fn sent_pieces(
+    iov: *const libc::iovec,
+    desc: *mut *mut c_void,
+    count: usize,
+) -> Outcome<Buffer> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match pieces(iov, count)? {
+            [] => Ok(Buffer::default()),
+            [one] => sent(one.iov_base, one.iov_len, descriptor(desc, 0)),
+            many => {
+                let many = many.iter().zip(0..).map(|(piece, index)| {
+                    sent(piece.iov_base, piece.iov_len, descriptor(desc, index))
+                });
+                Buffer::pieces(many.collect::<Outcome<Vec<_>>>()?).map_err(|_| INVALID)
+            }
+        }
+    }
+}
+
+/// What is received into in several pieces.
+///
+/// # Safety
+/// As for [`sent_pieces`].
+pub(crate) unsafe fn received_pieces(
+    iov: *const libc::iovec,
+    desc: *mut *mut c_void,
+    count: usize,
+) -> Outcome<ReceiveBuffer> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match pieces(iov, count)? {
+            [] => received(std::ptr::null_mut(), 0, std::ptr::null_mut()),
+            [one] => received(one.iov_base, one.iov_len, descriptor(desc, 0)),
+            many => {
+                let many = many.iter().zip(0..).map(|(piece, index)| {
+                    received(piece.iov_base, piece.iov_len, descriptor(desc, index))
+                });
+                ReceiveBuffer::pieces(many.collect::<Outcome<Vec<_>>>()?).map_err(|_| INVALID)
+            }
+        }
+    }
+}
+
+/// The bytes of a message that is copied at once.
+///
+/// # Safety
+/// `length` bytes at `at` are readable, and nobody writes them during the call.
+#[inline(always)]
+pub(crate) unsafe fn copied<'a>(at: *const c_void, length: usize) -> Outcome<&'a [u8]> {
+    let base = base(at, length)?;
+    // SAFETY: the caller's promise; for no bytes the address is aligned and not null.
+    Ok(unsafe { std::slice::from_raw_parts(base.as_ptr(), length) })
+}
+
+/// The descriptor of a piece, null without descriptors.
+///
+/// # Safety
+/// `descs` is null or has more than `index` descriptors.
+unsafe fn descriptor(descs: *mut *mut c_void, index: usize) -> *mut c_void {
+    match descs.is_null() {
+        true => std::ptr::null_mut(),
+        // SAFETY: the caller's promise.
+        false => unsafe { descs.add(index).read_unaligned() },
+    }
+}
+
+/// The pieces of an operation.
+///
+/// # Safety
+/// `count` pieces are at `iov`, and don't change during the call.
+unsafe fn pieces<'a>(iov: *const libc::iovec, count: usize) -> Outcome<&'a [libc::iovec]> {
+    match count {
+        0 => Ok(&[]),
+        _ if iov.is_null() || count > MOST_PIECES => Err(INVALID),
+        // SAFETY: the caller's promise.
+        _ => Ok(unsafe { std::slice::from_raw_parts(iov, count) }),
+    }
+}
+
+/// Most pieces of one message (`iov_limit`).
+const MOST_PIECES: usize = 28;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn null_is_refused_unless_nothing_is_there() {
+        let null = std::ptr::null_mut();
+        // SAFETY: nothing is read from null.
+        unsafe {
+            assert!(sent(null, 0, null).is_ok() && received(null, 0, null).is_ok());
+            assert_eq!(sent(null, 1, null).err(), Some(INVALID));
+            assert_eq!(received(null, usize::MAX, null).err(), Some(INVALID));
+            assert_eq!(sent_pieces(std::ptr::null(), std::ptr::null_mut(), 1).err(), Some(INVALID));
+            assert_eq!(copied(null, 3), Err(INVALID));
+        }
+    }
+
+    #[test]
+    fn more_pieces_than_the_limit_are_refused_before_they_are_read() {
+        let one = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        // SAFETY: the count is refused before the pieces are read.
+        unsafe {
+            assert_eq!(
+                sent_pieces(&one, std::ptr::null_mut(), MOST_PIECES + 1).err(),
+                Some(INVALID)
+            );
+            assert_eq!(
+                received_pieces(&one, std::ptr::null_mut(), usize::MAX).err(),
+                Some(INVALID)
+            );
+        }
+    }
+}

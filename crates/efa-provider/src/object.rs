@@ -1,0 +1,223 @@
+//! Objects as C sees them: a structure of libfabric with its tables, and behind it what Rust needs.
+//!
+//! ```text
+//!   fid_ep ─► fid { class, context, table } ─► tables ─► functions in c/
+//!      └────► Endpoint, or nothing once it is closed
+//! ```
+//!
+//! The memory of an object comes from a pool of its class and goes back there; it is never freed. When an object is
+//! closed, its tables become those of a closed object, whose functions fail with `FI_EBADF`. So a program that uses
+//! a closed object gets an error, unless a new object of the class has taken its place.
+//!
+//! An object that others depend on counts them ([`Use`]), and isn't closed before they are.
+
+#![allow(unsafe_code)]
+
+use std::cell::UnsafeCell;
+use std::ffi::c_void;
+use std::ops::Deref;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::abi::{FI_EBUSY, fi_ops, fid};
+use crate::boundary::{Errno, INVALID, Outcome};
+
+/// A class of objects.
+///
+/// # Safety
+/// `C` is `repr(C)` and begins with a `fid`, or with a structure that does. The pool is of this class alone.
+pub(crate) unsafe trait Class: Send + Sync + Sized + 'static {
+    /// The structure of libfabric.
+    type C;
+
+    /// `FI_CLASS_…`.
+    const NUMBER: usize;
+
+    /// The table of every open object of this class: no other class has the same.
+    fn table() -> &'static fi_ops;
+
+    /// The structure of an open object.
+    fn open(fid: fid) -> Self::C;
+
+    /// The structure of a closed one.
+    fn closed() -> Self::C;
+
+    /// Objects that were closed.
+    fn pool() -> &'static Pool<Self>;
+}
+
+/// Memory of closed objects.
+pub(crate) struct Pool<T: Class>(Mutex<Vec<Shell<T>>>);
+
+struct Shell<T: Class>(NonNull<Object<T>>);
+
+// SAFETY: a shell in the pool has no value, and nobody else uses it.
+unsafe impl<T: Class> Send for Shell<T> {}
+
+impl<T: Class> Pool<T> {
+    pub(crate) const fn new() -> Self {
+        Self(Mutex::new(Vec::new()))
+    }
+}
+
+/// How many uses a closed object has.
+const CLOSED: usize = usize::MAX;
+
+/// An object of C. The program has its address.
+#[repr(C)]
+pub(crate) struct Object<T: Class> {
+    c: UnsafeCell<T::C>,
+    uses: AtomicUsize,
+    value: UnsafeCell<Option<T>>,
+}
+
+impl<T: Class> Object<T> {
+    /// A new object with this value. It is the program's until [`close`](Self::close).
+    pub(crate) fn create(value: T, context: *mut c_void) -> NonNull<Self> {
+        let fid =
+            fid { fclass: T::NUMBER, context, ops: std::ptr::from_ref(T::table()).cast_mut() };
+        let free = T::pool().0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let object = Self {
+            c: UnsafeCell::new(T::open(fid)),
+            uses: AtomicUsize::new(0),
+            value: UnsafeCell::new(Some(value)),
+        };
+        match free {
+            Some(Shell(at)) => {
+                // SAFETY: the memory is that of an object of this class, and only the pool had it.
+                unsafe { at.write(object) };
+                at
+            }
+            None => NonNull::from(Box::leak(Box::new(object))),
+        }
+    }
+
+    /// The object at an address that came through a table of this class.
+    ///
+    /// # Safety
+    /// `at` is the address of an open object of this class, and no other thread closes it during the call.
+    #[inline(always)]
+    pub(crate) unsafe fn of<'a>(at: *const T::C) -> &'a Self {
+        // SAFETY: an object begins with its C structure, and the caller promises that there is one.
+        unsafe { &*at.cast::<Self>() }
+    }
+
+    /// The object that a program passed as an argument.
+    ///
+    /// # Errors
+    /// [`INVALID`] if it is null, of another class or provider, or closed.
+    ///
+    /// # Safety
+    /// `at` is null or points to a `fid`, and no other thread closes the object during the call.
+    #[inline]
+    pub(crate) unsafe fn argument<'a>(at: *const fid) -> Outcome<&'a Self> {
+        // SAFETY: the caller promises that it is readable if it isn't null.
+        let fid = unsafe { at.as_ref() }.ok_or(INVALID)?;
+        if fid.fclass != T::NUMBER || !std::ptr::eq(fid.ops, T::table()) {
+            return Err(INVALID);
+        }
+        // SAFETY: only open objects of this class have this table.
+        Ok(unsafe { Self::of(at.cast()) })
+    }
+
+    /// Its address, for the program.
+    pub(crate) fn address(&self) -> *mut T::C {
+        self.c.get()
+    }
+
+    /// Its address as `fid`.
+    pub(crate) fn fid(&self) -> *mut fid {
+        self.c.get().cast()
+    }
+
+    /// The number that the program gave it.
+    pub(crate) fn context(&self) -> *mut c_void {
+        // SAFETY: the structure begins with a `fid`, by the contract of `Class`.
+        unsafe { (*self.fid()).context }
+    }
+
+    /// Closes it and returns its value.
+    ///
+    /// # Errors
+    /// `FI_EBUSY` if others depend on it.
+    ///
+    /// # Safety
+    /// No other thread uses the object during the call, and no reference to its value is used afterwards.
+    pub(crate) unsafe fn close(&self) -> Outcome<T> {
+        let free = self.uses.compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire);
+        free.map_err(|uses| if uses == CLOSED { INVALID } else { Errno(FI_EBUSY) })?;
+        // SAFETY: nobody depends on the object, and the caller promises that nobody else uses it.
+        let value = unsafe {
+            self.c.get().write(T::closed());
+            (*self.value.get()).take()
+        };
+        let shell = Shell(NonNull::from(self));
+        T::pool().0.lock().unwrap_or_else(PoisonError::into_inner).push(shell);
+        value.ok_or(INVALID)
+    }
+}
+
+impl<T: Class> Deref for Object<T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        // SAFETY: it changes in `close` alone, whose caller promises that nobody uses the object meanwhile.
+        match unsafe { &*self.value.get() } {
+            Some(value) => value,
+            None => closed(),
+        }
+    }
+}
+
+#[cold]
+fn closed() -> ! {
+    panic!("the object is closed")
+}
+
+/// An object that depends on another, which can't be closed before this is dropped.
+pub(crate) struct Use<T: Class>(NonNull<Object<T>>);
+
+// SAFETY: it is a reference to an object whose value is `Sync`, by the contract of `Class`.
+unsafe impl<T: Class> Send for Use<T> {}
+
+// SAFETY: as above.
+unsafe impl<T: Class> Sync for Use<T> {}
+
+impl<T: Class> Use<T> {
+    pub(crate) fn new(object: &Object<T>) -> Self {
+        object.uses.fetch_add(1, Ordering::AcqRel);
+        Self(NonNull::from(object))
+    }
+
+    pub(crate) fn object(&self) -> &Object<T> {
+        // SAFETY: the object isn't closed while it is counted, and its memory is never freed.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// Whether it is this object.
+    pub(crate) fn is(&self, object: &Object<T>) -> bool {
+        std::ptr::eq(self.0.as_ptr(), object)
+    }
+}
+
+impl<T: Class> Clone for Use<T> {
+    fn clone(&self) -> Self {
+        Self::new(self.object())
+    }
+}
+
+impl<T: Class> Drop for Use<T> {
+    fn drop(&mut self) {
+        self.object().uses.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl<T: Class> Deref for Use<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.object()
+    }
+}
