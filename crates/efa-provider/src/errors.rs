@@ -1,89 +1,400 @@
-//! Errors of `efa` as error numbers of libfabric.
+//! Errors of `efa` as error numbers of libfabric: what calls return, and what error entries hold.
+//!
+//! ```text
+//!   StartError, DeviceError, … ─► of_… ─► Errno: a call returns the negated number
+//!   OperationError ─► of_operation ─► fi_cq_err_entry: err, prov_errno ─► text(prov_errno)
+//! ```
+//!
+//! Numbers of `prov_errno` below 4,096 are the device's statuses, those from 4,096 on are of a peer with
+//! Amazon's provider, those from [`OWN`] on are this provider's.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::io;
+use std::sync::OnceLock;
 
-use efa::{DeviceError, EnableError, Error, OperationError, StartError};
+use efa::{
+    Bound, ConnectError, ContextError, CounterError, DeviceError, EnableError, Error,
+    InsertionError, KeyError, OperationError, StartConnectError, StartError, Status, TryWaitError,
+};
 
 use crate::abi::*;
-use crate::boundary::{Errno, INVALID};
+use crate::boundary::Errno;
 
-/// An object couldn't be opened.
-pub(crate) fn of_error(error: &Error) -> Errno {
+/// An operation couldn't be started.
+#[cold]
+pub(crate) fn of_start(error: &StartError) -> Errno {
+    Errno(match error {
+        // The operation can be tried again, as after any other lack of resources.
+        _ if error.is_busy() || error.shortage().is_some() => FI_EAGAIN,
+        StartError::Closed => FI_EBADF,
+        StartError::NotConnected => FI_ENOTCONN,
+        StartError::PeerGone(_) => FI_EHOSTUNREACH,
+        StartError::TooLong { .. } | StartError::TooLongToInject { .. } => FI_EMSGSIZE,
+        StartError::Disabled(_) | StartError::NotInPlace => FI_EOPNOTSUPP,
+        StartError::OtherDomain => FI_EDOMAIN,
+        StartError::Access { .. } => FI_EACCES,
+        StartError::ClaimEnded => FI_ENOMSG,
+        StartError::UnknownAddress(_)
+        | StartError::LengthsDiffer { .. }
+        | StartError::NotRegistered { .. }
+        | StartError::SeveralContexts { .. }
+        | StartError::ReceivesShared
+        | StartError::SharedSource(_) => FI_EINVAL,
+        StartError::Device(error) => of_device(error).0,
+        StartError::Engine(error) => of_engine(error),
+        _ => FI_EOTHER,
+    })
+}
+
+fn of_engine(error: &efa::EngineStartError) -> c_int {
+    use efa::EngineStartError as Engine;
     match error {
-        Error::NoData { .. } => Errno(FI_ENODATA),
-        Error::Version { .. } => Errno(FI_ENOSYS),
-        Error::Device(error) => of_device(error),
-        _ => Errno(FI_EOTHER),
+        Engine::Busy { .. } | Engine::Lacking(_) => FI_EAGAIN,
+        Engine::PeerGone(_) => FI_EHOSTUNREACH,
+        Engine::AtomicTooLong { .. } | Engine::TooLongToInject { .. } => FI_EMSGSIZE,
+        Engine::NoSuchAtomic { .. } | Engine::PlainOnly { .. } | Engine::InPlaceOnly => {
+            FI_EOPNOTSUPP
+        }
+        Engine::ClaimEnded => FI_ENOMSG,
+        Engine::UnknownPeer(_) | Engine::LengthsDiffer { .. } | Engine::NotOfElements { .. } => {
+            FI_EINVAL
+        }
+        _ => FI_EOTHER,
     }
 }
 
 /// The device failed.
 pub(crate) fn of_device(error: &DeviceError) -> Errno {
-    match error {
-        DeviceError::QueueFull { .. } => Errno(FI_EAGAIN),
-        DeviceError::LimitReached { .. } => Errno(FI_ENOMEM),
-        DeviceError::System { errno, .. } => Errno(*errno),
-        DeviceError::Absent { .. } => Errno(FI_ENODEV),
-        DeviceError::Unsupported { .. } => Errno(FI_EOPNOTSUPP),
-        _ => INVALID,
+    Errno(match error {
+        DeviceError::QueueFull { .. } => FI_EAGAIN,
+        DeviceError::TooLong { .. } => FI_EMSGSIZE,
+        DeviceError::BadAddress { .. }
+        | DeviceError::BadAddressHandle { .. }
+        | DeviceError::OutOfRegion { .. } => FI_EINVAL,
+        DeviceError::Unsupported { .. } => FI_EOPNOTSUPP,
+        DeviceError::LimitReached { .. } => FI_ENOSPC,
+        DeviceError::Absent { .. } => FI_ENODEV,
+        DeviceError::System { errno, .. } => of_system(*errno),
+        DeviceError::Inconsistent { .. } => FI_EIO,
+        _ => FI_EOTHER,
+    })
+}
+
+/// A number of the system, which is one of libfabric too.
+fn of_system(errno: i32) -> c_int {
+    if (1..FI_ERRNO_OFFSET).contains(&errno) { errno } else { FI_EIO }
+}
+
+/// A call of the system failed.
+pub(crate) fn of_io(error: &io::Error) -> Errno {
+    Errno(error.raw_os_error().map_or_else(|| of_kind(error.kind()), of_system))
+}
+
+fn of_kind(kind: io::ErrorKind) -> c_int {
+    match kind {
+        io::ErrorKind::ConnectionRefused => FI_ECONNREFUSED,
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => FI_ECONNRESET,
+        io::ErrorKind::ConnectionAborted => FI_ECONNABORTED,
+        io::ErrorKind::HostUnreachable => FI_EHOSTUNREACH,
+        io::ErrorKind::NetworkUnreachable => FI_ENETUNREACH,
+        io::ErrorKind::NetworkDown => FI_ENETDOWN,
+        io::ErrorKind::AddrInUse => FI_EADDRINUSE,
+        io::ErrorKind::AddrNotAvailable => FI_EADDRNOTAVAIL,
+        io::ErrorKind::PermissionDenied => FI_EACCES,
+        io::ErrorKind::TimedOut => FI_ETIMEDOUT,
+        io::ErrorKind::OutOfMemory => FI_ENOMEM,
+        _ => FI_EIO,
     }
+}
+
+/// An object couldn't be opened.
+pub(crate) fn of_error(error: &Error) -> Errno {
+    Errno(match error {
+        Error::NoData { .. } => FI_ENODATA,
+        Error::Version { .. } => FI_ENOSYS,
+        Error::Device(error) => of_device(error).0,
+        _ => FI_EOTHER,
+    })
 }
 
 /// An endpoint couldn't be enabled.
 pub(crate) fn of_enable(error: &EnableError) -> Errno {
-    match error {
-        EnableError::Missing(efa::Bound::AddressVector) => Errno(FI_ENOAV),
-        EnableError::Missing(_) => Errno(FI_ENOCQ),
-        EnableError::OtherDomain(_) => Errno(FI_EDOMAIN),
-        EnableError::Device(error) => of_device(error),
-        _ => INVALID,
-    }
-}
-
-/// An operation couldn't be started.
-#[cold]
-pub(crate) fn of_start(error: &StartError) -> Errno {
-    match error {
-        StartError::Busy { .. } | StartError::QueueFull { .. } => Errno(FI_EAGAIN),
-        StartError::Closed => Errno(FI_EOPBADSTATE),
-        StartError::NotConnected => Errno(FI_ENOTCONN),
-        StartError::PeerGone(_) => Errno(FI_ECONNABORTED),
-        StartError::TooLong { .. } => Errno(FI_EMSGSIZE),
-        StartError::Disabled(_) => Errno(FI_EOPNOTSUPP),
-        StartError::Device(error) => of_device(error),
-        _ => INVALID,
-    }
-}
-
-/// An operation failed.
-pub(crate) fn of_operation(error: &OperationError) -> Errno {
     Errno(match error {
-        OperationError::Truncated { .. } => FI_ETRUNC,
-        OperationError::Cancelled => FI_ECANCELED,
-        OperationError::PeerExcluded(_) | OperationError::PeerRestarted => FI_ECONNABORTED,
-        OperationError::PeerRemoved => FI_EADDRNOTAVAIL,
-        OperationError::PeerLacks { .. } => FI_EOPNOTSUPP,
-        OperationError::PlainOnly { .. } => FI_EMSGSIZE,
-        OperationError::TooManyOperations => FI_ENOBUFS,
-        _ => FI_EIO,
+        EnableError::Missing(Bound::TransmitQueue | Bound::ReceiveQueue) => FI_ENOCQ,
+        EnableError::Missing(Bound::AddressVector) => FI_ENOAV,
+        EnableError::Missing(Bound::EventQueue) => FI_ENOEQ,
+        EnableError::OtherDomain(_) => FI_EDOMAIN,
+        EnableError::NotOffered(_) => FI_EOPNOTSUPP,
+        EnableError::NoSuchFlags { .. } => FI_EBADFLAGS,
+        EnableError::Device(error) => of_device(error).0,
+        _ => FI_EINVAL,
     })
 }
 
-/// Writes the text of an error number where there is room for it, and returns it.
+/// There is no connection.
+pub(crate) fn of_connect(error: &ConnectError) -> Errno {
+    Errno(match error {
+        ConnectError::Refused | ConnectError::Rejected { .. } => FI_ECONNREFUSED,
+        ConnectError::TimedOut { .. } => FI_ETIMEDOUT,
+        ConnectError::Ended => FI_ECONNRESET,
+        ConnectError::Protocol(_) => FI_ECONNABORTED,
+        ConnectError::System { kind, .. } => of_kind(*kind),
+        ConnectError::Device(error) => of_device(error).0,
+        _ => FI_EOTHER,
+    })
+}
+
+/// Connecting or accepting couldn't begin.
+pub(crate) fn of_start_connect(error: &StartConnectError) -> Errno {
+    Errno(match error {
+        StartConnectError::DataTooLong(_) => FI_EINVAL,
+        StartConnectError::NotIdle => FI_EISCONN,
+        StartConnectError::Enable(error) => of_enable(error).0,
+        StartConnectError::Device(error) => of_device(error).0,
+        StartConnectError::System(error) => of_io(error).0,
+        _ => FI_EOTHER,
+    })
+}
+
+/// A key can't be used.
+pub(crate) fn of_key(error: &KeyError) -> Errno {
+    Errno(match error {
+        KeyError::Taken { .. } => FI_ENOKEY,
+        KeyError::Device(error) => of_device(error).0,
+        _ => FI_EINVAL,
+    })
+}
+
+/// An address vector can't have this event queue, or has none.
+pub(crate) fn of_insertion(error: &InsertionError) -> Errno {
+    Errno(match error {
+        InsertionError::NoEventQueue => FI_ENOEQ,
+        _ => FI_EINVAL,
+    })
+}
+
+/// There is no such receive context.
+pub(crate) fn of_context(_: &ContextError) -> Errno {
+    Errno(FI_EINVAL)
+}
+
+/// No thread may sleep now.
+pub(crate) fn of_try_wait(error: &TryWaitError) -> Errno {
+    Errno(match error {
+        TryWaitError::Pending => FI_EAGAIN,
+        TryWaitError::NotWaitable => FI_EINVAL,
+        TryWaitError::Device(error) => of_device(error).0,
+        _ => FI_EOTHER,
+    })
+}
+
+/// Waiting for a counter ended early.
+pub(crate) fn of_counter(error: &CounterError) -> Errno {
+    Errno(match error {
+        CounterError::TimedOut { .. } => FI_ETIMEDOUT,
+        CounterError::Failed { .. } => FI_EAVAIL,
+        _ => FI_EOTHER,
+    })
+}
+
+/// What `err` and `prov_errno` of an error entry are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EntryNumbers {
+    /// libfabric's number.
+    pub(crate) error: c_int,
+    /// The provider's number, for [`text`].
+    pub(crate) provider: c_int,
+}
+
+/// The first number of `prov_errno` that this provider gives. Amazon's provider has 4,096 and some more.
+pub(crate) const OWN: c_int = 8192;
+
+/// Reasons of this provider's own: what `prov_errno - OWN` means.
+const REASONS: [&str; 12] = [
+    "another error of the provider",
+    "the message is longer than the buffer, which holds its beginning",
+    "cancelled",
+    "the peer was excluded: it exceeded one of the bounds FI_EFARS_BOUND_…",
+    "the peer restarted",
+    "the peer was removed from the address vector",
+    "the sender's memory can't be read, and the sender doesn't support READ_NACK",
+    "the peer doesn't support what the operation needs",
+    "the peer takes only messages without headers, of one packet and without a tag",
+    "the header of the message doesn't have the expected length",
+    "too many operations under way",
+    "the device matched the receive with a packet that begins no message",
+];
+
+/// The numbers in the entry of an operation that failed.
+pub(crate) fn of_operation(error: &OperationError) -> EntryNumbers {
+    let own = |error, reason: c_int| EntryNumbers { error, provider: OWN + reason };
+    match error {
+        OperationError::Truncated { .. } => own(FI_ETRUNC, 1),
+        OperationError::Cancelled => own(FI_ECANCELED, 2),
+        OperationError::PeerExcluded(_) => own(FI_ECONNABORTED, 3),
+        OperationError::PeerRestarted => own(FI_ECONNRESET, 4),
+        OperationError::PeerRemoved => own(FI_ECANCELED, 5),
+        OperationError::NotReadable => own(FI_EREMOTEIO, 6),
+        OperationError::PeerLacks { .. } => own(FI_EOPNOTSUPP, 7),
+        OperationError::PlainOnly { .. } => own(FI_EOPNOTSUPP, 8),
+        OperationError::UnexpectedHeader { .. } => own(FI_EIO, 9),
+        OperationError::TooManyOperations => own(FI_ENOBUFS, 10),
+        OperationError::WronglyMatched => own(FI_EIO, 11),
+        OperationError::Device(status) => {
+            EntryNumbers { error: of_status(*status), provider: status.code().into() }
+        }
+        OperationError::GivenUp { code } => EntryNumbers {
+            error: status(*code).map_or(FI_EREMOTEIO, of_status),
+            provider: c_int::try_from(*code).unwrap_or(OWN),
+        },
+        _ => own(FI_EOTHER, 0),
+    }
+}
+
+fn status(number: u32) -> Option<Status> {
+    u8::try_from(number).ok().and_then(Status::from_code)
+}
+
+/// The number for a status of the device; Amazon's provider gives the same.
+fn of_status(status: Status) -> c_int {
+    match status {
+        Status::Flushed => FI_ECANCELED,
+        Status::QueuePairInternal
+        | Status::UnsupportedOperation
+        | Status::BadAddressHandle
+        | Status::BadLocalKey
+        | Status::RemoteBadAddress => FI_EINVAL,
+        Status::NotPermitted => FI_EPERM,
+        Status::BadLength | Status::RemoteBadLength => FI_EMSGSIZE,
+        Status::RemoteAbort | Status::UnresponsiveRemote => FI_ECONNABORTED,
+        Status::BadDestinationQpn | Status::UnknownPeer => FI_ENOTCONN,
+        Status::ReceiverNotReady => FI_ENORX,
+        Status::BadStatus => FI_EREMOTEIO,
+        Status::UnreachableRemote => FI_EHOSTUNREACH,
+        _ => FI_EOTHER,
+    }
+}
+
+/// What a `prov_errno` means (`fi_cq_strerror`): written where there is room for it, and returned. A program may ask
+/// for any number.
 ///
 /// # Safety
 /// `room` bytes can be written to `to`, unless that is null.
 #[allow(unsafe_code)]
-pub(crate) unsafe fn text(errno: c_int, to: *mut c_char, room: usize) -> *const c_char {
-    let text = crate::libfabric::strerror(errno);
-    if !to.is_null() && room > 0 {
-        let bytes = text.to_bytes();
-        let count = bytes.len().min(room - 1);
-        // SAFETY: the caller's promise; `count` is less than `room`.
-        unsafe {
-            to.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), count);
-            to.add(count).write(0);
-        }
+pub(crate) unsafe fn text(provider: c_int, to: *mut c_char, room: usize) -> *const c_char {
+    let text = words(provider);
+    if to.is_null() || room == 0 {
+        return text.as_ptr();
     }
-    text.as_ptr()
+    let bytes = text.to_bytes();
+    let count = bytes.len().min(room - 1);
+    // SAFETY: the caller's promise; `count` is less than `room`.
+    unsafe {
+        to.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), count);
+        to.add(count).write(0);
+    }
+    to
+}
+
+/// The words for a `prov_errno`; libfabric's for a number that the provider doesn't give.
+fn words(provider: c_int) -> &'static CStr {
+    static WORDS: OnceLock<Vec<(c_int, CString)>> = OnceLock::new();
+    let words = WORDS.get_or_init(|| {
+        let statuses = (0..=u8::MAX).filter_map(|code| {
+            let words = format!("the device reports: {}", Status::from_code(code)?);
+            Some((code.into(), words))
+        });
+        let own = (OWN..).zip(REASONS).map(|(number, reason)| (number, reason.to_owned()));
+        let c_string = |(number, words)| Some((number, CString::new::<String>(words).ok()?));
+        statuses.chain(own).filter_map(c_string).collect()
+    });
+    let known = words.iter().find(|(number, _)| *number == provider);
+    known.map_or_else(|| crate::libfabric::strerror(provider), |(_, words)| words.as_c_str())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(unsafe_code)]
+
+    use super::*;
+
+    fn text(provider: c_int) -> String {
+        words(provider).to_string_lossy().into_owned()
+    }
+
+    #[test]
+    fn each_reason_of_an_operation_has_a_text_of_its_own() {
+        let operations = [
+            OperationError::Truncated { length: 9, capacity: 8 },
+            OperationError::Cancelled,
+            OperationError::PeerRestarted,
+            OperationError::PeerRemoved,
+            OperationError::NotReadable,
+            OperationError::PlainOnly { limit: 8 },
+            OperationError::UnexpectedHeader { found: 1, expected: 2 },
+            OperationError::TooManyOperations,
+            OperationError::WronglyMatched,
+            OperationError::Device(Status::ReceiverNotReady),
+            OperationError::GivenUp { code: 4111 },
+        ];
+        let numbers = operations.map(|error| of_operation(&error));
+        let mut texts = numbers.map(|numbers| text(numbers.provider));
+        texts.sort();
+        for two in texts.windows(2) {
+            assert_ne!(two[0], two[1]);
+        }
+        assert_eq!(numbers[0], EntryNumbers { error: FI_ETRUNC, provider: OWN + 1 });
+        assert_eq!(
+            text(OWN + 1),
+            "the message is longer than the buffer, which holds its beginning"
+        );
+        assert_eq!(numbers[9], EntryNumbers { error: FI_ENORX, provider: 10 });
+        assert_eq!(numbers[10], EntryNumbers { error: FI_EREMOTEIO, provider: 4111 });
+    }
+
+    #[test]
+    fn a_status_in_a_peers_reason_has_the_number_of_the_status() {
+        let of_peer = of_operation(&OperationError::GivenUp { code: 15 });
+        assert_eq!(of_peer, of_operation(&OperationError::Device(Status::UnreachableRemote)));
+        assert_eq!(of_peer.error, FI_EHOSTUNREACH);
+    }
+
+    #[test]
+    fn any_number_has_a_text_that_is_cut_to_the_room() {
+        for number in [c_int::MIN, -1, 0, 1, 15, 16, 4096, OWN - 1, OWN + 11, OWN + 12, c_int::MAX]
+        {
+            assert!(!words(number).is_empty(), "{number}");
+        }
+        assert_eq!(text(13), "the device reports: the remote side stopped responding");
+        let mut room = [7; 10];
+        // SAFETY: there is room for 9 bytes, and for none.
+        let (cut, none) = unsafe {
+            let at = room.as_mut_ptr().cast::<c_char>();
+            (super::text(13, at, 9) == at, super::text(13, at, 0) == at)
+        };
+        assert_eq!((cut, none), (true, false));
+        assert_eq!(&room, b"the devi\0\x07");
+    }
+
+    #[test]
+    fn what_can_be_tried_again_is_eagain() {
+        let device = |errno| DeviceError::System {
+            operation: "open".to_owned(),
+            errno,
+            reason: String::new(),
+        };
+        let busy = [
+            StartError::Busy { limit: 1 },
+            StartError::QueueFull { capacity: 1 },
+            StartError::Device(DeviceError::QueueFull { depth: 1 }),
+            StartError::Device(device(libc::ENOSPC)),
+        ];
+        for error in busy {
+            assert_eq!(of_start(&error), Errno(FI_EAGAIN), "{error}");
+        }
+        assert_eq!(of_start(&StartError::Device(device(libc::EPERM))), Errno(FI_EPERM));
+        assert_eq!(of_device(&device(0)), Errno(FI_EIO));
+        assert_eq!(of_device(&device(-5)), Errno(FI_EIO));
+        assert_eq!(of_device(&device(FI_ERRNO_OFFSET)), Errno(FI_EIO));
+    }
 }

@@ -5,11 +5,13 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
-use crate::abi::fi_info;
+use crate::abi::{
+    FI_PARAM_STRING, fi_info, fi_log_level, fi_log_subsys, fi_param_type, fi_provider,
+};
 
 /// What is used of libfabric.
 pub(crate) struct Libfabric {
@@ -36,6 +38,122 @@ pub(crate) fn strerror(errno: c_int) -> &'static CStr {
         >(found);
         let text = strerror(errno);
         if text.is_null() { c"an error" } else { CStr::from_ptr(text) }
+    }
+}
+
+type Define = unsafe extern "C" fn(
+    *const fi_provider,
+    *const c_char,
+    fi_param_type,
+    *const c_char,
+    ...
+) -> c_int;
+type Get = unsafe extern "C" fn(*mut fi_provider, *const c_char, *mut c_void) -> c_int;
+type LogEnabled = unsafe extern "C" fn(*const fi_provider, fi_log_level, fi_log_subsys) -> c_int;
+type Log = unsafe extern "C" fn(
+    *const fi_provider,
+    fi_log_level,
+    fi_log_subsys,
+    *const c_char,
+    c_int,
+    *const c_char,
+    ...
+);
+
+/// Settings and log of this provider, as libfabric keeps them.
+struct Services {
+    provider: *mut fi_provider,
+    define: Define,
+    get: Get,
+    log_enabled: LogEnabled,
+    log: Log,
+}
+
+// SAFETY: the provider's record is never freed, and only libfabric changes it. Its functions may be called by any
+// thread.
+unsafe impl Send for Services {}
+// SAFETY: as above.
+unsafe impl Sync for Services {}
+
+static SERVICES: OnceLock<Services> = OnceLock::new();
+
+/// Settings and log are those of this provider from now on. Without libfabric there are none.
+pub(crate) fn attach(provider: &'static fi_provider) {
+    if let Some(services) = Services::find(provider) {
+        let _ = SERVICES.set(services);
+    }
+}
+
+impl Services {
+    fn find(provider: &'static fi_provider) -> Option<Self> {
+        let [define, get] = [symbol(c"fi_param_define")?, symbol(c"fi_param_get")?];
+        let [log_enabled, log] = [symbol(c"fi_log_enabled")?, symbol(c"fi_log")?];
+        // SAFETY: these are functions of libfabric with these types, in all its releases.
+        unsafe {
+            Some(Self {
+                provider: std::ptr::from_ref(provider).cast_mut(),
+                define: std::mem::transmute::<NonNull<c_void>, Define>(define),
+                get: std::mem::transmute::<NonNull<c_void>, Get>(get),
+                log_enabled: std::mem::transmute::<NonNull<c_void>, LogEnabled>(log_enabled),
+                log: std::mem::transmute::<NonNull<c_void>, Log>(log),
+            })
+        }
+    }
+}
+
+/// Lets libfabric list and read a setting that is a text.
+pub(crate) fn define_parameter(name: &str, help: &str) {
+    let (Some(of), Ok(name), Ok(help)) = (SERVICES.get(), CString::new(name), CString::new(help))
+    else {
+        return;
+    };
+    // SAFETY: libfabric copies the strings; the help is printed by a format of its own. Without memory it has one
+    // setting fewer.
+    unsafe {
+        (of.define)(of.provider, name.as_ptr(), FI_PARAM_STRING, c"%s".as_ptr(), help.as_ptr());
+    }
+}
+
+/// The value of a setting that was defined; `None` if it isn't set.
+pub(crate) fn parameter(name: &str) -> Option<String> {
+    let (of, name) = (SERVICES.get()?, CString::new(name).ok()?);
+    let mut value: *const c_char = std::ptr::null();
+    // SAFETY: settings are defined as texts, so that libfabric stores a pointer to a string, which is copied at
+    // once.
+    unsafe {
+        let found = (of.get)(of.provider, name.as_ptr(), (&raw mut value).cast()) == 0;
+        (found && !value.is_null()).then(|| CStr::from_ptr(value).to_string_lossy().into_owned())
+    }
+}
+
+/// Whether libfabric logs this.
+pub(crate) fn log_enabled(level: fi_log_level, subsystem: fi_log_subsys) -> bool {
+    SERVICES.get().is_some_and(|of| {
+        // SAFETY: the function has no conditions but the range of its numbers, which are constants of libfabric.
+        unsafe { (of.log_enabled)(of.provider, level, subsystem) != 0 }
+    })
+}
+
+/// Logs a line.
+pub(crate) fn log(
+    level: fi_log_level,
+    subsystem: fi_log_subsys,
+    module: &CStr,
+    line: c_int,
+    text: &CStr,
+) {
+    let Some(of) = SERVICES.get() else { return };
+    // SAFETY: the strings live until the call returns; the text is printed by a format of its own.
+    unsafe {
+        (of.log)(
+            of.provider,
+            level,
+            subsystem,
+            module.as_ptr(),
+            line,
+            c"%s\n".as_ptr(),
+            text.as_ptr(),
+        );
     }
 }
 

@@ -56,7 +56,9 @@ impl LogLevel {
         index.and_then(|index| Self::ALL.get(index)).copied().unwrap_or_default()
     }
 
-    fn most_verbose(self) -> Level {
+    /// The most verbose level of `tracing` that it contains.
+    #[must_use]
+    pub const fn most_verbose(self) -> Level {
         match self {
             Self::Warn => Level::WARN,
             Self::Trace => Level::INFO,
@@ -126,6 +128,16 @@ impl LogFilter {
         self.allows(*metadata.level(), metadata.target())
     }
 
+    /// The subsystem of a module, the [target](Metadata::target) of its events: `core` if no other.
+    ///
+    /// ```
+    /// assert_eq!(efa::LogFilter::subsystem("efa_rdm::handshake"), "ep_ctrl");
+    /// ```
+    #[must_use]
+    pub fn subsystem(target: &str) -> &'static str {
+        of(SUBSYSTEMS, target).unwrap_or("core")
+    }
+
     fn allows(&self, level: Level, target: &str) -> bool {
         if level > self.level.most_verbose() {
             return false;
@@ -133,7 +145,7 @@ impl LogFilter {
         let root = target.split("::").next().unwrap_or_default();
         let is_ours = root == "efa" || root.starts_with("efa_");
         let link = of(LINKS, target).unwrap_or("efa");
-        let subsystem = of(SUBSYSTEMS, target).unwrap_or("core");
+        let subsystem = Self::subsystem(target);
         match is_ours {
             true => self.providers.allows(&["efa", link]) && self.subsystems.allows(&[subsystem]),
             false => self.providers.allows(&[]) && self.subsystems.allows(&[]),

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use efa::{Buffer, Completion, CompletionError, FiAddr, Kind, OperationError};
 
 use crate::abi::*;
-use crate::errors;
+use crate::errors::{self, EntryNumbers};
 
 /// The parts of an entry of every format.
 pub(crate) fn entry(completion: &Completion) -> fi_cq_tagged_entry {
@@ -63,17 +63,6 @@ pub(crate) fn error_entry(failed: &CompletionError) -> fi_cq_err_entry {
         }
         _ => (len, 0),
     };
-    let errno = errors::of_operation(error).0;
-    fi_cq_err_entry {
-        op_context,
-        flags,
-        len,
-        buf,
-        data,
-        tag,
-        olen,
-        err: errno,
-        prov_errno: errno,
-        ..zeroed()
-    }
+    let EntryNumbers { error: err, provider: prov_errno } = errors::of_operation(error);
+    fi_cq_err_entry { op_context, flags, len, buf, data, tag, olen, err, prov_errno, ..zeroed() }
 }

@@ -2,7 +2,6 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
 
 use efa::{
     CompletionQueueOptions, ContextOptions, Direction, EndpointBuilder, EndpointOptions, FiAddr,
@@ -393,15 +392,12 @@ unsafe extern "C" fn getname(fid: fid_t, addr: *mut c_void, addrlen: *mut usize)
     })
 }
 
-/// How long closing an endpoint delivers what peers wait for.
-const CLOSING: Duration = Duration::from_secs(2);
-
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
     status(|| {
         // SAFETY: the table is that of an endpoint.
         let ep = unsafe { Object::<Endpoint>::of(fid.cast()) };
         if let Some(endpoint) = ep.enabled.get()
-            && let Err(error) = endpoint.close(CLOSING)
+            && let Err(error) = endpoint.close(ep.domain.fabric.settings.close_timeout)
         {
             crate::log::warn(format_args!("closed an endpoint: {error}"));
         }

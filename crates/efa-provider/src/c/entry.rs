@@ -8,10 +8,10 @@ use efa::{EndpointKind, Info};
 
 use crate::abi::*;
 use crate::boundary::{Errno, INVALID, Outcome, status};
+use crate::c;
 use crate::info::{Answer, Asked, Echo, answer, query};
 use crate::libfabric::{self, Libfabric, OwnedInfo, libfabric};
 use crate::settings::Settings;
-use crate::{c, log};
 
 /// `fi_provider` has pointers, which only C reads.
 struct Provider(fi_provider);
@@ -34,7 +34,7 @@ const CORE_ONLY: u64 = 1 << 59;
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn fi_prov_ini() -> *mut fi_provider {
     let Some(libfabric) = libfabric() else { return std::ptr::null_mut() };
-    let provider = PROVIDER.get_or_init(|| {
+    let Provider(provider) = PROVIDER.get_or_init(|| {
         let in_place = crate::settings::takes_the_place_of_efa();
         Provider(fi_provider {
             version: if in_place { VERSION_IN_PLACE } else { VERSION },
@@ -47,10 +47,9 @@ pub(crate) extern "C" fn fi_prov_ini() -> *mut fi_provider {
             cleanup: Some(cleanup),
         })
     });
-    let provider = std::ptr::from_ref(&provider.0).cast_mut();
-    log::attach(provider);
-    Settings::define(provider);
-    provider
+    libfabric::attach(provider);
+    Settings::define();
+    std::ptr::from_ref(provider).cast_mut()
 }
 
 unsafe extern "C" fn cleanup() {}
