@@ -105,6 +105,7 @@
 
 mod error;
 mod foreign;
+mod lent;
 mod status;
 mod tag_list;
 
@@ -115,6 +116,7 @@ use std::time::Duration;
 
 pub use error::{DeviceError, Shortage};
 pub use foreign::ForeignMemory;
+pub use lent::{Lending, LentBytes, LentBytesMut};
 pub use status::Status;
 pub use tag_list::{NoTagList, TagChange, TagCommand, TagList, TagListLimits, TagReport};
 
@@ -549,6 +551,21 @@ pub trait QueuePair {
         Err(RegisterError { error: DeviceError::Unsupported { operation: "registration" }, memory })
     }
 
+    /// Registers memory that was lent for an operation, where it is, until the region is
+    /// [revoked](Region::revoke) or dropped.
+    ///
+    /// # Errors
+    /// As for [`register`](Self::register). [`DeviceError::Unsupported`] is the default, and the answer to remote
+    /// writes of memory that was lent for reading.
+    fn register_lent(
+        &self,
+        memory: Lending<'_>,
+        access: Access,
+    ) -> Result<Self::Region, DeviceError> {
+        let _ = (memory, access);
+        Err(DeviceError::Unsupported { operation: "registration of lent memory" })
+    }
+
     /// The memory region with this remote key, also if another queue pair of the device registered it.
     fn region(&self, key: u32) -> Option<Self::Region> {
         let _ = key;
@@ -660,6 +677,12 @@ pub trait Region: Clone + fmt::Debug {
     /// The handle itself, if a clone of it exists, perhaps in an operation of the device, if a remote
     /// interface doesn't finish an access that it has begun, or if somebody else owns the memory.
     fn reclaim(self) -> Result<Box<[u8]>, Self>;
+    /// Ends the registration of [lent](QueuePair::register_lent) memory although clones of the handle may exist,
+    /// perhaps in operations of the device, which then fail. Returns whether nothing accesses the memory any more: it
+    /// is false if a thread in the middle of an access doesn't go on, and always for other memory, which is the default.
+    fn revoke(&self) -> bool {
+        false
+    }
 }
 
 /// The region type of a device without RDMA: it has no values.

@@ -4,8 +4,8 @@ use std::os::fd::BorrowedFd;
 
 use efa_device::{
     Access, AddressHandle, Armed, Completion, Destination, DeviceAttributes, DeviceError, Gid,
-    NoTagList, PostError, QueuePair, QueuePairAddress, RdmaRequest, RegisterError, SendRequest,
-    Time,
+    Lending, NoTagList, PostError, QueuePair, QueuePairAddress, RdmaRequest, RegisterError,
+    SendRequest, Time,
 };
 
 /// A queue pair for an endpoint with zero-copy receives.
@@ -96,6 +96,10 @@ impl<Q: QueuePair> QueuePair for InPlaceQueue<Q> {
 
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<Q::Region, RegisterError> {
         self.0.register(memory, access)
+    }
+
+    fn register_lent(&self, memory: Lending<'_>, access: Access) -> Result<Q::Region, DeviceError> {
+        self.0.register_lent(memory, access)
     }
 
     fn region(&self, key: u32) -> Option<Q::Region> {

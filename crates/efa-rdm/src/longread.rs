@@ -78,7 +78,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         match send.memory.registered_from(0) {
             None => {
                 let device = &self.core.transmit.device;
-                send.memory.register(|memory| device.register(memory, SOURCE))
+                send.memory.register(device, SOURCE)
             }
             // Most buffers have one piece.
             Some(range) if range.length as u64 >= send.length => range.region.access().remote_read,
@@ -182,8 +182,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             return true;
         }
         let Some(receive) = self.receives.get_mut(id) else { return true };
-        let registered = receive.memory.is_registered()
-            || receive.memory.register(|memory| device.register(memory, Access::default()));
+        let registered =
+            receive.memory.is_registered() || receive.memory.register(device, Access::default());
         // Messages of peers without READ_NACK wait until there is a bounce region. Writes wait too:
         // releases before 2.0 answer a READ_NACK for a write with a message.
         let may_nack = receive.role == ReceiveRole::Message;

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use efa_device::{Region, RegionRange, RegisterError};
+use efa_device::{Access, QueuePair, Region, RegionRange};
 use efa_proto::{MAX_IOV, RmaIov};
 use smallvec::SmallVec;
 
@@ -235,19 +235,11 @@ impl<R: Region, B: Payload<R>> Memory<B, R> {
 
     /// Registers a buffer until [`deregister`](Self::deregister). Returns whether that was done: not all buffers can
     /// be, and the device may refuse.
-    pub(crate) fn register(
-        &mut self,
-        register: impl FnOnce(Box<[u8]>) -> Result<R, RegisterError>,
-    ) -> bool {
-        let mut is_done = false;
-        if let Self::Buffer(buffer) = self {
-            buffer.register(|memory| {
-                let region = register(memory);
-                is_done = region.is_ok();
-                region
-            });
+    pub(crate) fn register(&mut self, device: &impl QueuePair<Region = R>, access: Access) -> bool {
+        match self {
+            Self::Buffer(buffer) => buffer.register(device, access),
+            Self::Buffers(_) | Self::Values(_) | Self::Exposed(_) => false,
         }
-        is_done
     }
 
     /// Undoes [`register`](Self::register).

@@ -1,6 +1,6 @@
 //! The trait of the application's buffers.
 
-use efa_device::{RegionRange, RegisterError};
+use efa_device::{Access, QueuePair, RegionRange};
 
 /// A buffer of the application. An operation takes ownership of it, and its completion returns it.
 ///
@@ -41,11 +41,11 @@ pub trait Payload<R>: Sized {
         Some(RegionRange { region, offset: start + skip, length: length - skip })
     }
 
-    /// Registers the buffer until [`deregister`](Self::deregister), if its type allows that.
-    /// Afterwards [`registered`](Self::registered) returns its range. If the device refuses, the
-    /// buffer stays unregistered.
-    fn register(&mut self, register: impl FnOnce(Box<[u8]>) -> Result<R, RegisterError>) {
-        let _ = register;
+    /// Registers the buffer until [`deregister`](Self::deregister), if its type allows that, and returns whether it did.
+    /// Then [`registered`](Self::registered) returns its range. If the device refuses, the buffer stays unregistered.
+    fn register(&mut self, device: &impl QueuePair<Region = R>, access: Access) -> bool {
+        let _ = (device, access);
+        false
     }
 
     /// Undoes [`register`](Self::register).

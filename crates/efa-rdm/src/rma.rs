@@ -262,7 +262,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let Some(send) = self.sends.get_mut(id) else { return };
         if !send.memory.is_registered() && send.length > self.core.config.bounce_size as u64 {
             let device = &self.core.transmit.device;
-            send.memory.register(|memory| device.register(memory, Access::default()));
+            send.memory.register(device, Access::default());
         }
     }
 
@@ -438,7 +438,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         receive.subprotocol = Some(Subprotocol::Direct);
         if !receive.memory.is_registered() && receive.length > self.core.config.bounce_size as u64 {
             let device = &self.core.transmit.device;
-            receive.memory.register(|memory| device.register(memory, Access::default()));
+            receive.memory.register(device, Access::default());
         }
         let transfer = Transfer::new(receive.peer, Owner::Receive(id), remote, 0, receive.length);
         let transfer = self.begin_transfer(transfer);

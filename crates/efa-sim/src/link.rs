@@ -16,7 +16,7 @@ use std::os::fd::BorrowedFd;
 
 use efa_device::{
     Access, AddressHandle, Armed, Completion, Destination, DeviceAttributes, DeviceError, Gid,
-    NoTagList, PostError, Qkey, QueuePair, QueuePairAddress, RdmaRequest, RegisterError,
+    Lending, NoTagList, PostError, Qkey, QueuePair, QueuePairAddress, RdmaRequest, RegisterError,
     SendRequest, Status, Time,
 };
 use rustix::io::Errno;
@@ -201,6 +201,14 @@ impl<L: Link> QueuePair for LinkQueuePair<L> {
 
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<SoftRegion, RegisterError> {
         self.state.keys.register(memory, access)
+    }
+
+    fn register_lent(
+        &self,
+        memory: Lending<'_>,
+        access: Access,
+    ) -> Result<SoftRegion, DeviceError> {
+        self.state.keys.register_lent(memory, access)
     }
 
     fn region(&self, key: u32) -> Option<SoftRegion> {

@@ -42,7 +42,7 @@ use std::time::Duration;
 
 use efa_device::{
     Access, AddressHandle, Armed, Completion, Destination, Device, DeviceAttributes, DeviceError,
-    ForeignMemory, Gid, NoTagList, PostError, Qkey, Qpn, QueuePair, QueuePairAddress,
+    ForeignMemory, Gid, Lending, NoTagList, PostError, Qkey, Qpn, QueuePair, QueuePairAddress,
     QueuePairOptions, Rdma, RdmaRequest, RegisterError, SendRequest, Status, Time,
 };
 
@@ -366,6 +366,17 @@ impl LocalDevice {
         Ok(self.queue_pair(endpoint, qpn, options.qkey, attributes))
     }
 
+    /// Fails if a fault refuses the next registration.
+    fn check_registration(&self) -> Result<(), DeviceError> {
+        match self.shared.lock().refuses_registration(self.host) {
+            true => {
+                let limit = self.attributes.max_regions;
+                Err(DeviceError::LimitReached { object: "memory region", limit })
+            }
+            false => Ok(()),
+        }
+    }
+
     /// Refuses the next `count` registrations of this device.
     pub fn refuse_registrations(&self, count: u32) {
         self.shared.lock().refuse_registrations(self.host, count);
@@ -424,12 +435,10 @@ impl Device for LocalDevice {
     }
 
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<SoftRegion, RegisterError> {
-        if self.shared.lock().refuses_registration(self.host) {
-            let limit = self.attributes.max_regions;
-            let error = DeviceError::LimitReached { object: "memory region", limit };
-            return Err(RegisterError { error, memory });
+        match self.check_registration() {
+            Ok(()) => self.keys.register(memory, access),
+            Err(error) => Err(RegisterError { error, memory }),
         }
-        self.keys.register(memory, access)
     }
 
     fn register_foreign(
@@ -437,10 +446,7 @@ impl Device for LocalDevice {
         memory: &ForeignMemory,
         access: Access,
     ) -> Result<SoftRegion, DeviceError> {
-        if self.shared.lock().refuses_registration(self.host) {
-            let limit = self.attributes.max_regions;
-            return Err(DeviceError::LimitReached { object: "memory region", limit });
-        }
+        self.check_registration()?;
         self.keys.register_foreign(memory, access)
     }
 }
@@ -506,6 +512,15 @@ impl QueuePair for LocalQueuePair {
 
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<SoftRegion, RegisterError> {
         self.device.register(memory, access)
+    }
+
+    fn register_lent(
+        &self,
+        memory: Lending<'_>,
+        access: Access,
+    ) -> Result<SoftRegion, DeviceError> {
+        self.device.check_registration()?;
+        self.device.keys.register_lent(memory, access)
     }
 
     fn region(&self, key: u32) -> Option<SoftRegion> {

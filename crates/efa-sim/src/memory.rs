@@ -4,14 +4,15 @@
 //! Owned memory is kept as a raw pointer: another process has the kernel write it, which a reference
 //! would not allow. Foreign memory stays mapped as long as its handle exists, and is copied by that handle.
 //! Borrowed memory belongs to a C program, which may unmap it while it is registered; so the kernel copies it,
-//! and returns an error where a plain copy would be a SIGSEGV.
+//! and returns an error where a plain copy would be a SIGSEGV. Lent memory belongs to a C program as well, which
+//! leaves it mapped and doesn't touch it.
 
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
-use efa_device::ForeignMemory;
+use efa_device::{ForeignMemory, Lending};
 use rustix::io::Errno;
 
 /// A range of memory.
@@ -28,15 +29,17 @@ enum Owner {
     This,
     /// It is foreign memory, of which this is a handle.
     Handle(ForeignMemory),
-    /// A C program.
+    /// A C program, which may unmap it.
     Program,
+    /// A C program, which lent it and leaves it mapped; whether it may be written.
+    Lender { may_write: bool },
     /// Nobody: it is never freed.
     Nobody,
 }
 
 // SAFETY: the memory is valid in all threads of the process: owned memory is a leaked box that this
-// value alone frees, foreign memory is accessed by its handle, which is `Send`, and borrowed memory is only
-// accessed through the kernel. Writing takes `&mut self`.
+// value alone frees, foreign memory is accessed by its handle, which is `Send`, lent memory is valid for the process,
+// and borrowed memory is only accessed through the kernel. Writing takes `&mut self`.
 unsafe impl Send for Memory {}
 
 impl Memory {
@@ -56,6 +59,14 @@ impl Memory {
         Self { base, length: memory.len(), owner: Owner::Handle(memory.clone()) }
     }
 
+    /// Memory that was lent for an operation.
+    pub(crate) fn lent(lending: Lending<'_>) -> Self {
+        let base = lending.as_ptr();
+        base.as_ptr().expose_provenance();
+        let owner = Owner::Lender { may_write: lending.may_write() };
+        Self { base, length: lending.len(), owner }
+    }
+
     /// Memory that a C program owns.
     ///
     /// # Safety
@@ -66,16 +77,16 @@ impl Memory {
         Self { base, length, owner: Owner::Program }
     }
 
-    /// Ends the access to borrowed memory.
+    /// Ends the access to borrowed or lent memory.
     pub(crate) fn end(&mut self) {
-        if let Owner::Program = self.owner {
+        if let Owner::Program | Owner::Lender { .. } = self.owner {
             self.length = 0;
         }
     }
 
     /// Leaks owned memory and the handle of foreign memory: it is never freed.
     pub(crate) fn abandon(&mut self) {
-        if !matches!(self.owner, Owner::Program) {
+        if !matches!(self.owner, Owner::Program | Owner::Lender { .. }) {
             std::mem::forget(std::mem::replace(&mut self.owner, Owner::Nobody));
         }
     }
@@ -83,6 +94,10 @@ impl Memory {
     /// Whether [`take`](Self::take) returns it.
     pub(crate) fn is_owned(&self) -> bool {
         matches!(self.owner, Owner::This)
+    }
+
+    pub(crate) fn is_lent(&self) -> bool {
+        matches!(self.owner, Owner::Lender { .. })
     }
 
     /// Returns owned memory, and an empty box for other memory.
@@ -119,12 +134,13 @@ impl Memory {
         }
         let from = self.base.as_ptr().wrapping_add(offset);
         match &self.owner {
-            Owner::This | Owner::Nobody => {}
+            Owner::This | Owner::Nobody | Owner::Lender { .. } => {}
             Owner::Handle(memory) => return memory.read(offset, into),
             Owner::Program => return kernel_copy(into.as_mut_ptr().cast(), from.cast(), count),
         }
-        // SAFETY: `offset + count` is at most `length`, so the source is inside the leaked box. `into` is
-        // an exclusive reference, and none to the box exists, so the two don't overlap. No thread of this
+        // SAFETY: `offset + count` is at most `length`, so the source is inside the leaked box, or inside lent
+        // memory, which is mapped until `end` or the drop of this. `into` is an exclusive reference, and none to
+        // the source exists, so the two don't overlap. No thread of this
         // process writes the source now: `write` takes `&mut self`, and parts are given to the kernel under
         // the region's lock. Writes of other processes are made by the kernel.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), count) };
@@ -139,14 +155,16 @@ impl Memory {
         }
         let into = self.base.as_ptr().wrapping_add(offset);
         match &self.owner {
-            Owner::This | Owner::Nobody => {}
+            Owner::This | Owner::Nobody | Owner::Lender { may_write: true } => {}
+            Owner::Lender { may_write: false } => return 0,
             Owner::Handle(memory) => return memory.write(offset, from),
             Owner::Program => {
                 return kernel_copy(into.cast(), from.as_ptr().cast_mut().cast(), count);
             }
         }
-        // SAFETY: `offset + count` is at most `length`, so the target is inside the leaked box. `from` is a
-        // reference, and none to the box exists, so the two don't overlap. `&mut self` excludes other
+        // SAFETY: `offset + count` is at most `length`, so the target is inside the leaked box, or inside memory that
+        // was lent for writing, which is mapped until `end` or the drop of this. `from` is a
+        // reference, and none to the target exists, so the two don't overlap. `&mut self` excludes other
         // accesses of this process; those of other processes are made by the kernel.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into, count) };
         count

@@ -12,7 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use efa_device::{
-    Access, DeviceError, ForeignMemory, Region, RegionRange, RegisterError, RemoteMemory, Status,
+    Access, DeviceError, ForeignMemory, Lending, Region, RegionRange, RegisterError, RemoteMemory,
+    Status,
 };
 use fastrand::Rng;
 
@@ -203,6 +204,25 @@ impl KeyTable {
         Ok(self.enter(&mut keys, place, memory, (address, length), true, access))
     }
 
+    /// Registers memory that was lent for an operation, until [`SoftRegion::revoke`].
+    pub(crate) fn register_lent(
+        &self,
+        lending: Lending<'_>,
+        access: Access,
+    ) -> Result<SoftRegion, DeviceError> {
+        let (length, may_write) = (lending.len(), lending.may_write());
+        if access.remote_write && !may_write {
+            let operation = "remote writes of memory that was lent for reading";
+            return Err(DeviceError::Unsupported { operation });
+        }
+        self.check(length)?;
+        let mut keys = self.lock();
+        let place = keys.place(self.0.limit, length).ok_or_else(|| self.full())?;
+        let address = keys.address(length);
+        let memory = Memory::lent(lending);
+        Ok(self.enter(&mut keys, place, memory, (address, length), may_write, access))
+    }
+
     /// Registers memory of a C program, until [`SoftRegion::revoke`].
     ///
     /// # Errors
@@ -307,7 +327,7 @@ impl KeyTable {
 }
 
 impl SoftRegion {
-    /// Ends the registration now, even if there are clones of the handle. [Raw](KeyTable::register_raw)
+    /// Ends the registration now, even if there are clones of the handle. [Raw](KeyTable::register_raw) and lent
     /// memory is not accessed through the handle after this call, unless it returns false: a thread that
     /// is in the middle of an access doesn't go on, perhaps because its signal handler never returns.
     #[must_use]
@@ -434,6 +454,10 @@ impl Region for SoftRegion {
         }
         let memory = registered.memory().take();
         Ok(memory)
+    }
+
+    fn revoke(&self) -> bool {
+        self.0.memory().is_lent() && Self::revoke(self)
     }
 }
 

@@ -4,8 +4,8 @@ use std::os::fd::BorrowedFd;
 
 use efa_device::{
     Access, AddressHandle, Armed, Completion, Destination, Device, DeviceAttributes, DeviceError,
-    ForeignMemory, Gid, NoTagList, PostError, QueuePair, QueuePairAddress, QueuePairOptions,
-    RdmaRequest, RegisterError, SendRequest, Time,
+    ForeignMemory, Gid, Lending, NoTagList, PostError, QueuePair, QueuePairAddress,
+    QueuePairOptions, RdmaRequest, RegisterError, SendRequest, Time,
 };
 
 use crate::local::{LocalDevice, LocalQueuePair};
@@ -144,6 +144,14 @@ impl QueuePair for SoftQueuePair {
 
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<SoftRegion, RegisterError> {
         each!(SoftQueuePair, self, qp => qp.register(memory, access))
+    }
+
+    fn register_lent(
+        &self,
+        memory: Lending<'_>,
+        access: Access,
+    ) -> Result<SoftRegion, DeviceError> {
+        each!(SoftQueuePair, self, qp => qp.register_lent(memory, access))
     }
 
     fn region(&self, key: u32) -> Option<SoftRegion> {

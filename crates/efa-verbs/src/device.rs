@@ -20,8 +20,8 @@ use std::sync::Arc;
 
 use efa_device::{
     Access, AddressHandle, Armed, Completion, Destination, Device, DeviceAttributes, DeviceError,
-    ForeignMemory, Gid, NoTagList, PostError, QueuePairAddress, QueuePairOptions, RdmaRequest,
-    RegionRange, RegisterError, SendRequest, Status, Time, WorkId,
+    ForeignMemory, Gid, Lending, NoTagList, PostError, QueuePairAddress, QueuePairOptions,
+    RdmaRequest, RegionRange, RegisterError, SendRequest, Status, Time, WorkId,
 };
 use slab::Slab;
 
@@ -534,6 +534,14 @@ impl efa_device::QueuePair for VerbsQueuePair {
 
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<VerbsRegion, RegisterError> {
         self.device.register(memory, access)
+    }
+
+    fn register_lent(
+        &self,
+        memory: Lending<'_>,
+        access: Access,
+    ) -> Result<VerbsRegion, DeviceError> {
+        self.device.0.regions.register_lent(memory, access)
     }
 
     fn region(&self, key: u32) -> Option<VerbsRegion> {

@@ -8,7 +8,7 @@ use std::ffi::c_int;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use efa_device::{Access, DeviceError, ForeignMemory, Rdma, Region, RegisterError};
+use efa_device::{Access, DeviceError, ForeignMemory, Lending, Rdma, Region, RegisterError};
 
 use crate::abi::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, ibv_mr};
 use crate::domain::ProtectionDomain;
@@ -27,7 +27,7 @@ unsafe impl Send for Registration {}
 unsafe impl Sync for Registration {}
 
 impl Registration {
-    /// Registers `length` bytes at `base` for the interface to write, and for remote interfaces as
+    /// Registers `length` bytes at `base` for the interface to write if `local_write`, and for remote interfaces as
     /// `access` says.
     ///
     /// # Safety
@@ -39,9 +39,10 @@ impl Registration {
         domain: &Arc<ProtectionDomain>,
         base: NonNull<u8>,
         length: usize,
+        local_write: bool,
         access: Access,
     ) -> Result<Self, DeviceError> {
-        let mut flags = IBV_ACCESS_LOCAL_WRITE;
+        let mut flags = if local_write { IBV_ACCESS_LOCAL_WRITE } else { 0 };
         if access.remote_read {
             flags |= IBV_ACCESS_REMOTE_READ;
         }
@@ -114,7 +115,7 @@ struct Registered {
     local_key: u32,
     remote_key: u32,
     access: Access,
-    /// Held while this process copies from or to the memory.
+    /// Held while this process copies from or to the memory, and while lent memory is revoked.
     copying: Mutex<()>,
     table: Arc<RegionTable>,
 }
@@ -131,13 +132,23 @@ impl Drop for Registered {
 struct Memory {
     base: NonNull<u8>,
     length: usize,
-    registration: Option<Registration>,
-    /// The handle of memory that somebody else owns.
-    foreign: Option<ForeignMemory>,
+    /// `None` once it is deregistered. To be used under `Registered::copying`.
+    registration: Mutex<Option<Registration>>,
+    owner: Owner,
 }
 
-// SAFETY: the memory is the heap allocation of a box, which any thread may free, or foreign memory, whose handle is
-// `Send`.
+#[derive(Debug)]
+enum Owner {
+    /// It is a leaked box, which this frees.
+    This,
+    /// Somebody else, who gets it back by the drop of this handle.
+    Handle(ForeignMemory),
+    /// A C program, which lent it; whether it may be written.
+    Lender { may_write: bool },
+}
+
+// SAFETY: the memory is the heap allocation of a box, which any thread may free, foreign memory, whose handle is
+// `Send`, or lent memory, which is valid for the process.
 unsafe impl Send for Memory {}
 // SAFETY: by a shared reference the memory is accessed only under `Registered::copying`, or by a handle that is
 // `Sync`.
@@ -145,22 +156,26 @@ unsafe impl Sync for Memory {}
 
 impl Memory {
     /// Deregisters the memory and returns it; `None` if that failed before or fails now, and then the
-    /// memory is leaked, as the interface may still access it. `None` for foreign memory, whose handle is dropped or
-    /// leaked.
+    /// memory is leaked, as the interface may still access it. `None` for memory of others; the handle of foreign memory
+    /// is dropped or leaked.
     fn take(&mut self) -> Option<Box<[u8]>> {
-        let registration = self.registration.take()?;
-        let foreign = self.foreign.take();
+        let registration = self.registration().take()?;
+        let owner = std::mem::replace(&mut self.owner, Owner::Lender { may_write: false });
         if !registration.deregister() {
-            std::mem::forget(foreign);
+            std::mem::forget(owner);
             return None;
         }
-        if foreign.is_some() {
-            return None;
-        }
+        let Owner::This = owner else { return None };
         let whole = std::ptr::slice_from_raw_parts_mut(self.base.as_ptr(), self.length);
         // SAFETY: pointer and length are those of the box that `RegionTable::register` leaked. The
         // interface doesn't access it any more, and `registration` was taken, so this happens once.
         Some(unsafe { Box::from_raw(whole) })
+    }
+}
+
+impl Memory {
+    fn registration(&self) -> MutexGuard<'_, Option<Registration>> {
+        self.registration.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -228,7 +243,7 @@ impl RegionTable {
         base.as_ptr().expose_provenance();
         // SAFETY: the memory is leaked, and `Memory::take` takes it back only after deregistering it.
         // No reference to it exists until then: `Registered` copies by raw pointers.
-        let registration = unsafe { Registration::new(&self.domain, base, whole, offered) };
+        let registration = unsafe { Registration::new(&self.domain, base, whole, true, offered) };
         let registration = match registration {
             Ok(registration) => registration,
             Err(error) => {
@@ -239,7 +254,7 @@ impl RegionTable {
                 return Err(RegisterError { error, memory });
             }
         };
-        Ok(self.enter((base, whole, length), registration, None, access))
+        Ok(self.enter((base, whole, length), registration, Owner::This, access))
     }
 
     /// Registers memory that somebody else owns, where it is.
@@ -258,9 +273,33 @@ impl RegionTable {
         // SAFETY: the memory is mapped as long as a handle exists, and `Memory` drops its handle only after
         // deregistering. No reference to foreign memory exists.
         let registration =
-            unsafe { Registration::new(&self.domain, base, length, self.offered(access)) }?;
-        let foreign = Some(memory.clone());
-        Ok(self.enter((base, length, length), registration, foreign, access))
+            unsafe { Registration::new(&self.domain, base, length, true, self.offered(access)) }?;
+        let owner = Owner::Handle(memory.clone());
+        Ok(self.enter((base, length, length), registration, owner, access))
+    }
+
+    /// Registers memory that was lent for an operation, where it is.
+    pub(crate) fn register_lent(
+        self: &Arc<Self>,
+        lending: Lending<'_>,
+        access: Access,
+    ) -> Result<VerbsRegion, DeviceError> {
+        let (length, may_write) = (lending.len(), lending.may_write());
+        if access.remote_write && !may_write {
+            let operation = "remote writes of memory that was lent for reading";
+            return Err(DeviceError::Unsupported { operation });
+        }
+        if length == 0 {
+            return self.register(Box::default(), access).map_err(|refused| refused.error);
+        }
+        self.check(length)?;
+        let (base, offered) = (lending.as_ptr(), self.offered(access));
+        base.as_ptr().expose_provenance();
+        // SAFETY: lent memory stays mapped until the region is dropped or revoked, and both deregister it. No
+        // reference to memory that was lent for writing exists while it is registered.
+        let registration =
+            unsafe { Registration::new(&self.domain, base, length, may_write, offered) }?;
+        Ok(self.enter((base, length, length), registration, Owner::Lender { may_write }, access))
     }
 
     fn check(&self, length: usize) -> Result<(), DeviceError> {
@@ -288,13 +327,13 @@ impl RegionTable {
         self: &Arc<Self>,
         (base, whole, length): (NonNull<u8>, usize, usize),
         registration: Registration,
-        foreign: Option<ForeignMemory>,
+        owner: Owner,
         access: Access,
     ) -> VerbsRegion {
         let (local_key, remote_key) = (registration.local_key(), registration.remote_key());
-        let registration = Some(registration);
+        let registration = Mutex::new(Some(registration));
         let region = Arc::new(Registered {
-            memory: Memory { base, length: whole, registration, foreign },
+            memory: Memory { base, length: whole, registration, owner },
             length,
             local_key,
             remote_key,
@@ -310,6 +349,15 @@ impl RegionTable {
 impl Registered {
     fn copying(&self) -> MutexGuard<'_, ()> {
         self.copying.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether memory that was lent was given back. To be used under the lock.
+    fn is_revoked(&self) -> bool {
+        matches!(self.memory.owner, Owner::Lender { .. }) && self.memory.registration().is_none()
+    }
+
+    fn is_read_only(&self) -> bool {
+        matches!(self.memory.owner, Owner::Lender { may_write: false })
     }
 
     /// Address of the byte at `offset`, and how many of the `wanted` bytes there the region has. To be
@@ -353,8 +401,11 @@ impl Region for VerbsRegion {
 
     fn read(&self, offset: usize, into: &mut [u8]) -> usize {
         let _alone = self.0.copying();
-        if let Some(foreign) = &self.0.memory.foreign {
+        if let Owner::Handle(foreign) = &self.0.memory.owner {
             return foreign.read(offset, into);
+        }
+        if self.0.is_revoked() {
+            return 0;
         }
         let (from, count) = self.0.range(offset, into.len());
         // SAFETY: `count` bytes at `from` are in the region, and `into` has as many. They don't overlap:
@@ -366,8 +417,11 @@ impl Region for VerbsRegion {
 
     fn write(&self, offset: usize, from: &[u8]) -> usize {
         let _alone = self.0.copying();
-        if let Some(foreign) = &self.0.memory.foreign {
+        if let Owner::Handle(foreign) = &self.0.memory.owner {
             return foreign.write(offset, from);
+        }
+        if self.0.is_revoked() || self.0.is_read_only() {
+            return 0;
         }
         let (into, count) = self.0.range(offset, from.len());
         // SAFETY: `count` bytes at `into` are in the region, and `from` has as many. They don't overlap:
@@ -378,10 +432,13 @@ impl Region for VerbsRegion {
 
     fn update(&self, offset: usize, bytes: &mut [u8], change: impl FnOnce(&mut [u8])) -> usize {
         let _alone = self.0.copying();
-        if let Some(foreign) = &self.0.memory.foreign {
+        if let Owner::Handle(foreign) = &self.0.memory.owner {
             let count = foreign.read(offset, bytes);
             change(&mut bytes[..count]);
             return foreign.write(offset, &bytes[..count]);
+        }
+        if self.0.is_revoked() || self.0.is_read_only() {
+            return 0;
         }
         let (place, count) = self.0.range(offset, bytes.len());
         // SAFETY: `count` bytes at `place` are in the region, `bytes` has as many, and they don't
@@ -394,7 +451,7 @@ impl Region for VerbsRegion {
     }
 
     fn reclaim(self) -> Result<Box<[u8]>, Self> {
-        if self.0.memory.foreign.is_some() {
+        if !matches!(self.0.memory.owner, Owner::This) {
             return Err(self);
         }
         let mut registered = Arc::try_unwrap(self.0).map_err(Self)?;
@@ -414,5 +471,16 @@ impl Region for VerbsRegion {
                 Ok(copy.into())
             }
         }
+    }
+
+    fn revoke(&self) -> bool {
+        let _alone = self.0.copying();
+        if !matches!(self.0.memory.owner, Owner::Lender { .. }) {
+            return false;
+        }
+        let Some(registration) = self.0.memory.registration().take() else { return true };
+        // Peers don't find it any more; operations of the interface that use it fail.
+        self.0.table.lock().remove(&self.0.remote_key);
+        registration.deregister()
     }
 }

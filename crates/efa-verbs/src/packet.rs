@@ -123,7 +123,7 @@ impl Slab {
         let mut slab = Self { base, layout, free: Mutex::new(free), registration: None };
         // SAFETY: the memory is freed in the drop of the slab, after it is deregistered. The interface
         // writes to posted packets only, of which no reference exists (see `Packet::as_ref`).
-        let registered = unsafe { Registration::new(domain, base, bytes, Access::default()) };
+        let registered = unsafe { Registration::new(domain, base, bytes, true, Access::default()) };
         slab.registration = Some(registered?);
         Ok(slab)
     }

@@ -6,12 +6,14 @@
 #![allow(clippy::unwrap_used, reason = "a bench that can't go on fails")]
 
 use std::hint::black_box;
+use std::ptr::NonNull;
 use std::time::Duration;
 
 use efa::{
     Address, AddressVector, CompletionQueue, CompletionQueueOptions, ControlEvent, Direction,
-    Domain, Endpoint, EndpointOptions, EventQueue, EventQueueOptions, Fabric, FiAddr, LocalOptions,
-    ManualClock, Message, MsgEndpoint, MsgEndpointOptions, PassiveEndpointOptions, Receive,
+    Domain, Endpoint, EndpointOptions, EventQueue, EventQueueOptions, Fabric, FiAddr, LentBytes,
+    LentBytesMut, LocalOptions, ManualClock, Message, MsgEndpoint, MsgEndpointOptions,
+    PassiveEndpointOptions, Receive,
 };
 use gungraun::{Callgrind, EventKind, LibraryBenchmarkConfig, prelude::*};
 
@@ -110,6 +112,22 @@ fn post_tagged(
     (setting, endpoint)
 }
 
+#[library_benchmark(setup = with_endpoint, config = at_most(POST * OPERATIONS))]
+fn post_tagged_lent(
+    (setting, endpoint, mut buffers): (Setting, Endpoint, Vec<Vec<u8>>),
+) -> (Setting, Endpoint, Vec<Vec<u8>>) {
+    for (tag, buffer) in buffers.iter_mut().enumerate() {
+        endpoint.receive(Receive::tagged(tag as u64), lent_mut(buffer), 0).unwrap();
+    }
+    (setting, endpoint, buffers)
+}
+
+/// A C program's buffer. The benches keep the vector longer than the endpoint, and don't use it.
+fn lent_mut(buffer: &mut Vec<u8>) -> LentBytesMut {
+    // SAFETY: as the comment above says.
+    unsafe { LentBytesMut::new(NonNull::from(buffer.as_mut_slice()).cast(), buffer.len()) }
+}
+
 #[library_benchmark(setup = with_endpoint, config = at_most(IDLE * OPERATIONS))]
 fn read_nothing(all: (Setting, Endpoint, Vec<Vec<u8>>)) -> (Setting, Endpoint, Vec<Vec<u8>>) {
     for _ in 0..OPERATIONS {
@@ -152,6 +170,10 @@ impl Pair {
     fn transfer(&self, buffer: Vec<u8>) {
         self.bob.0.receive(Receive::tagged(1), buffer, 2).unwrap();
         self.alice.0.send(Message::to(self.to_bob).tagged(1), "8 bytes.", 3).unwrap();
+        self.complete();
+    }
+
+    fn complete(&self) {
         for (_, queue) in [&self.bob, &self.alice] {
             while black_box(queue.read()).is_none() {
                 self.clock.advance(Duration::from_micros(10));
@@ -170,6 +192,19 @@ fn transfer_tagged((pair, buffers): (Pair, Vec<Vec<u8>>)) -> Pair {
         pair.transfer(buffer);
     }
     pair
+}
+
+#[library_benchmark(setup = pair, config = at_most(TRANSFER * OPERATIONS))]
+fn transfer_tagged_lent((pair, mut buffers): (Pair, Vec<Vec<u8>>)) -> (Pair, Vec<Vec<u8>>) {
+    let (alice, bob) = (&pair.alice, &pair.bob);
+    for buffer in &mut buffers {
+        bob.0.receive(Receive::tagged(1), lent_mut(buffer), 2).unwrap();
+        // SAFETY: the bytes live as long as the program, and nobody writes them.
+        let bytes = unsafe { LentBytes::new(NonNull::from(b"8 bytes.").cast(), 8) };
+        alice.0.send(Message::to(pair.to_bob).tagged(1), bytes, 3).unwrap();
+        pair.complete();
+    }
+    (pair, buffers)
 }
 
 /// Two programs with some connections between them, of which all but the first are idle.
@@ -270,8 +305,10 @@ library_benchmark_group!(
         insert_1m,
         enable_among_peers,
         post_tagged,
+        post_tagged_lent,
         read_nothing,
         transfer_tagged,
+        transfer_tagged_lent,
         transfer_over_one,
         transfer_over_one_of_64
     ]

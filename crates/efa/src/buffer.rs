@@ -1,17 +1,20 @@
 //! Buffers: memory that an operation takes and its completion returns.
 //!
 //! ```text
-//!   Vec<u8>, Box<[u8]>, BytesMut, RegionSlice ─► ReceiveBuffer ─┐
-//!                                  Bytes, &str ─────────────────┴► Buffer ─► operation
-//!                                                                               │
-//!                  Vec<u8>, Bytes, RegionSlice, Packet ◄─ Buffer ◄─ completion ◄┘
+//!   Vec<u8>, Box<[u8]>, BytesMut, RegionSlice, LentBytesMut ─► ReceiveBuffer ─┐
+//!                                     Bytes, &str, LentBytes ─────────────────┴► Buffer ─► operation
+//!                                                                                             │
+//!                                Vec<u8>, Bytes, RegionSlice, Packet ◄─ Buffer ◄─ completion ◄┘
 //! ```
 
 use std::fmt;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use efa_device::{ForeignMemory, Region as _, RegionRange, RegisterError};
+use efa_device::{
+    Access, ForeignMemory, LentBytes, LentBytesMut, QueuePair, Region as _, RegionRange,
+    RegisterError,
+};
 use efa_rdm::Payload;
 
 use crate::attributes::LocalRegistration;
@@ -33,6 +36,8 @@ enum Memory {
     Packet(Packet),
     Pieces(Pieces),
     Foreign(ForeignMemory),
+    Lent(LentBytes),
+    LentMut(LentBytesMut),
 }
 
 impl Memory {
@@ -43,6 +48,8 @@ impl Memory {
             Self::Bytes(bytes) => Some(bytes),
             Self::BytesMut(bytes) => Some(bytes),
             Self::Packet(packet) => Some(packet.bytes()),
+            Self::Lent(bytes) => Some(bytes),
+            Self::LentMut(bytes) => Some(bytes),
             Self::Region(_) | Self::Pieces(_) | Self::Foreign(_) => None,
         }
     }
@@ -59,6 +66,9 @@ impl Clone for Memory {
             Self::Packet(packet) => Self::Vec(packet.bytes().to_vec()),
             Self::Pieces(pieces) => Self::Pieces(pieces.clone()),
             Self::Foreign(memory) => Self::Foreign(memory.clone()),
+            // A clone may outlive the operation.
+            Self::Lent(bytes) => Self::Vec(bytes.to_vec()),
+            Self::LentMut(bytes) => Self::Vec(bytes.to_vec()),
         }
     }
 }
@@ -72,9 +82,10 @@ impl PartialEq for Memory {
             (Self::Region(one), Self::Region(other)) => one == other,
             (Self::Pieces(one), Self::Pieces(other)) => one == other,
             (Self::Foreign(one), Self::Foreign(other)) => one.is(other),
-            // A packet equals its clone, which is a vector.
-            (Self::Packet(packet), other) | (other, Self::Packet(packet)) => {
-                other.as_slice() == Some(packet.bytes())
+            // They equal their clones, which are vectors.
+            (one @ (Self::Packet(_) | Self::Lent(_) | Self::LentMut(_)), other)
+            | (other, one @ (Self::Packet(_) | Self::Lent(_) | Self::LentMut(_))) => {
+                one.as_slice() == other.as_slice()
             }
             _ => false,
         }
@@ -103,7 +114,7 @@ impl Buffer {
             Memory::Region(slice) => slice.len(),
             Memory::Pieces(pieces) => pieces.len(),
             Memory::Foreign(memory) => memory.len(),
-            Memory::Vec(_) | Memory::Bytes(_) | Memory::BytesMut(_) | Memory::Packet(_) => 0,
+            _ => 0,
         }
     }
 
@@ -113,8 +124,8 @@ impl Buffer {
         self.len() == 0
     }
 
-    /// The bytes; `None` for a memory region, which peers may change at any time, for memory of
-    /// others, and for several [pieces](Self::pieces).
+    /// The bytes; `None` for a memory region, which peers may change at any time, for memory
+    /// that somebody else owns ([`ForeignMemory`]), and for several [pieces](Self::pieces).
     #[must_use]
     pub fn as_slice(&self) -> Option<&[u8]> {
         self.0.as_slice()
@@ -131,10 +142,12 @@ impl Buffer {
             Memory::Packet(packet) => packet.bytes().to_vec(),
             Memory::Pieces(pieces) => pieces.to_bytes(),
             Memory::Foreign(memory) => foreign_bytes(&memory),
+            Memory::Lent(bytes) => bytes.to_vec(),
+            Memory::LentMut(bytes) => bytes.to_vec(),
         }
     }
 
-    /// The bytes as [`Bytes`], copied only out of a memory region, a packet or several pieces.
+    /// The bytes as [`Bytes`], copied only out of a memory region, a packet, several pieces or memory of others.
     #[must_use]
     pub fn into_bytes(self) -> Bytes {
         match self.0 {
@@ -145,6 +158,8 @@ impl Buffer {
             Memory::Packet(packet) => packet.bytes().to_vec().into(),
             Memory::Pieces(pieces) => pieces.to_bytes().into(),
             Memory::Foreign(memory) => foreign_bytes(&memory).into(),
+            Memory::Lent(bytes) => bytes.to_vec().into(),
+            Memory::LentMut(bytes) => bytes.to_vec().into(),
         }
     }
 
@@ -237,13 +252,6 @@ impl Buffer {
         }
     }
 
-    fn vector(&mut self) -> Option<&mut Vec<u8>> {
-        match &mut self.0 {
-            Memory::Vec(vector) => Some(vector),
-            _ => None,
-        }
-    }
-
     pub(crate) fn truncate(&mut self, length: usize) {
         match &mut self.0 {
             Memory::Vec(vec) => vec.truncate(length),
@@ -253,6 +261,8 @@ impl Buffer {
             Memory::Packet(packet) => packet.truncate(length),
             Memory::Pieces(pieces) => pieces.truncate(length),
             Memory::Foreign(memory) => *memory = memory.slice(0..length),
+            Memory::Lent(bytes) => bytes.truncate(length),
+            Memory::LentMut(bytes) => bytes.truncate(length),
         }
     }
 
@@ -273,7 +283,7 @@ impl Buffer {
             Memory::Foreign(memory) => {
                 memory.read(offset, into);
             }
-            Memory::Vec(_) | Memory::Bytes(_) | Memory::BytesMut(_) | Memory::Packet(_) => {}
+            _ => {}
         }
     }
 
@@ -282,6 +292,7 @@ impl Buffer {
         let into: &mut [u8] = match &mut self.0 {
             Memory::Vec(vec) => vec,
             Memory::BytesMut(bytes) => bytes,
+            Memory::LentMut(bytes) => bytes,
             _ => return self.write_elsewhere(offset, from),
         };
         let into = into.get_mut(offset..).unwrap_or_default();
@@ -299,7 +310,7 @@ impl Buffer {
                 memory.write(offset, from);
             }
             // Not possible in a `ReceiveBuffer`; ignored, so that shared bytes never change.
-            Memory::Bytes(_) | Memory::Packet(_) | Memory::Vec(_) | Memory::BytesMut(_) => {}
+            _ => {}
         }
     }
 
@@ -325,6 +336,8 @@ impl Buffer {
                 *memory = memory.slice(at..memory.len());
                 Memory::Foreign(first)
             }
+            Memory::Lent(bytes) => Memory::Lent(bytes.split_to(at)),
+            Memory::LentMut(bytes) => Memory::LentMut(bytes.split_to(at)),
         })
     }
 }
@@ -339,6 +352,8 @@ impl fmt::Debug for Buffer {
             Memory::Packet(_) => "Packet",
             Memory::Pieces(_) => "Pieces",
             Memory::Foreign(_) => "ForeignMemory",
+            Memory::Lent(_) => "LentBytes",
+            Memory::LentMut(_) => "LentBytesMut",
         };
         write!(f, "Buffer({kind} of {} bytes)", self.len())
     }
@@ -410,6 +425,18 @@ impl From<ForeignMemory> for Buffer {
     }
 }
 
+impl From<LentBytes> for Buffer {
+    fn from(bytes: LentBytes) -> Self {
+        Self(Memory::Lent(bytes))
+    }
+}
+
+impl From<LentBytesMut> for Buffer {
+    fn from(bytes: LentBytesMut) -> Self {
+        Self(Memory::LentMut(bytes))
+    }
+}
+
 impl From<&'static str> for Buffer {
     fn from(text: &'static str) -> Self {
         Bytes::from_static(text.as_bytes()).into()
@@ -469,6 +496,12 @@ impl From<ForeignMemory> for ReceiveBuffer {
     }
 }
 
+impl From<LentBytesMut> for ReceiveBuffer {
+    fn from(bytes: LentBytesMut) -> Self {
+        Self(bytes.into())
+    }
+}
+
 /// A copy of the bytes.
 fn foreign_bytes(memory: &ForeignMemory) -> Vec<u8> {
     let mut bytes = vec![0; memory.len()];
@@ -490,7 +523,8 @@ pub(crate) enum Role {
     Whole,
     /// As a whole, by an operation that completes only if it fails.
     Silent,
-    /// As a whole: a vector whose memory is registered while the operation is under way.
+    /// As a whole: a vector, whose memory is in the region while the operation is under way, or lent memory, which is
+    /// registered that long.
     Registered(AnyRegion),
     /// The unused rest of a multi-receive buffer.
     Rest(Parts),
@@ -536,14 +570,14 @@ impl Slot {
     #[inline]
     pub(crate) fn into_buffer(self) -> Buffer {
         match self.role {
-            Role::Registered(region) => reclaim(region),
+            Role::Registered(region) => reclaim(region, self.buffer),
             _ => self.buffer,
         }
     }
 
     pub(crate) fn into_parts(self) -> (Buffer, Role) {
         match self.role {
-            Role::Registered(region) => (reclaim(region), Role::Whole),
+            Role::Registered(region) => (reclaim(region, self.buffer), Role::Whole),
             role => (self.buffer, role),
         }
     }
@@ -553,8 +587,14 @@ fn index(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
 }
 
-/// The memory of a region, normally without other handles.
-fn reclaim(region: AnyRegion) -> Buffer {
+/// Ends the registration of a buffer and returns the memory.
+fn reclaim(region: AnyRegion, buffer: Buffer) -> Buffer {
+    if let Memory::Lent(_) | Memory::LentMut(_) = buffer.0 {
+        if !region.revoke() {
+            tracing::warn!(?region, "registered memory of the program may still be accessed");
+        }
+        return buffer;
+    }
     match region.reclaim() {
         Ok(memory) => memory.into(),
         // The device still has a handle and may read on, so the application gets a copy.
@@ -627,13 +667,21 @@ impl<R: ConcreteRegion> Payload<R> for Slot {
         Some(RegionRange { region, offset: first + skip, length: length - skip })
     }
 
-    fn register(&mut self, register: impl FnOnce(Box<[u8]>) -> Result<R, RegisterError>) {
+    fn register(&mut self, device: &impl QueuePair<Region = R>, access: Access) -> bool {
         // One that completes silently, or is of a shared queue, stays unregistered: its operation goes in packets.
-        let (Role::Whole, Some(vector)) = (&self.role, self.buffer.vector()) else { return };
-        match register(std::mem::take(vector).into()) {
-            Ok(region) => self.role = Role::Registered(region.into_any()),
-            Err(RegisterError { memory, .. }) => *vector = memory.into(),
-        }
+        let Role::Whole = self.role else { return false };
+        let registered = match &mut self.buffer.0 {
+            Memory::Vec(vector) => {
+                let registered = device.register(std::mem::take(vector).into(), access);
+                registered.map_err(|RegisterError { memory, .. }| *vector = memory.into()).ok()
+            }
+            Memory::Lent(bytes) => device.register_lent(bytes.lending(), access).ok(),
+            Memory::LentMut(bytes) => device.register_lent(bytes.lending(), access).ok(),
+            _ => None,
+        };
+        let Some(region) = registered else { return false };
+        self.role = Role::Registered(region.into_any());
+        true
     }
 
     fn deregister(&mut self) {

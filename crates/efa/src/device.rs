@@ -215,6 +215,10 @@ impl efa_device::Region for AnyRegion {
     fn reclaim(self) -> Result<Box<[u8]>, Self> {
         each!(Self in self, region => region.reclaim().map_err(ConcreteRegion::into_any))
     }
+
+    fn revoke(&self) -> bool {
+        each!(Self in self, region => efa_device::Region::revoke(region))
+    }
 }
 
 /// Whether threads can sleep until a device of this link has something.

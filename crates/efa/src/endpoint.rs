@@ -124,7 +124,11 @@ impl Endpoint {
         buffer: impl Into<Buffer>,
         context: u64,
     ) -> Result<(), Refused> {
-        let buffer = buffer.into();
+        self.send_buffer(message, buffer.into(), context)
+    }
+
+    // Once for all kinds of buffers, so that everything below is inlined here.
+    fn send_buffer(&self, message: Message, buffer: Buffer, context: u64) -> Result<(), Refused> {
         if let Err(error) = self.check_send(&message, buffer.len()) {
             return Err(Refused { error, buffer });
         }
@@ -163,7 +167,16 @@ impl Endpoint {
         buffer: impl Into<ReceiveBuffer>,
         context: u64,
     ) -> Result<ReceiveId, Refused> {
-        let ReceiveBuffer(buffer) = buffer.into();
+        self.receive_buffer(receive, buffer.into().0, context)
+    }
+
+    // Once, as `send_buffer`.
+    fn receive_buffer(
+        &self,
+        receive: Receive,
+        buffer: Buffer,
+        context: u64,
+    ) -> Result<ReceiveId, Refused> {
         if let Err(error) = self
             .check_receive(&receive)
             .and_then(|()| self.shared.check_buffer(&buffer, LocalAccess::RECV))

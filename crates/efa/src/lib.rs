@@ -197,7 +197,9 @@ pub use counter::{Counted, Counter, CounterError, CounterEvents, CounterOptions}
 pub use discovery::{Named, Query, Version, discover, info, interfaces};
 pub use domain::{Domain, DomainOptions};
 pub use efa_connect::{DataTooLong, FrameError, FrameKind, ProtocolError};
-pub use efa_device::{Access, DeviceError, ForeignMemory, Gid, Qpn, Shortage, Status, Time};
+pub use efa_device::{
+    Access, DeviceError, ForeignMemory, Gid, LentBytes, LentBytesMut, Qpn, Shortage, Status, Time,
+};
 pub use efa_handshake::Release;
 pub use efa_proto::PacketType;
 pub use efa_rdm::{

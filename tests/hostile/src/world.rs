@@ -58,11 +58,12 @@ impl Payload<Mem> for Buffer {
         let length = region.length();
         Some(RegionRange { region, offset: 0, length })
     }
-    fn register(&mut self, register: impl FnOnce(Box<[u8]>) -> Result<Mem, RegisterError>) {
-        match register(std::mem::take(&mut self.bytes).into()) {
+    fn register(&mut self, device: &impl QueuePair<Region = Mem>, access: Access) -> bool {
+        match device.register(std::mem::take(&mut self.bytes).into(), access) {
             Ok(region) => self.registered_memory = Some(region),
             Err(RegisterError { memory, .. }) => self.bytes = memory.into(),
         }
+        self.registered_memory.is_some()
     }
     fn deregister(&mut self) {
         let Some(region) = self.registered_memory.take() else { return };

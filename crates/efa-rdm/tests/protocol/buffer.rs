@@ -47,11 +47,12 @@ impl Payload<SoftRegion> for Buffer {
         let length = region.length();
         Some(RegionRange { region, offset: 0, length })
     }
-    fn register(&mut self, register: impl FnOnce(Box<[u8]>) -> Result<SoftRegion, RegisterError>) {
-        match register(std::mem::take(&mut self.bytes).into()) {
+    fn register(&mut self, device: &impl QueuePair<Region = SoftRegion>, access: Access) -> bool {
+        match device.register(std::mem::take(&mut self.bytes).into(), access) {
             Ok(region) => self.lent = Some(region),
             Err(RegisterError { memory, .. }) => self.bytes = memory.into(),
         }
+        self.lent.is_some()
     }
     fn deregister(&mut self) {
         let Some(region) = self.lent.take() else { return };

@@ -39,6 +39,9 @@ impl Operation {
         let address = self.remote.address.checked_add(self.done as u64);
         let address = address.ok_or(Status::RemoteBadAddress)?;
         let remote = RemoteMemory { address, ..self.remote };
+        if self.direction == Direction::Read && !region.allows_local_write() {
+            return Err(Status::BadLocalKey);
+        }
         region.with_part(offset + self.done, count, |local| match self.direction {
             Direction::Read => memory.read(self.peer, remote, local),
             Direction::Write(_) => memory.write(self.peer, local, remote),

@@ -15,9 +15,9 @@
 use std::collections::{HashMap, VecDeque};
 
 use efa_device::{
-    Access, AddressHandle, Completion, Destination, DeviceAttributes, DeviceError, Gid, PostError,
-    QueuePair, QueuePairAddress, RdmaRequest, RegisterError, SendRequest, TagChange, TagCommand,
-    TagList, TagListLimits, TagReport, Time,
+    Access, AddressHandle, Completion, Destination, DeviceAttributes, DeviceError, Gid, Lending,
+    PostError, QueuePair, QueuePairAddress, RdmaRequest, RegisterError, SendRequest, TagChange,
+    TagCommand, TagList, TagListLimits, TagReport, Time,
 };
 use efa_match::{Entry, MatchList, Synchronisation};
 
@@ -193,6 +193,10 @@ impl<Q: QueuePair> QueuePair for TagQueuePair<Q> {
 
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<Q::Region, RegisterError> {
         self.inner.register(memory, access)
+    }
+
+    fn register_lent(&self, memory: Lending<'_>, access: Access) -> Result<Q::Region, DeviceError> {
+        self.inner.register_lent(memory, access)
     }
 
     fn region(&self, key: u32) -> Option<Q::Region> {

@@ -122,7 +122,7 @@ impl Drop for Noticed {
 }
 
 /// Two endpoints on two devices of a link, with a queue each.
-fn on_link(fabric: &Fabric) -> (Vec<End>, [FiAddr; 2]) {
+pub(crate) fn on_link(fabric: &Fabric) -> (Vec<End>, [FiAddr; 2]) {
     let options = || with(1, |config| config.min_read = 50_000);
     let end = || End::on(fabric.domain().unwrap(), options(), CompletionQueueOptions::default());
     let ends = vec![end(), end()];
@@ -133,7 +133,7 @@ fn on_link(fabric: &Fabric) -> (Vec<End>, [FiAddr; 2]) {
 }
 
 /// Reads both queues until this one has a completion.
-fn done(ends: &mut [End], end: usize) -> Completion {
+pub(crate) fn done(ends: &mut [End], end: usize) -> Completion {
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_secs(30) {
         for end in ends.iter_mut() {
@@ -235,7 +235,7 @@ fn slots_of_a_registered_ring_are_sent_again_and_again() {
 }
 
 /// Alice and Bob, who know what the other's device can do.
-fn acquainted(seed: u64) -> (World, FiAddr) {
+pub(crate) fn acquainted(seed: u64) -> (World, FiAddr) {
     let options = |connid| with(connid, |config| config.min_read = 50_000);
     let mut world = World::pair_with(seed, options(1), options(2));
     let to_bob = world.introduce(ALICE, BOB);

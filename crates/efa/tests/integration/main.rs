@@ -15,6 +15,7 @@ mod formats;
 mod growth;
 mod in_place;
 mod keys;
+mod lent;
 mod levels;
 mod lifetimes;
 mod links;

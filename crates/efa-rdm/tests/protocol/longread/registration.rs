@@ -1,6 +1,6 @@
 //! Buffers that register themselves for the time of a read.
 
-use efa_device::{Region, RegionRange, RegisterError};
+use efa_device::{Access, QueuePair, Region, RegionRange, RegisterError};
 use efa_proto::{Header, Packet, PacketType, Rtm, RtmKind};
 use efa_rdm::{Payload, Subprotocol};
 use efa_sim::SoftRegion;
@@ -40,15 +40,15 @@ impl Payload<SoftRegion> for Registrable {
         let region = self.region.clone()?;
         Some(RegionRange { offset: 0, length: region.length(), region })
     }
-    fn register(&mut self, register: impl FnOnce(Box<[u8]>) -> Result<SoftRegion, RegisterError>) {
-        let asked = std::mem::take(&mut self.bytes).into();
-        match register(asked) {
+    fn register(&mut self, device: &impl QueuePair<Region = SoftRegion>, access: Access) -> bool {
+        match device.register(std::mem::take(&mut self.bytes).into(), access) {
             Ok(region) => {
                 self.log.borrow_mut().push("registered");
                 self.region = Some(region);
             }
             Err(RegisterError { memory, .. }) => self.bytes = memory.into(),
         }
+        self.region.is_some()
     }
     fn deregister(&mut self) {
         if let Some(region) = self.region.take() {
