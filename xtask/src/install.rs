@@ -67,16 +67,22 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Copies a file into a directory. Programs that run keep the file that was there before.
+/// Copies a file into a directory.
 fn install(file: &Path, directory: &Path) -> Result<PathBuf> {
+    let target = directory.join(file.file_name().context("a file has a name")?);
+    replace(file, &target)?;
+    say!("installed {}", target.display());
+    Ok(target)
+}
+
+/// Copies a file. Programs that run keep the file that was there before.
+pub(crate) fn replace(file: &Path, target: &Path) -> Result<()> {
+    let (directory, name) =
+        target.parent().zip(target.file_name()).context("a file is in a directory")?;
     fs::create_dir_all(directory)
         .with_context(|| format!("cannot create {}", directory.display()))?;
-    let name = file.file_name().context("a file has a name")?;
-    let target = directory.join(name);
     let new = directory.join(format!(".{}.new", name.to_string_lossy()));
     fs::copy(file, &new)
         .with_context(|| format!("cannot copy {} to {}", file.display(), new.display()))?;
-    fs::rename(&new, &target).with_context(|| format!("cannot replace {}", target.display()))?;
-    say!("installed {}", target.display());
-    Ok(target)
+    fs::rename(&new, target).with_context(|| format!("cannot replace {}", target.display()))
 }

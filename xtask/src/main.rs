@@ -4,6 +4,7 @@
 //!  main ──► steps        the steps of `test` in order, and the result table
 //!       ──► setup        Debian packages, rustup components, gungraun-runner
 //!       ──► install      the tool and the C library, where the tool finds it
+//!       ──► provider     the library for programs that use libfabric
 //!       ──► bench        instruction counts (gungraun) and wall clock (criterion)
 //!       ──► interop      scenarios between libfabric and this stack
 //!       ──► soak         random operations under faults, for minutes or hours
@@ -26,6 +27,7 @@ mod install;
 mod interop;
 mod package;
 mod process;
+mod provider;
 mod setup;
 mod soak;
 mod steps;
@@ -61,6 +63,8 @@ enum Task {
     Setup,
     /// Install the tool `efa` and the C library that `efa soft-efa run` preloads
     Install(install::Args),
+    /// Build the library by which programs that use libfabric run on this stack
+    Provider(provider::Args),
     /// Count instructions of the benches (gungraun), or measure wall clock (criterion)
     Bench(bench::Args),
     /// Run scenarios between libfabric and this stack
@@ -93,6 +97,7 @@ fn run(cli: Cli) -> Result<()> {
         Task::Test(args) => steps::run(&workspace, &args),
         Task::Setup => setup::provide_all(&workspace),
         Task::Install(args) => install::run(&workspace, &args),
+        Task::Provider(args) => provider::run(&workspace, &args),
         Task::Bench(args) => bench::run(&workspace, &args),
         Task::Interop(args) => interop::run(&workspace, &args),
         Task::Soak(args) => soak::run(&workspace, &args),

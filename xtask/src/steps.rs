@@ -41,6 +41,8 @@ pub(crate) enum Step {
     Libfabric,
     /// efa-verbs against rdma-core, and our stack on it (on the software device) against libfabric
     Verbs,
+    /// C programs, libfabric's own and Open MPI on our provider for libfabric
+    Provider,
     /// The examples in the documentation
     Doctests,
     /// The documentation builds without a warning
@@ -84,12 +86,13 @@ struct TestCount {
 }
 
 impl Step {
-    pub(crate) const ALL: [Self; 13] = [
+    pub(crate) const ALL: [Self; 14] = [
         Self::Fmt,
         Self::Clippy,
         Self::Tests,
         Self::Libfabric,
         Self::Verbs,
+        Self::Provider,
         Self::Doctests,
         Self::Doc,
         Self::Package,
@@ -107,6 +110,7 @@ impl Step {
             Self::Tests => "tests",
             Self::Libfabric => "libfabric",
             Self::Verbs => "verbs",
+            Self::Provider => "provider",
             Self::Doctests => "doctests",
             Self::Doc => "doc",
             Self::Package => "package",
@@ -131,6 +135,14 @@ impl Step {
                 Tool::CCompiler,
                 Tool::OpenMpi,
                 Tool::OpenMpiHeaders,
+            ],
+            Self::Provider => &[
+                Tool::FiInfo,
+                Tool::LibfabricHeaders,
+                Tool::CCompiler,
+                Tool::OpenMpi,
+                Tool::OpenMpiHeaders,
+                Tool::Valgrind,
             ],
             Self::Fuzz => &fuzz::TOOLS,
             Self::Interop => &interop::TOOLS,
@@ -201,6 +213,11 @@ impl Step {
                     "--test=openmpi",
                 ]);
                 // The packages are installed, so no test is skipped.
+                run_tests(cargo.env("EFA_INTEROP", "1"), tests)
+            }
+            Self::Provider => {
+                cargo.args(["test", "--package=efa-provider", "--no-fail-fast", "--tests"]);
+                // As above.
                 run_tests(cargo.env("EFA_INTEROP", "1"), tests)
             }
             Self::Verbs => verbs::step(workspace, |cargo| run_tests(cargo, tests)),

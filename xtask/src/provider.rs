@@ -1,0 +1,50 @@
+//! `cargo xtask provider`: the library by which programs written for libfabric use this stack.
+//!
+//! ```text
+//!   cargo build -p efa-provider ──► target/release/libefars_fi.so
+//!                                       └► target/provider/libefars-fi.so   what libfabric looks for
+//! ```
+//!
+//! libfabric takes files whose names end with `-fi.so` from the directories in `FI_PROVIDER_PATH`; cargo can't
+//! name a library so.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+
+use crate::workspace::Workspace;
+use crate::{install, process};
+
+const PACKAGE: &str = "efa-provider";
+const BUILT: &str = "libefars_fi.so";
+const LIBRARY: &str = "libefars-fi.so";
+
+/// Arguments of `cargo xtask provider`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Copy the library into DIR [default: target/provider]
+    #[arg(long, value_name = "DIR")]
+    directory: Option<PathBuf>,
+    /// Build without optimization, which is faster to build and slower to run
+    #[arg(long)]
+    debug: bool,
+}
+
+/// Builds the library, and says how a program finds it.
+pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
+    let target = workspace.metadata()?.target_directory;
+    let directory = args.directory.clone().unwrap_or_else(|| target.join("provider"));
+    let directory = std::path::absolute(&directory)
+        .with_context(|| format!("cannot resolve {}", directory.display()))?;
+    let (profile, built) = if args.debug { ("dev", "debug") } else { ("release", "release") };
+    let mut build = workspace.cargo();
+    build.args(["build", "--locked", "--lib", "--package", PACKAGE]);
+    process::run(build.arg(format!("--profile={profile}")))?;
+
+    let library = directory.join(LIBRARY);
+    install::replace(&target.join(built).join(BUILT), &library)?;
+    say!("built {}", library.display());
+    say!("use it: export FI_PROVIDER_PATH={} FI_PROVIDER=efars", directory.display());
+    say!("see it: fi_info -p efars; if it is missing there: efa doctor");
+    Ok(())
+}
