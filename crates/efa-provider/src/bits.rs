@@ -50,11 +50,10 @@ pub(crate) fn caps(capabilities: Capabilities, asked: u64) -> u64 {
     caps | FI_LOCAL_COMM | FI_REMOTE_COMM | (asked & (FI_NAMED_RX_CTX | FI_SHARED_AV))
 }
 
-/// Those of one side: without what only the other can do.
-pub(crate) fn side_caps(capabilities: Capabilities, entry: u64, directions: u64) -> u64 {
-    let remote = entry & REMOTE_MEMORY & directions;
-    let both = entry & (FI_LOCAL_COMM | FI_REMOTE_COMM | FI_NAMED_RX_CTX | FI_SHARED_AV);
-    caps(capabilities, 0) & !(REMOTE_MEMORY | FI_LOCAL_COMM | FI_REMOTE_COMM) | remote | both
+/// Those of one side: without what only the other can do, and without those of the domain.
+pub(crate) fn side_caps(capabilities: Capabilities, entry: u64, own: u64) -> u64 {
+    let all = REMOTE_MEMORY | FI_NAMED_RX_CTX;
+    caps(capabilities, 0) & !(all | FI_LOCAL_COMM | FI_REMOTE_COMM) | entry & all & own
 }
 
 /// What a program offers. The mode bits that ask nothing of us are left out.

@@ -5,8 +5,8 @@
 use std::ffi::c_int;
 
 use efa::{
-    AddressFormat, AddressVectorKind, Capabilities, EndpointKind, Hints, Info, Progress, Query,
-    RegistrationMode, ResourceManagement, Threading, Version,
+    Address, AddressFormat, AddressVectorKind, Capabilities, EndpointKind, Hints, Info, Progress,
+    Query, RegistrationMode, ResourceManagement, Threading, Version,
 };
 
 use crate::abi::*;
@@ -232,6 +232,9 @@ pub(crate) struct Echo {
     pub(crate) mr_mode: Option<c_int>,
     pub(crate) shared_transmit: bool,
     pub(crate) shared_receive: bool,
+    /// Addresses of endpoints without a connection, or sites.
+    pub(crate) source: Option<[u8; Address::SIZE]>,
+    pub(crate) destination: Option<[u8; Address::SIZE]>,
 }
 
 impl Echo {
@@ -250,6 +253,8 @@ impl Echo {
             mr_mode: asked.and_then(|asked| asked.domain).map(|domain| domain.mr_mode),
             shared_transmit: is_shared(endpoint.map(|endpoint| endpoint.tx_ctx_cnt)),
             shared_receive: is_shared(endpoint.map(|endpoint| endpoint.rx_ctx_cnt)),
+            source: None,
+            destination: None,
         }
     }
 
@@ -275,7 +280,7 @@ pub(crate) fn answer(info: &Info, echo: &Echo, to: &mut Answer<'_>) {
     to.info.addr_format = if is_msg { FI_SOCKADDR_IN } else { FI_ADDR_EFA };
 
     let (from, transmit) = (&info.transmit, &mut *to.transmit);
-    transmit.caps = bits::side_caps(from.capabilities, caps, FI_READ | FI_WRITE);
+    transmit.caps = bits::side_caps(from.capabilities, caps, FI_READ | FI_WRITE | FI_NAMED_RX_CTX);
     transmit.op_flags = bits::op_flags(from.flags) | echo.transmit_flags;
     transmit.msg_order = MESSAGE_ORDER;
     transmit.inject_size = from.inject_size;
@@ -323,7 +328,7 @@ pub(crate) fn answer(info: &Info, echo: &Echo, to: &mut Answer<'_>) {
     domain.max_ep_srx_ctx = limits.shared_receive_contexts.min(MOST);
     domain.cntr_cnt = MOST;
     domain.mr_iov_limit = 1;
-    domain.caps = FI_LOCAL_COMM | FI_REMOTE_COMM | (echo.caps & FI_SHARED_AV);
+    domain.caps = FI_LOCAL_COMM | FI_REMOTE_COMM | FI_SHARED_AV;
     domain.mr_cnt = from.max_regions.min(MOST);
 }
 

@@ -22,6 +22,7 @@ mod errors;
 mod info;
 mod libfabric;
 mod log;
+mod lookup;
 mod memory;
 mod object;
 mod settings;

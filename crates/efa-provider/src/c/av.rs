@@ -5,10 +5,11 @@ use std::ffi::{c_char, c_int, c_void};
 use efa::{Address, AddressVectorKind, AddressVectorOptions, FiAddr};
 
 use crate::abi::*;
-use crate::boundary::{Errno, INVALID, number, status, value};
+use crate::boundary::{Errno, INVALID, Outcome, number, status, value};
 use crate::c::domain::Domain;
 use crate::c::entry;
 use crate::errors;
+use crate::lookup::{PATIENCE, Site};
 use crate::object::{Class, Object, Pool, Use};
 
 /// An address vector.
@@ -125,15 +126,22 @@ unsafe extern "C" fn insert(
         // as many indices or null, and with `FI_SYNC_ERR` room for as many error numbers.
         unsafe {
             let av = Object::<AddressVector>::of(av);
-            let addresses: Vec<Address> = (0..count)
+            let found: Vec<Outcome<Address>> = (0..count)
                 .map(|index| addr.cast::<[u8; Address::SIZE]>().add(index).read_unaligned())
-                .map(Address::from_bytes)
+                .map(endpoint_at)
                 .collect();
+            let addresses: Vec<Address> = found.iter().filter_map(|found| found.ok()).collect();
+            let mut results = av.addresses.insert_many(&addresses).into_iter();
             let mut inserted = 0;
-            for (index, result) in av.addresses.insert_many(&addresses).into_iter().enumerate() {
+            for (index, found) in found.into_iter().enumerate() {
+                let result = found.and_then(|_| match results.next() {
+                    Some(Ok(FiAddr(fi))) => Ok(fi),
+                    Some(Err(error)) => Err(errors::of_device(&error)),
+                    None => Err(INVALID),
+                });
                 let (fi, errno) = match result {
-                    Ok(FiAddr(fi)) => (fi, 0),
-                    Err(error) => (FI_ADDR_NOTAVAIL, errors::of_device(&error).0),
+                    Ok(fi) => (fi, 0),
+                    Err(Errno(errno)) => (FI_ADDR_NOTAVAIL, errno),
                 };
                 inserted += usize::from(errno == 0);
                 if !fi_addr.is_null() {
@@ -146,6 +154,18 @@ unsafe extern "C" fn insert(
             Ok(inserted)
         }
     })
+}
+
+/// The address of an endpoint, which is asked for if only host and port are known.
+fn endpoint_at(bytes: [u8; Address::SIZE]) -> Outcome<Address> {
+    let bytes = match Site::from_bytes(&bytes) {
+        None => bytes,
+        Some(site) => site.look_up(PATIENCE).map_err(|error| {
+            crate::log::warn(format_args!("no address from {}: {error}", site.0));
+            errors::of_io(&error)
+        })?,
+    };
+    Ok(Address::from_bytes(bytes))
 }
 
 /// `fi_av_remove`. Fails with the first index that isn't there, after those before it were removed.

@@ -15,14 +15,19 @@ use crate::c::av::{self, AddressVector};
 use crate::c::cq::CompletionQueue;
 use crate::c::domain::{self, Domain};
 use crate::c::eq::EventQueue;
-use crate::c::{msg, tagged};
+use crate::c::{entry, msg, tagged};
 use crate::errors;
+use crate::lookup::{Answering, Site};
 use crate::object::{Class, Object, Pool, Use};
 
 /// An endpoint.
 pub(crate) struct Endpoint {
     /// Set when it is enabled. It goes before what it is bound to.
     enabled: OnceLock<efa::Endpoint>,
+    /// Where peers ask for its address.
+    site: Option<Site>,
+    /// Answers there.
+    answering: OnceLock<Answering>,
     disabled: Mutex<Disabled>,
     pub(crate) defaults: Defaults,
     pub(crate) domain: Use<Domain>,
@@ -157,9 +162,14 @@ impl Endpoint {
             options = options.receive(ContextOptions::new().flags(flags));
             defaults.receive_many = receive.op_flags & FI_MULTI_RECV != 0;
         }
+        // SAFETY: an entry's address has the length that it says.
+        let source = unsafe { entry::address(info.src_addr, info.src_addrlen) };
+        let site = source.as_ref().and_then(Site::from_bytes).filter(|site| site.0.port() != 0);
         let disabled = Disabled { options, ..Disabled::default() };
         Ok(Self {
             enabled: OnceLock::new(),
+            site,
+            answering: OnceLock::new(),
             disabled: Mutex::new(disabled),
             defaults,
             domain: Use::new(domain),
@@ -218,7 +228,16 @@ impl Endpoint {
             crate::log::warn(format_args!("the endpoint can't be enabled: {error}"));
             errors::of_enable(&error)
         })?;
-        // The lock is held: nobody else has set it.
+        if let Some(site) = self.site {
+            let answering = Answering::start(site, &endpoint.address().to_bytes());
+            let answering = answering.map_err(|error| {
+                crate::log::warn(format_args!("can't answer at {}: {error}", site.0));
+                errors::of_io(&error)
+            })?;
+            // The lock is held: nobody else has set it.
+            let _ = self.answering.set(answering);
+        }
+        // As above.
         let _ = self.enabled.set(endpoint);
         Ok(())
     }

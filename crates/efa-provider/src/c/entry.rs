@@ -1,16 +1,17 @@
 //! What libfabric calls first: the provider, its discovery, and its fabrics.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::OnceLock;
 
-use efa::{EndpointKind, Info};
+use efa::{Address, EndpointKind, Info};
 
 use crate::abi::*;
 use crate::boundary::{Errno, INVALID, Outcome, status};
 use crate::c;
 use crate::info::{Answer, Asked, Echo, answer, query};
 use crate::libfabric::{self, Libfabric, OwnedInfo, libfabric};
+use crate::lookup::Site;
 use crate::settings::Settings;
 
 /// `fi_provider` has pointers, which only C reads.
@@ -132,15 +133,27 @@ unsafe fn discover(
         query = query.source();
     }
     if let Some(asked) = asked {
-        if let Some(address) = socket_address(asked.info.src_addr, asked.info.src_addrlen) {
-            query.hints.source = Some(address);
-        }
-        if let Some(address) = socket_address(asked.info.dest_addr, asked.info.dest_addrlen) {
-            query.hints.destination = Some(address);
-        }
+        // SAFETY: the program says that so many bytes are there.
+        let [source, destination] = unsafe {
+            [
+                socket_address(asked.info.src_addr, asked.info.src_addrlen),
+                socket_address(asked.info.dest_addr, asked.info.dest_addrlen),
+            ]
+        };
+        query.hints.source = source.filter(|source| *source != ANYWHERE);
+        query.hints.destination = destination;
     }
     let entries = settings.device.discover(query)?;
-    let echo = Echo::of(version, asked);
+    let mut echo = Echo::of(version, asked);
+    if let Some(asked) = asked
+        && asked.info.addr_format == FI_ADDR_EFA
+    {
+        // SAFETY: the program says that so many bytes are there.
+        unsafe {
+            echo.source = address(asked.info.src_addr, asked.info.src_addrlen);
+            echo.destination = address(asked.info.dest_addr, asked.info.dest_addrlen);
+        }
+    }
     let libfabric = libfabric().ok_or(Errno(FI_ENODATA))?;
     let mut first: Option<OwnedInfo<'static>> = None;
     for entry in entries.iter().rev() {
@@ -158,14 +171,32 @@ unsafe fn discover(
     first.ok_or(Errno(FI_ENODATA))
 }
 
-/// The internet address of C, if it is one.
-fn socket_address(at: *const c_void, length: usize) -> Option<SocketAddr> {
-    if at.is_null() || length < size_of::<libc::sockaddr_in>() {
-        return None;
+/// The source of entries for which nothing was asked.
+const ANYWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+
+/// The address of an endpoint in hints, or a [`Site`].
+///
+/// # Safety
+/// `at` is null, or `length` bytes are there.
+pub(super) unsafe fn address(at: *const c_void, length: usize) -> Option<[u8; Address::SIZE]> {
+    let is_one = !at.is_null() && length == Address::SIZE;
+    // SAFETY: the caller's promise.
+    is_one.then(|| unsafe { at.cast::<[u8; Address::SIZE]>().read_unaligned() })
+}
+
+/// The internet address in hints, or that of a [`Site`].
+///
+/// # Safety
+/// As for [`address`].
+unsafe fn socket_address(at: *const c_void, length: usize) -> Option<SocketAddr> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match address(at, length) {
+            Some(bytes) => Site::from_bytes(&bytes).map(|Site(address)| address),
+            None if at.is_null() => None,
+            None => crate::socket::read(at.cast(), length),
+        }
     }
-    // SAFETY: the program says that `length` bytes are there, which is enough for an address of either family that
-    // is checked first.
-    unsafe { crate::socket::read(at.cast(), length) }
 }
 
 /// The entry as libfabric's structure.
@@ -195,17 +226,25 @@ fn fill(
         // libfabric sets the name of the provider itself.
         fabric.prov_version = VERSION;
         fabric.api_version = version;
-        if entry.endpoint.kind == EndpointKind::Connected {
-            if let Some(source) = entry.source {
-                let source = crate::socket::bytes(source);
-                (info.src_addr, info.src_addrlen) = (libfabric::bytes(&source), source.len());
+        let source = entry.source.unwrap_or(ANYWHERE);
+        let (source, destination) = match entry.endpoint.kind {
+            EndpointKind::Connected => {
+                let (source, destination) =
+                    (crate::socket::bytes(source), entry.destination.map(crate::socket::bytes));
+                info.addr_format = crate::socket::format(destination.as_ref().unwrap_or(&source));
+                (source, destination)
             }
-            if let Some(destination) = entry.destination {
-                let destination = crate::socket::bytes(destination);
-                (info.dest_addr, info.dest_addrlen) =
-                    (libfabric::bytes(&destination), destination.len());
-                info.addr_format = crate::socket::format(&destination);
+            _ => {
+                let site = |address| Site(address).to_bytes();
+                let source = echo.source.unwrap_or_else(|| site(source));
+                let destination = echo.destination.or(entry.destination.map(site));
+                (source.to_vec(), destination.map(|destination| destination.to_vec()))
             }
+        };
+        (info.src_addr, info.src_addrlen) = (libfabric::bytes(&source), source.len());
+        if let Some(destination) = destination {
+            (info.dest_addr, info.dest_addrlen) =
+                (libfabric::bytes(&destination), destination.len());
         }
     }
     Ok(filled)

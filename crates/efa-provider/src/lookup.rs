@@ -1,0 +1,238 @@
+//! Endpoints without a connection that are found by host and port.
+//!
+//! The address of such an endpoint is known when it is enabled, not before, so what `fi_getinfo` knows of node and
+//! service is a [`Site`]: host and port in the form of an address. A server whose entry has one as its source
+//! answers there; a client that inserts one into an address vector asks there:
+//!
+//! ```text
+//!   server: fi_getinfo(node, service, FI_SOURCE)      client: fi_getinfo(node, service)
+//!           fi_enable: listens at the port                    fi_av_insert(dest_addr)
+//!                                        ◄─────────── TCP connection
+//!           "EfaA" version 0 0 0, address ───────────►        the address is inserted
+//! ```
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6, TcpListener, TcpStream};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use efa::Address;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::fd::OwnedFd;
+
+/// Bytes of an address.
+type Bytes = [u8; Address::SIZE];
+
+/// What an answer begins with: a name, the version, and zeros.
+const GREETING: [u8; 8] = *b"EfaA\x01\0\0\0";
+
+const ANSWER: usize = GREETING.len() + Address::SIZE;
+
+/// The end of a site, where addresses have zeros.
+const MARK: [u8; 8] = *b"EfaSite\x01";
+
+/// How long a client tries to reach a server that isn't there yet.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long a client waits before it tries again.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Host and port of an endpoint, as 32 bytes:
+/// IPv6 address or mapped IPv4 address, 2 zeros, port, scope, mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Site(pub(crate) SocketAddr);
+
+impl Site {
+    pub(crate) fn to_bytes(self) -> Bytes {
+        let (ip, scope) = match self.0 {
+            SocketAddr::V4(address) => (address.ip().to_ipv6_mapped(), 0),
+            SocketAddr::V6(address) => (*address.ip(), address.scope_id()),
+        };
+        let mut bytes = [0; Address::SIZE];
+        bytes[..16].copy_from_slice(&ip.octets());
+        bytes[18..20].copy_from_slice(&self.0.port().to_be_bytes());
+        bytes[20..24].copy_from_slice(&scope.to_be_bytes());
+        bytes[24..].copy_from_slice(&MARK);
+        bytes
+    }
+
+    /// `None` if the bytes are an address.
+    pub(crate) fn from_bytes(bytes: &Bytes) -> Option<Self> {
+        let [ip @ .., _, _, p0, p1, s0, s1, s2, s3, _, _, _, _, _, _, _, _] = *bytes;
+        if bytes[24..] != MARK {
+            return None;
+        }
+        let ip = Ipv6Addr::from(ip);
+        let port = u16::from_be_bytes([p0, p1]);
+        Some(Self(match ip.to_ipv4_mapped() {
+            Some(ip) => (ip, port).into(),
+            None => SocketAddrV6::new(ip, port, 0, u32::from_be_bytes([s0, s1, s2, s3])).into(),
+        }))
+    }
+
+    /// Asks for the address of the endpoint there. A server that isn't there yet is waited for.
+    ///
+    /// # Errors
+    /// When nobody has answered in time, or something else than such an endpoint has.
+    pub(crate) fn look_up(self, patience: Duration) -> io::Result<Bytes> {
+        let end = Instant::now() + patience;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            match ask(self.0, left) {
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused && left > PAUSE => {
+                    std::thread::sleep(PAUSE);
+                }
+                answer => return answer,
+            }
+        }
+    }
+}
+
+fn ask(at: SocketAddr, patience: Duration) -> io::Result<Bytes> {
+    let mut stream = TcpStream::connect_timeout(&at, patience)?;
+    stream.set_read_timeout(Some(patience))?;
+    let mut answer = [0; ANSWER];
+    stream.read_exact(&mut answer)?;
+    match (answer.first_chunk(), answer.last_chunk()) {
+        (Some(&GREETING), Some(address)) => Ok(*address),
+        _ => Err(ErrorKind::InvalidData.into()),
+    }
+}
+
+/// Answers all who ask at a port, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Answering {
+    stop: OwnedFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Answering {
+    /// Answers with this address.
+    ///
+    /// # Errors
+    /// If the site isn't of this host, or its port is used.
+    pub(crate) fn start(site: Site, address: &Bytes) -> io::Result<Self> {
+        Self::on(TcpListener::bind(site.0)?, address)
+    }
+
+    fn on(listener: TcpListener, address: &Bytes) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        let mut answer = [0; ANSWER];
+        answer[..GREETING.len()].copy_from_slice(&GREETING);
+        answer[GREETING.len()..].copy_from_slice(address);
+        let stop = eventfd(0, EventfdFlags::CLOEXEC)?;
+        let stopped = stop.try_clone()?;
+        let thread = std::thread::Builder::new().name("efars-address".to_owned());
+        let thread = thread.spawn(move || serve(&listener, &stopped, &answer))?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        // An eventfd of its own takes a one at any time.
+        let told = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
+        if let (Ok(_), Some(thread)) = (told, self.thread.take()) {
+            // It ends after at most one answer, and has nothing to tell.
+            drop(thread.join());
+        }
+    }
+}
+
+/// Answers until `stop` is readable.
+fn serve(listener: &TcpListener, stop: &OwnedFd, answer: &[u8; ANSWER]) {
+    loop {
+        let mut wanted = [PollFd::new(listener, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
+        match poll(&mut wanted, None) {
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(_) => return,
+            Ok(_) if !wanted[1].revents().is_empty() => return,
+            Ok(_) => {}
+        }
+        match listener.accept() {
+            // An answer is shorter than any socket's buffer; who doesn't take it gets none.
+            Ok((mut stream, _)) => {
+                drop(stream.set_nonblocking(true).and_then(|()| stream.write_all(answer)))
+            }
+            // Without descriptors `poll` would return at once again and again.
+            Err(error) if error.kind() != ErrorKind::WouldBlock => std::thread::sleep(PAUSE),
+            Err(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    fn here(port: u16) -> Site {
+        Site((Ipv4Addr::LOCALHOST, port).into())
+    }
+
+    #[test]
+    fn site_of_either_family_is_written_and_read_back() {
+        for text in ["10.1.2.3:70", "0.0.0.0:9228", "[fe80::1%3]:65535", "[::1]:0"] {
+            let site = Site(text.parse().unwrap());
+            assert_eq!(Site::from_bytes(&site.to_bytes()), Some(site), "{text}");
+        }
+    }
+
+    #[test]
+    fn address_is_no_site() {
+        let address: Address = "[fe80::1]:12/0x0000002a".parse().unwrap();
+        assert_eq!(Site::from_bytes(&address.to_bytes()), None);
+    }
+
+    #[test]
+    fn everyone_who_asks_gets_the_address() {
+        let listener = TcpListener::bind(here(0).0).unwrap();
+        let site = Site(listener.local_addr().unwrap());
+        let answering = Answering::on(listener, &[7; 32]).unwrap();
+        // Says nothing and takes nothing.
+        let _silent = TcpStream::connect(site.0).unwrap();
+        for _ in 0..3 {
+            assert_eq!(site.look_up(PATIENCE).unwrap(), [7; 32]);
+        }
+        drop(answering);
+        let begin = Instant::now();
+        site.look_up(Duration::from_millis(20)).unwrap_err();
+        assert!(begin.elapsed() < PATIENCE);
+    }
+
+    #[test]
+    fn client_waits_for_a_server_that_is_late() {
+        let port = TcpListener::bind(here(0).0).unwrap().local_addr().unwrap().port();
+        let client = std::thread::spawn(move || here(port).look_up(Duration::from_secs(20)));
+        let _answering = Answering::start(here(port), &[9; 32]).unwrap();
+        assert_eq!(client.join().unwrap().unwrap(), [9; 32]);
+    }
+
+    #[test]
+    fn other_server_and_short_answer_are_errors() {
+        for (answer, kind) in [
+            (&[b'x'; ANSWER][..], ErrorKind::InvalidData),
+            (&GREETING[..], ErrorKind::UnexpectedEof),
+        ] {
+            let other = TcpListener::bind(here(0).0).unwrap();
+            let site = here(other.local_addr().unwrap().port());
+            let client = std::thread::spawn(move || site.look_up(PATIENCE));
+            other.accept().unwrap().0.write_all(answer).unwrap();
+            assert_eq!(client.join().unwrap().unwrap_err().kind(), kind);
+        }
+    }
+
+    #[test]
+    fn port_that_is_used_is_an_error() {
+        let first = TcpListener::bind(here(0).0).unwrap();
+        let site = Site(first.local_addr().unwrap());
+        let error = Answering::start(site, &[2; 32]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AddrInUse);
+    }
+}
