@@ -4,11 +4,14 @@
 //! ```text
 //!   Machine: files of /sys, /proc, /dev ──────────┐
 //!   this process: rdma-core, limits ──────────────┼─► lines, exit code
+//!   provider: libfabric, FI_PROVIDER_PATH ────────┤
 //!   the device, opened, with an endpoint on it ───┘
 //! ```
 //!
 //! A line explains failures of the lines below it. Checks for the device that isn't used are shown and
 //! don't count. docs/hardware.md says more about each.
+
+mod provider;
 
 use std::fmt;
 use std::fs;
@@ -78,6 +81,7 @@ pub(crate) fn run(args: &Args) -> Result<(), DoctorError> {
     lines.extend(efa_verbs::library_reports().iter().map(library));
     lines.extend([machine.provider(), interfaces(), locked_memory()]);
     lines.extend(machine.system());
+    lines.extend(provider::lines());
     let mut endpoint = args.endpoint(wanted);
     if lines.iter().any(|line| line.state == State::Bad && line.found == endpoint.found) {
         endpoint.found = "not opened: no interface".to_owned();
