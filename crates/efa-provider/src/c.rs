@@ -15,3 +15,4 @@ pub(crate) mod fabric;
 pub(crate) mod msg;
 pub(crate) mod tagged;
 pub(crate) mod transfer;
+pub(crate) mod unexpected;

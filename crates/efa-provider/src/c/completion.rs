@@ -8,7 +8,8 @@ use crate::abi::*;
 use crate::errors::{self, EntryNumbers};
 
 /// The parts of an entry of every format.
-pub(crate) fn entry(completion: &Completion) -> fi_cq_tagged_entry {
+#[inline]
+fn entry(completion: &Completion) -> fi_cq_tagged_entry {
     fi_cq_tagged_entry {
         op_context: context(completion),
         flags: flags(completion),
@@ -22,8 +23,14 @@ pub(crate) fn entry(completion: &Completion) -> fi_cq_tagged_entry {
     }
 }
 
+/// The entry, and the sender.
+#[inline]
+pub(crate) fn parts(completion: &Completion) -> (fi_cq_tagged_entry, fi_addr_t) {
+    (entry(completion), source(completion))
+}
+
 /// The context that the operation was started with.
-pub(crate) fn context(completion: &Completion) -> *mut c_void {
+fn context(completion: &Completion) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(completion.context as usize)
 }
 
@@ -49,7 +56,7 @@ fn address(buffer: &Buffer) -> *mut c_void {
 }
 
 /// The sender of a received message, if it is in the address vector.
-pub(crate) fn source(completion: &Completion) -> fi_addr_t {
+fn source(completion: &Completion) -> fi_addr_t {
     completion.peer.map_or(FI_ADDR_NOTAVAIL, |FiAddr(peer)| peer)
 }
 

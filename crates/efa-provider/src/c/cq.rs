@@ -1,12 +1,13 @@
 //! Completion queues (`fi_cq`).
 
+use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use efa::{Completion, CompletionError, CompletionQueueOptions, Wait, WaitError};
+use efa::{CompletionError, CompletionQueueOptions, PollSet, Wait, WaitError};
 
 use crate::abi::*;
 use crate::boundary::{Errno, INVALID, Outcome, count, status, value};
@@ -23,10 +24,22 @@ pub(crate) struct CompletionQueue {
     /// Whether the condition of a blocking read is a number of entries.
     takes_threshold: bool,
     wait: fi_wait_obj,
-    /// Whether there is a failed operation that wasn't read.
-    has_failed: AtomicBool,
-    failed: Mutex<Option<CompletionError>>,
+    /// Entries that aren't completions of `efa`, or that failed and wait for `fi_cq_readerr`.
+    own: Mutex<VecDeque<OwnEntry>>,
+    has_own: AtomicBool,
+    /// Whether `fi_cq_signal` was called, and no call has returned because of it.
+    is_signalled: AtomicBool,
 }
+
+/// An entry that was made ready for the program.
+pub(crate) enum OwnEntry {
+    /// With the sender.
+    Completed(fi_cq_tagged_entry, fi_addr_t),
+    Failed(fi_cq_err_entry),
+}
+
+// SAFETY: the pointers in an entry are the program's; nothing here looks at what is behind them.
+unsafe impl Send for OwnEntry {}
 
 static FID: fi_ops =
     fi_ops { close: Some(close), control: Some(control), ..fi_ops::failing::<FI_ENOSYS>() };
@@ -131,28 +144,80 @@ impl CompletionQueue {
             format,
             takes_threshold,
             wait,
-            has_failed: AtomicBool::new(false),
-            failed: Mutex::new(None),
+            own: Mutex::default(),
+            has_own: AtomicBool::new(false),
+            is_signalled: AtomicBool::new(false),
         })
     }
 
-    fn failed(&self) -> MutexGuard<'_, Option<CompletionError>> {
-        self.failed.lock().unwrap_or_else(PoisonError::into_inner)
+    fn own(&self) -> MutexGuard<'_, VecDeque<OwnEntry>> {
+        self.own.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[inline(always)]
+    pub(crate) fn has_own(&self) -> bool {
+        self.has_own.load(Ordering::Acquire)
     }
 
     /// Keeps a failed operation for `fi_cq_readerr`.
     #[cold]
-    fn keep(&self, error: CompletionError) {
-        *self.failed() = Some(error);
-        self.has_failed.store(true, Ordering::Release);
+    fn keep(&self, error: &CompletionError) {
+        let mut own = self.own();
+        own.push_back(OwnEntry::Failed(completion::error_entry(error)));
+        self.has_own.store(true, Ordering::Release);
     }
 
-    /// What a read returns that finds nothing.
-    fn nothing(&self) -> Errno {
-        match self.has_failed.load(Ordering::Acquire) {
-            true => Errno(FI_EAVAIL),
-            false => Errno(FI_EAGAIN),
+    /// Appends an entry, and wakes who sleeps.
+    #[cold]
+    pub(crate) fn append(&self, entry: OwnEntry) {
+        {
+            let mut own = self.own();
+            own.push_back(entry);
+            self.has_own.store(true, Ordering::Release);
         }
+        self.queue.signal();
+    }
+
+    /// Takes the next own entry, unless it failed.
+    ///
+    /// # Errors
+    /// `FI_EAVAIL` if it failed; `FI_EAGAIN` if there is none.
+    #[cold]
+    fn take_completed(&self) -> Outcome<(fi_cq_tagged_entry, fi_addr_t)> {
+        let mut own = self.own();
+        match own.pop_front() {
+            Some(OwnEntry::Completed(entry, source)) => {
+                self.has_own.store(!own.is_empty(), Ordering::Release);
+                Ok((entry, source))
+            }
+            Some(failed) => {
+                own.push_front(failed);
+                Err(Errno(FI_EAVAIL))
+            }
+            None => Err(Errno(FI_EAGAIN)),
+        }
+    }
+
+    /// Takes the next own entry, if it failed.
+    fn take_failed(&self) -> Option<fi_cq_err_entry> {
+        let mut own = self.own();
+        match own.pop_front()? {
+            OwnEntry::Failed(entry) => {
+                self.has_own.store(!own.is_empty(), Ordering::Release);
+                Some(entry)
+            }
+            completed => {
+                own.push_front(completed);
+                None
+            }
+        }
+    }
+
+    /// Progresses the endpoints.
+    pub(crate) fn progress(&self) {
+        let mut set = PollSet::new();
+        set.add(&self.queue, 0);
+        set.poll(&mut [0]);
     }
 
     /// Reads up to `most` entries, or until one that failed.
@@ -162,16 +227,31 @@ impl CompletionQueue {
     #[inline]
     unsafe fn read(&self, mut to: Entries, most: usize) -> Outcome<usize> {
         let first = to.count;
-        while to.count - first < most && !self.has_failed.load(Ordering::Acquire) {
+        let mut nothing = Errno(FI_EAGAIN);
+        while to.count - first < most {
+            if self.has_own() {
+                match self.take_completed() {
+                    // SAFETY: the caller's promise.
+                    Ok((entry, source)) => unsafe { to.put(entry, source, self.format) },
+                    Err(errno) => {
+                        nothing = errno;
+                        break;
+                    }
+                }
+                continue;
+            }
             match self.queue.read() {
-                // SAFETY: the caller's promise.
-                Some(Ok(completion)) => unsafe { to.put(&completion, self.format) },
-                Some(Err(error)) => self.keep(error),
+                Some(Ok(completion)) => {
+                    let (entry, source) = completion::parts(&completion);
+                    // SAFETY: the caller's promise.
+                    unsafe { to.put(entry, source, self.format) }
+                }
+                Some(Err(error)) => self.keep(&error),
                 None => break,
             }
         }
         match to.count - first {
-            0 => Err(self.nothing()),
+            0 => Err(nothing),
             read => Ok(read),
         }
     }
@@ -205,9 +285,14 @@ impl CompletionQueue {
                 return Ok(to.count);
             }
             match self.queue.wait(timeout.saturating_sub(begin.elapsed())) {
-                // SAFETY: the caller's promise.
-                Ok(completion) => unsafe { to.put(&completion, self.format) },
-                Err(WaitError::Failed(error)) => self.keep(error),
+                Ok(completion) => {
+                    let (entry, source) = completion::parts(&completion);
+                    // SAFETY: the caller's promise.
+                    unsafe { to.put(entry, source, self.format) }
+                }
+                Err(WaitError::Failed(error)) => self.keep(&error),
+                // Another thread appended an entry.
+                Err(WaitError::Signalled) if !self.is_signalled.swap(false, Ordering::AcqRel) => {}
                 Err(_) if to.count > 0 => return Ok(to.count),
                 Err(WaitError::Device(error)) => return Err(errors::of_device(&error)),
                 Err(_) => return Err(Errno(FI_EAGAIN)),
@@ -230,10 +315,9 @@ impl Entries {
     /// # Safety
     /// There is room for it.
     #[inline]
-    unsafe fn put(&mut self, completion: &Completion, format: fi_cq_format) {
+    unsafe fn put(&mut self, entry: fi_cq_tagged_entry, source: fi_addr_t, format: fi_cq_format) {
         let index = self.count;
         self.count += 1;
-        let entry = completion::entry(completion);
         let fi_cq_tagged_entry { op_context, flags, len, buf, data, .. } = entry;
         // SAFETY: the caller's promise; formats were checked when the queue was opened.
         unsafe {
@@ -255,7 +339,7 @@ impl Entries {
                 }
             }
             if !self.sources.is_null() {
-                self.sources.add(index).write_unaligned(completion::source(completion));
+                self.sources.add(index).write_unaligned(source);
             }
         }
     }
@@ -281,9 +365,8 @@ unsafe extern "C" fn readfrom(
             let to = Entries { at: buf, sources: src_addr, count: 0 };
             let cq = Object::<CompletionQueue>::of(cq);
             if most == 0 {
-                // It only progresses.
-                let _ = cq.domain.fabric.fabric.try_wait(&[&cq.queue]);
-                return Err(cq.nothing());
+                cq.progress();
+                return Err(Errno(FI_EAGAIN));
             }
             cq.read(to, most)
         }
@@ -343,13 +426,7 @@ unsafe extern "C" fn readerr(cq: *mut fid_cq, buf: *mut fi_cq_err_entry, _flags:
             if buf.is_null() {
                 return Err(INVALID);
             }
-            let failed = {
-                let mut failed = cq.failed();
-                cq.has_failed.store(false, Ordering::Release);
-                failed.take().ok_or(Errno(FI_EAGAIN))?
-            };
-            // The program says how much room for provider data it has; there is none.
-            let entry = completion::error_entry(&failed);
+            let entry = cq.take_failed().ok_or(Errno(FI_EAGAIN))?;
             buf.write_unaligned(entry);
         }
         Ok(1)
@@ -363,6 +440,7 @@ unsafe extern "C" fn signal(cq: *mut fid_cq) -> c_int {
         if cq.wait == FI_WAIT_NONE {
             return Err(Errno(FI_ENOSYS));
         }
+        cq.is_signalled.store(true, Ordering::Release);
         cq.queue.signal();
         Ok(())
     })

@@ -1,18 +1,19 @@
 //! Endpoints (`fi_endpoint`): reliable datagrams, and connections.
 
+use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use efa::{
-    CompletionQueueOptions, ContextOptions, Direction, EndpointBuilder, EndpointOptions, FiAddr,
-    Message, Receive,
+    Claim, CompletionQueueOptions, ContextOptions, Direction, EndpointBuilder, EndpointOptions,
+    FiAddr, Message, Receive,
 };
 
 use crate::abi::*;
 use crate::bits;
 use crate::boundary::{Errno, INVALID, Outcome, started, status};
 use crate::c::av::{self, AddressVector};
-use crate::c::cq::CompletionQueue;
+use crate::c::cq::{CompletionQueue, OwnEntry};
 use crate::c::domain::{self, Domain};
 use crate::c::eq::EventQueue;
 use crate::c::{entry, msg, tagged};
@@ -29,6 +30,7 @@ pub(crate) struct Endpoint {
     /// Answers there.
     answering: OnceLock<Answering>,
     disabled: Mutex<Disabled>,
+    claims: Mutex<HashMap<u64, Claim>>,
     pub(crate) defaults: Defaults,
     pub(crate) domain: Use<Domain>,
 }
@@ -171,6 +173,7 @@ impl Endpoint {
             site,
             answering: OnceLock::new(),
             disabled: Mutex::new(disabled),
+            claims: Mutex::default(),
             defaults,
             domain: Use::new(domain),
         })
@@ -195,20 +198,46 @@ impl Endpoint {
         Message::to(FiAddr(to))
     }
 
+    /// The source of a receive. It means something to endpoints with `FI_DIRECTED_RECV`; others ignore it.
+    #[inline(always)]
+    pub(crate) fn source(&self, source: fi_addr_t) -> Option<FiAddr> {
+        (source != FI_ADDR_UNSPEC && self.is_directed()).then_some(FiAddr(source))
+    }
+
     /// A receive with its source, if it is to have one.
     #[inline(always)]
     pub(crate) fn from(&self, receive: Receive, source: fi_addr_t) -> Receive {
-        match source == FI_ADDR_UNSPEC || !self.is_directed() {
-            true => receive,
-            false => receive.from(FiAddr(source)),
+        match self.source(source) {
+            None => receive,
+            Some(source) => receive.from(source),
         }
     }
 
-    /// Whether the source of a receive means something (`FI_DIRECTED_RECV`); otherwise it is ignored.
     fn is_directed(&self) -> bool {
         self.enabled
             .get()
             .is_some_and(|ep| ep.capabilities().contains(efa::Capabilities::DIRECTED_RECV))
+    }
+
+    /// Messages that were claimed, by the contexts of their claims.
+    pub(crate) fn claims(&self) -> MutexGuard<'_, HashMap<u64, Claim>> {
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Appends an entry to the queue for receives.
+    ///
+    /// # Errors
+    /// `FI_ENOCQ` if there is none.
+    pub(crate) fn report(&self, entry: OwnEntry) -> Outcome<()> {
+        self.disabled().receive.as_ref().ok_or(Errno(FI_ENOCQ))?.append(entry);
+        Ok(())
+    }
+
+    /// Progresses the endpoint.
+    pub(crate) fn progress(&self) {
+        if let Some(queue) = &self.disabled().receive {
+            queue.progress();
+        }
     }
 
     fn enable(&self) -> Outcome<()> {

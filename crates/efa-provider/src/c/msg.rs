@@ -38,7 +38,7 @@ unsafe extern "C" fn recv(
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
         let buffer = memory::received(buf, len, desc)?;
-        transfer::receive(ep, ep.from(Receive::untagged(), src_addr), buffer, context(ctx))
+        transfer::receive_untagged(ep, src_addr, buffer, context(ctx))
     })
 }
 
@@ -54,7 +54,7 @@ unsafe extern "C" fn recvv(
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
         let buffer = memory::received_pieces(iov, desc, count)?;
-        transfer::receive(ep, ep.from(Receive::untagged(), src_addr), buffer, context(ctx))
+        transfer::receive_untagged(ep, src_addr, buffer, context(ctx))
     })
 }
 
@@ -63,10 +63,13 @@ unsafe extern "C" fn recvmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) ->
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
         let msg = msg.as_ref().ok_or(INVALID)?;
+        let buffer = || memory::received_pieces(msg.msg_iov, msg.desc, msg.iov_count);
+        if flags & FI_MULTI_RECV != 0 {
+            let flags = flags & !FI_MULTI_RECV;
+            return transfer::receive_many(ep, msg.addr, flags, buffer, context(msg.context));
+        }
         let receive = ep.from(Receive::untagged(), msg.addr);
-        transfer::receive_flags(ep, receive, flags, context(msg.context), || {
-            memory::received_pieces(msg.msg_iov, msg.desc, msg.iov_count)
-        })
+        transfer::receive_flags(ep, receive, flags, buffer, context(msg.context))
     })
 }
 

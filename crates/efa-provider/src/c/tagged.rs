@@ -68,9 +68,8 @@ unsafe extern "C" fn recvmsg(ep: *mut fid_ep, msg: *const fi_msg_tagged, flags: 
         let ep = Object::<Endpoint>::of(ep);
         let msg = msg.as_ref().ok_or(INVALID)?;
         let receive = ep.from(Receive::masked(msg.tag, msg.ignore), msg.addr);
-        transfer::receive_flags(ep, receive, flags, context(msg.context), || {
-            memory::received_pieces(msg.msg_iov, msg.desc, msg.iov_count)
-        })
+        let buffer = || memory::received_pieces(msg.msg_iov, msg.desc, msg.iov_count);
+        transfer::receive_flags(ep, receive, flags, buffer, context(msg.context))
     })
 }
 

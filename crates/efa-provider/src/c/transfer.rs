@@ -8,6 +8,7 @@ use crate::abi::*;
 use crate::bits;
 use crate::boundary::{Errno, Outcome};
 use crate::c::endpoint::Endpoint;
+use crate::c::unexpected;
 use crate::errors;
 
 /// The number that stands for a context.
@@ -74,17 +75,58 @@ pub(crate) fn receive(
     ep.endpoint()?.receive(receive, buffer, context).map(drop).map_err(refused)
 }
 
-/// Receives with these flags.
-pub(crate) fn receive_flags(
+/// Receives a message without a tag, or many, with the default flags.
+#[inline(always)]
+pub(crate) fn receive_untagged(
     ep: &Endpoint,
-    receive: Receive,
-    flags: u64,
+    source: fi_addr_t,
+    buffer: ReceiveBuffer,
     context: u64,
+) -> Outcome<()> {
+    if ep.defaults.receive_many {
+        return receive_many(ep, source, 0, || Ok(buffer), context);
+    }
+    receive(ep, ep.from(Receive::untagged(), source), buffer, context)
+}
+
+/// Receives many messages without tags.
+#[cold]
+pub(crate) fn receive_many(
+    ep: &Endpoint,
+    source: fi_addr_t,
+    flags: u64,
     buffer: impl FnOnce() -> Outcome<ReceiveBuffer>,
+    context: u64,
 ) -> Outcome<()> {
     if flags & !(FI_COMPLETION | FI_MORE) != 0 {
         return Err(Errno(FI_EBADFLAGS));
     }
-    let receive = if flags & FI_COMPLETION != 0 { receive.signaled() } else { receive };
-    self::receive(ep, receive, buffer()?, context)
+    let posted = ep.endpoint()?.receive_many(ep.source(source), buffer()?, context);
+    posted.map(drop).map_err(refused)
 }
+
+/// Receives with these flags, or looks at what arrived.
+pub(crate) fn receive_flags(
+    ep: &Endpoint,
+    receive: Receive,
+    flags: u64,
+    buffer: impl FnOnce() -> Outcome<ReceiveBuffer>,
+    context: u64,
+) -> Outcome<()> {
+    const LOOKS: u64 = FI_PEEK | FI_CLAIM | FI_DISCARD;
+    if flags & !(FI_COMPLETION | FI_MORE | LOOKS) != 0 {
+        return Err(Errno(FI_EBADFLAGS));
+    }
+    match flags & LOOKS {
+        0 => {
+            let receive = if flags & FI_COMPLETION != 0 { receive.signaled() } else { receive };
+            self::receive(ep, receive, buffer()?, context)
+        }
+        FI_CLAIM => unexpected::receive_claimed(ep, buffer()?, context),
+        CLAIM_AND_DISCARD => unexpected::discard_claimed(ep, context),
+        looks if looks & FI_PEEK != 0 => unexpected::peek(ep, receive, looks, context),
+        _ => Err(Errno(FI_EBADFLAGS)),
+    }
+}
+
+const CLAIM_AND_DISCARD: u64 = FI_CLAIM | FI_DISCARD;
