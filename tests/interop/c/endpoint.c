@@ -20,10 +20,11 @@ enum { ADDRESS = 32 };
 static struct fi_info *find(struct command *command, bool registers)
 {
 	struct fi_info *hints = fi_allocinfo(), *info = NULL;
+	const char *provider = getenv("EFA_PEER_PROVIDER");
 
 	if (!hints)
 		die("fi_allocinfo");
-	hints->fabric_attr->prov_name = strdup("efa");
+	hints->fabric_attr->prov_name = strdup(provider ? provider : "efa");
 	hints->ep_attr->type = FI_EP_RDM;
 	hints->caps = FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC | FI_SOURCE | FI_DIRECTED_RECV | FI_MULTI_RECV;
 	hints->domain_attr->mr_mode = FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;

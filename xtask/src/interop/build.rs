@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use super::matrix::Device;
+use super::matrix::{Device, Devices};
 use crate::process;
 use crate::workspace::Workspace;
 
@@ -21,7 +21,9 @@ pub(crate) struct Built {
     /// Takes packets out of captures.
     pub(crate) corpus: PathBuf,
     /// What our peers are on.
-    pub(crate) device: Device,
+    pub(crate) devices: Devices,
+    /// The directory with our provider, if a peer is on it.
+    pub(crate) provider: Option<PathBuf>,
     /// For what the cells leave.
     pub(crate) target: PathBuf,
     /// The release of libfabric in the library path.
@@ -60,12 +62,16 @@ impl fmt::Display for Release {
 }
 
 impl Built {
-    pub(crate) fn build(workspace: &Workspace, device: Device) -> Result<Self> {
+    pub(crate) fn build(workspace: &Workspace, devices: Devices) -> Result<Self> {
         let packages = ["efa-softverbs", "efa-cli", "efa-interop-peer"];
         let mut cargo = workspace.cargo();
         cargo.args(["build", "--quiet", "--release"]);
         cargo.args(packages.map(|package| format!("--package={package}")));
         process::run(&mut cargo)?;
+        let provider = match devices.has(Device::Provider) {
+            true => Some(crate::provider::build(workspace)?),
+            false => None,
+        };
         let target = workspace.metadata()?.target_directory;
         let built = target.join("release");
         let interop = target.join("interop");
@@ -74,7 +80,8 @@ impl Built {
             c_peer: c_peer(workspace)?,
             rust_peer: built.join("efa-interop-peer"),
             corpus: built.join("efa-interop-corpus"),
-            device,
+            devices,
+            provider,
             target: interop,
             libfabric: Release::found()?,
         })

@@ -13,7 +13,7 @@ use super::packets::Packets;
 use super::peer::Traces;
 use super::programs::Programs;
 use super::scenarios::Script;
-use super::stage::Stage;
+use super::stage::{Side, Stage};
 
 /// The directory of hosts, before the number of the process that it belongs to.
 const HOSTS: &str = "efa-interop-";
@@ -72,9 +72,14 @@ impl<'a> Place<'a> {
                 command.arg(&self.built.c_peer);
                 command
             }
-            Stack::Rust if self.built.device == Device::Verbs => {
+            Stack::Rust if self.device(traces) == Device::Verbs => {
                 let mut command = self.soft_efa(host, cell, traces);
                 command.arg(&self.built.rust_peer).env("EFA_PEER_DEVICE", "verbs");
+                command
+            }
+            Stack::Rust if self.device(traces) == Device::Provider => {
+                let mut command = self.on_provider(host, cell, traces);
+                command.arg(&self.built.c_peer).env("EFA_PEER_PROVIDER", "efars");
                 command
             }
             Stack::Rust => {
@@ -94,6 +99,24 @@ impl<'a> Place<'a> {
         }
     }
 
+    /// The device of a peer of ours.
+    fn device(&self, traces: &Traces) -> Device {
+        match traces.name.starts_with(Side::Sender.name()) || traces.name == "client" {
+            true => self.built.devices.sender,
+            false => self.built.devices.receiver,
+        }
+    }
+
+    /// The command that runs a program of libfabric on our provider; the program is to be added.
+    fn on_provider(&self, host: &str, cell: &Cell, traces: &Traces) -> Command {
+        let mut command = self.soft_efa(host, cell, traces);
+        command.env("FI_EFARS_DEVICE", "verbs");
+        if let Some(directory) = &self.built.provider {
+            command.env("FI_PROVIDER_PATH", directory);
+        }
+        command
+    }
+
     /// The command that runs a program of libfabric; the program is to be added.
     pub(super) fn soft_efa(&self, host: &str, cell: &Cell, traces: &Traces) -> Command {
         let mut command = Command::new(&self.built.efa);
@@ -109,7 +132,7 @@ impl<'a> Place<'a> {
 
     /// The command `efa pingpong`; its arguments are to be added.
     pub(super) fn efa_pingpong(&self, host: &str, cell: &Cell, traces: &Traces) -> Command {
-        if self.built.device == Device::Verbs {
+        if self.device(traces) == Device::Verbs {
             let mut command = self.soft_efa(host, cell, traces);
             command.arg(&self.built.efa).args(["pingpong", "--device", "verbs"]);
             return command;

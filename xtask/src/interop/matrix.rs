@@ -1,6 +1,7 @@
 //! The matrix: which cells there are.
 
 use std::fmt;
+use std::str::FromStr;
 
 use clap::ValueEnum;
 
@@ -24,6 +25,38 @@ pub(crate) enum Device {
     Soft,
     /// The same by the interfaces of rdma-core, as libfabric is
     Verbs,
+    /// The peers are C programs on our provider for libfabric, over those interfaces
+    Provider,
+}
+
+/// The devices of the peers of the crate `efa`: of one that sends, and of the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Devices {
+    pub(crate) sender: Device,
+    pub(crate) receiver: Device,
+}
+
+impl Devices {
+    /// The same for all.
+    pub(crate) const fn all(device: Device) -> Self {
+        Self { sender: device, receiver: device }
+    }
+
+    /// Whether a peer is on this one.
+    pub(crate) fn has(self, device: Device) -> bool {
+        self.sender == device || self.receiver == device
+    }
+}
+
+impl FromStr for Devices {
+    type Err = String;
+
+    /// One for all, or `SENDER,RECEIVER`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (sender, receiver) = text.split_once(',').unwrap_or((text, text));
+        let device = |name| Device::from_str(name, false);
+        Ok(Self { sender: device(sender)?, receiver: device(receiver)? })
+    }
 }
 
 /// The stacks of the two peers; the first sends.

@@ -38,7 +38,7 @@ use self::build::Built;
 pub(crate) use self::build::c_peer;
 use self::cell::{CellResult, Place};
 use self::corpus::Corpus;
-use self::matrix::{Cell, Device, Pair, Rdma};
+use self::matrix::{Cell, Device, Devices, Pair, Rdma};
 use crate::process;
 use crate::setup::{self, Tool};
 use crate::workspace::Workspace;
@@ -70,9 +70,10 @@ pub(crate) struct Args {
     /// Only with device RDMA, or only without
     #[arg(long, value_name = "WHICH")]
     rdma: Option<Rdma>,
-    /// Device of our own peers
-    #[arg(long, value_name = "DEVICE", default_value = "soft")]
-    device: Device,
+    /// Device of our own peers, or of the one that sends and the others: soft, verbs, or provider, with which they
+    /// are C programs on our provider for libfabric
+    #[arg(long, value_name = "DEVICE[,DEVICE]", default_value = "soft")]
+    device: Devices,
     /// Cells that run at the same time [default: the number of processors]
     #[arg(long, value_name = "N")]
     jobs: Option<NonZero<usize>>,
@@ -98,7 +99,7 @@ pub(crate) fn gate(workspace: &Workspace) -> Result<()> {
 /// The cells of our own peers on rdma-core's interfaces, as a part of the step `verbs`.
 pub(crate) fn verbs_gate(workspace: &Workspace) -> Result<()> {
     let pair = vec![Pair::CRust, Pair::RustC, Pair::RustRust];
-    run(workspace, &Args { device: Device::Verbs, pair, ..Args::default() })
+    run(workspace, &Args { device: Devices::all(Device::Verbs), pair, ..Args::default() })
 }
 
 /// `cargo xtask interop`
