@@ -20,7 +20,7 @@ const BUILT: &str = "libefars_fi.so";
 const LIBRARY: &str = "libefars-fi.so";
 
 /// Arguments of `cargo xtask provider`.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub(crate) struct Args {
     /// Copy the library into DIR [default: target/provider]
     #[arg(long, value_name = "DIR")]
@@ -32,6 +32,15 @@ pub(crate) struct Args {
 
 /// Builds the library, and says how a program finds it.
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
+    let directory = build(workspace, args)?;
+    say!("built {}", directory.join(LIBRARY).display());
+    say!("use it: export FI_PROVIDER_PATH={} FI_PROVIDER=efars", directory.display());
+    say!("see it: fi_info -p efars; if it is missing there: efa doctor");
+    Ok(())
+}
+
+/// Builds the library; returns its directory, for `FI_PROVIDER_PATH`.
+pub(crate) fn build(workspace: &Workspace, args: &Args) -> Result<PathBuf> {
     let target = workspace.metadata()?.target_directory;
     let directory = args.directory.clone().unwrap_or_else(|| target.join("provider"));
     let directory = std::path::absolute(&directory)
@@ -40,11 +49,6 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     let mut build = workspace.cargo();
     build.args(["build", "--locked", "--lib", "--package", PACKAGE]);
     process::run(build.arg(format!("--profile={profile}")))?;
-
-    let library = directory.join(LIBRARY);
-    install::replace(&target.join(built).join(BUILT), &library)?;
-    say!("built {}", library.display());
-    say!("use it: export FI_PROVIDER_PATH={} FI_PROVIDER=efars", directory.display());
-    say!("see it: fi_info -p efars; if it is missing there: efa doctor");
-    Ok(())
+    install::replace(&target.join(built).join(BUILT), &directory.join(LIBRARY))?;
+    Ok(directory)
 }

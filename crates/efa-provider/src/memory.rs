@@ -9,7 +9,7 @@
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
-use efa::{Buffer, ForeignMemory, ReceiveBuffer};
+use efa::{Buffer, LentBytes, LentBytesMut, ReceiveBuffer};
 
 use crate::boundary::{INVALID, Outcome};
 
@@ -31,7 +31,7 @@ fn base(at: *const c_void, length: usize) -> Outcome<NonNull<u8>> {
 pub(crate) unsafe fn sent(at: *const c_void, length: usize, _desc: *mut c_void) -> Outcome<Buffer> {
     let base = base(at, length)?;
     // SAFETY: the caller's promise.
-    Ok(unsafe { ForeignMemory::new(base, length, ()) }.into())
+    Ok(unsafe { LentBytes::new(base, length) }.into())
 }
 
 /// What is received into.
@@ -46,7 +46,7 @@ pub(crate) unsafe fn received(
 ) -> Outcome<ReceiveBuffer> {
     let base = base(at, length)?;
     // SAFETY: the caller's promise.
-    Ok(unsafe { ForeignMemory::new(base, length, ()) }.into())
+    Ok(unsafe { LentBytesMut::new(base, length) }.into())
 }
 
 /// What is sent from in several pieces.

@@ -8,8 +8,8 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::matrix::{Device, Devices};
-use crate::process;
 use crate::workspace::Workspace;
+use crate::{process, provider};
 
 /// Where the programs are.
 #[derive(Debug)]
@@ -69,7 +69,7 @@ impl Built {
         cargo.args(packages.map(|package| format!("--package={package}")));
         process::run(&mut cargo)?;
         let provider = match devices.has(Device::Provider) {
-            true => Some(crate::provider::build(workspace)?),
+            true => Some(provider::build(workspace, &provider::Args::default())?),
             false => None,
         };
         let target = workspace.metadata()?.target_directory;
