@@ -230,6 +230,7 @@ pub(crate) struct Echo {
     pub(crate) transmit_flags: u64,
     pub(crate) receive_flags: u64,
     pub(crate) mr_mode: Option<c_int>,
+    av_type: fi_av_type,
     pub(crate) shared_transmit: bool,
     pub(crate) shared_receive: bool,
     /// Addresses of endpoints without a connection, or sites.
@@ -251,6 +252,7 @@ impl Echo {
                 .and_then(|asked| asked.receive)
                 .map_or(0, |receive| receive.op_flags & FI_MULTI_RECV),
             mr_mode: asked.and_then(|asked| asked.domain).map(|domain| domain.mr_mode),
+            av_type: asked.and_then(|asked| asked.domain).map_or(FI_AV_UNSPEC, |it| it.av_type),
             shared_transmit: is_shared(endpoint.map(|endpoint| endpoint.tx_ctx_cnt)),
             shared_receive: is_shared(endpoint.map(|endpoint| endpoint.rx_ctx_cnt)),
             source: None,
@@ -311,10 +313,8 @@ pub(crate) fn answer(info: &Info, echo: &Echo, to: &mut Answer<'_>) {
     domain.control_progress = progress(from.progress);
     domain.data_progress = progress(from.progress);
     domain.resource_mgmt = FI_RM_ENABLED;
-    domain.av_type = match from.address_vector {
-        AddressVectorKind::Map => FI_AV_MAP,
-        _ => FI_AV_TABLE,
-    };
+    // Programs that ask for no type may open either.
+    domain.av_type = echo.av_type;
     domain.mr_mode = echo.mr_mode(from.registration_mode);
     domain.mr_key_size = from.mr_key_size;
     domain.cq_data_size = from.cq_data_size;

@@ -16,7 +16,17 @@ use crate::object::{Class, Object, Pool, Use};
 pub(crate) struct AddressVector {
     pub(crate) addresses: efa::AddressVector,
     pub(crate) domain: Use<Domain>,
+    /// What the first peer in each slot is called, if another process inserts (`map_addr`).
+    first: Box<[fi_addr_t]>,
 }
+
+/// The upper half of the first address of a slot in an [`AddressVectorKind::Map`].
+const FIRST: fi_addr_t = 1 << 32;
+
+/// Slots of a named address vector for which no count was given.
+const USUAL: usize = 4096;
+/// Most of them that are listed.
+const MOST: usize = 1 << 20;
 
 static FID: fi_ops = fi_ops { close: Some(close), ..fi_ops::failing::<FI_ENOSYS>() };
 static CLOSED_FID: fi_ops = fi_ops::failing::<FI_EBADF>();
@@ -85,8 +95,12 @@ pub(crate) unsafe extern "C" fn open(
             if let Some(name) = entry::text(attr.name)? {
                 options = options.name(name);
             }
+            let mut first = Box::default();
             if attr.flags & FI_READ != 0 {
                 options = options.read_only();
+                let count = if attr.count == 0 { USUAL } else { attr.count.min(MOST) };
+                let upper = if kind == AddressVectorKind::Map { FIRST } else { 0 };
+                first = (0..count as fi_addr_t).map(|index| upper | index).collect();
             }
             let addresses = domain
                 .domain
@@ -96,8 +110,12 @@ pub(crate) unsafe extern "C" fn open(
                 AddressVectorKind::Map => FI_AV_MAP,
                 _ => FI_AV_TABLE,
             };
-            let opened = AddressVector { addresses, domain: Use::new(domain) };
-            *to = Object::create(opened, context).as_ref().address();
+            let opened = AddressVector { addresses, domain: Use::new(domain), first };
+            let object = Object::create(opened, context).as_ref();
+            if !object.first.is_empty() {
+                attr.map_addr = object.first.as_ptr().cast_mut().cast();
+            }
+            *to = object.address();
         }
         Ok(())
     })
