@@ -9,6 +9,7 @@ use std::cell::Cell;
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{Ordering, compiler_fence};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::abi::{FI_EINVAL, FI_EOTHER};
 
@@ -22,6 +23,11 @@ pub(crate) const INVALID: Errno = Errno(FI_EINVAL);
 const INTERRUPTED: Errno = Errno(libc::EDEADLK);
 
 pub(crate) type Outcome<T> = Result<T, Errno>;
+
+/// Locks, also after a panic in another call.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 thread_local! {
     static IN_CALL: Cell<bool> = const { Cell::new(false) };

@@ -5,14 +5,17 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod av;
+pub(crate) mod cm;
 pub(crate) mod completion;
 pub(crate) mod cq;
 pub(crate) mod domain;
 pub(crate) mod endpoint;
 pub(crate) mod entry;
 pub(crate) mod eq;
+pub(crate) mod event;
 pub(crate) mod fabric;
 pub(crate) mod msg;
+pub(crate) mod passive;
 pub(crate) mod tagged;
 pub(crate) mod transfer;
 pub(crate) mod unexpected;

@@ -282,7 +282,22 @@ fn of_status(status: Status) -> c_int {
 /// `room` bytes can be written to `to`, unless that is null.
 #[allow(unsafe_code)]
 pub(crate) unsafe fn text(provider: c_int, to: *mut c_char, room: usize) -> *const c_char {
-    let text = words(provider);
+    // SAFETY: the caller's promise.
+    unsafe { write(words(provider), to, room) }
+}
+
+/// The same for the number of an error entry of an event queue, which is one of libfabric.
+///
+/// # Safety
+/// As for [`text`].
+#[allow(unsafe_code)]
+pub(crate) unsafe fn text_of_event(errno: c_int, to: *mut c_char, room: usize) -> *const c_char {
+    // SAFETY: the caller's promise.
+    unsafe { write(crate::libfabric::strerror(errno), to, room) }
+}
+
+#[allow(unsafe_code)]
+unsafe fn write(text: &'static CStr, to: *mut c_char, room: usize) -> *const c_char {
     if to.is_null() || room == 0 {
         return text.as_ptr();
     }

@@ -227,6 +227,12 @@ pub(crate) struct OwnedInfo<'a> {
     libfabric: &'a Libfabric,
 }
 
+// SAFETY: it is memory that any thread may free, and is changed by its owner alone.
+unsafe impl Send for OwnedInfo<'_> {}
+
+// SAFETY: as above.
+unsafe impl Sync for OwnedInfo<'_> {}
+
 impl OwnedInfo<'_> {
     pub(crate) fn as_ptr(&self) -> *mut fi_info {
         self.at.as_ptr()
@@ -238,6 +244,16 @@ impl OwnedInfo<'_> {
         std::mem::forget(self);
         at
     }
+}
+
+/// Replaces bytes that C frees, such as an address of an entry.
+///
+/// # Safety
+/// `at` is null or was allocated by C, and nobody else has it.
+pub(crate) unsafe fn replace_bytes(at: &mut *mut c_void, new: &[u8]) {
+    // SAFETY: the caller's promise.
+    unsafe { libc::free(*at) };
+    *at = bytes(new);
 }
 
 impl Drop for OwnedInfo<'_> {

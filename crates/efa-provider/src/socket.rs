@@ -2,7 +2,9 @@
 
 #![allow(unsafe_code)]
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+
+use efa::Link;
 
 use crate::abi::{FI_SOCKADDR_IN, FI_SOCKADDR_IN6};
 
@@ -34,6 +36,18 @@ pub(crate) unsafe fn read(at: *const u8, length: usize) -> Option<SocketAddr> {
     }
 }
 
+/// The address at `at`, as long as its family says.
+///
+/// # Safety
+/// `at` is null or points to an internet address, or to another whose family is readable.
+pub(crate) unsafe fn at(at: *const u8) -> Option<SocketAddr> {
+    if at.is_null() {
+        return None;
+    }
+    // SAFETY: the caller's promise; more than the family is read of internet addresses alone.
+    unsafe { read(at, size_of::<libc::sockaddr_in6>()) }
+}
+
 /// The address as C has it.
 pub(crate) fn bytes(address: SocketAddr) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -53,6 +67,42 @@ pub(crate) fn bytes(address: SocketAddr) -> Vec<u8> {
         }
     }
     bytes
+}
+
+/// Where a program listens whose entry has this source. If it asked for nothing, and reaches only this host, others
+/// don't reach it.
+pub(crate) fn to_listen_at(source: SocketAddr, link: Link) -> SocketAddr {
+    match link {
+        Link::Shm | Link::Local if source.ip().is_unspecified() && source.port() == 0 => {
+            (Ipv4Addr::LOCALHOST, 0).into()
+        }
+        _ => source,
+    }
+}
+
+/// The address by which others reach one of this host: in place of all addresses the one that other networks are
+/// reached from.
+pub(crate) fn reachable(address: SocketAddr) -> SocketAddr {
+    /// An address outside this host's network, for documentation.
+    const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+    match address.ip().is_unspecified() {
+        true => {
+            let ip = towards((ELSEWHERE, 1).into()).unwrap_or(Ipv4Addr::LOCALHOST.into());
+            SocketAddr::new(ip, address.port())
+        }
+        false => address,
+    }
+}
+
+/// The address of this host from which `destination` is reached. Sends nothing.
+pub(crate) fn towards(destination: SocketAddr) -> Option<IpAddr> {
+    let all: IpAddr = match destination {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((all, 0)).ok()?;
+    socket.connect((destination.ip(), 1)).ok()?;
+    Some(socket.local_addr().ok()?.ip())
 }
 
 /// The format of an address that [`bytes`] made.

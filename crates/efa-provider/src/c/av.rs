@@ -1,13 +1,16 @@
 //! Address vectors (`fi_av`), whose addresses are the 32 bytes of EFA.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::sync::OnceLock;
 
-use efa::{Address, AddressVectorKind, AddressVectorOptions, FiAddr};
+use efa::{Address, AddressVectorKind, AddressVectorOptions, DeviceError, FiAddr};
 
 use crate::abi::*;
 use crate::boundary::{Errno, INVALID, Outcome, number, status, value};
 use crate::c::domain::Domain;
 use crate::c::entry;
+use crate::c::eq::{EventQueue, Insertion};
+use crate::c::event::Pointer;
 use crate::errors;
 use crate::lookup::{PATIENCE, Site};
 use crate::object::{Class, Object, Pool, Use};
@@ -18,6 +21,9 @@ pub(crate) struct AddressVector {
     pub(crate) domain: Use<Domain>,
     /// What the first peer in each slot is called, if another process inserts (`map_addr`).
     first: Box<[fi_addr_t]>,
+    /// Whether insertions end with an event (`FI_EVENT`).
+    is_async: bool,
+    events: OnceLock<Use<EventQueue>>,
 }
 
 /// The upper half of the first address of a slot in an [`AddressVectorKind::Map`].
@@ -28,7 +34,8 @@ const USUAL: usize = 4096;
 /// Most of them that are listed.
 const MOST: usize = 1 << 20;
 
-static FID: fi_ops = fi_ops { close: Some(close), ..fi_ops::failing::<FI_ENOSYS>() };
+static FID: fi_ops =
+    fi_ops { close: Some(close), bind: Some(bind), ..fi_ops::failing::<FI_ENOSYS>() };
 static CLOSED_FID: fi_ops = fi_ops::failing::<FI_EBADF>();
 static TABLE: fi_ops_av = fi_ops_av {
     insert: Some(insert),
@@ -110,7 +117,13 @@ pub(crate) unsafe extern "C" fn open(
                 AddressVectorKind::Map => FI_AV_MAP,
                 _ => FI_AV_TABLE,
             };
-            let opened = AddressVector { addresses, domain: Use::new(domain), first };
+            let opened = AddressVector {
+                addresses,
+                domain: Use::new(domain),
+                first,
+                is_async: attr.flags & FI_EVENT != 0,
+                events: OnceLock::new(),
+            };
             let object = Object::create(opened, context).as_ref();
             if !object.first.is_empty() {
                 attr.map_addr = object.first.as_ptr().cast_mut().cast();
@@ -121,7 +134,50 @@ pub(crate) unsafe extern "C" fn open(
     })
 }
 
-/// `fi_av_insert`: returns how many addresses were inserted.
+impl Object<AddressVector> {
+    /// Begins to insert addresses; an event says how it went.
+    fn insert_async(
+        &self,
+        events: &EventQueue,
+        found: Vec<Outcome<Address>>,
+        to: *mut fi_addr_t,
+        context: *mut c_void,
+    ) -> Outcome<usize> {
+        let addresses: Vec<Address> = found.iter().filter_map(|found| found.ok()).collect();
+        let number = events.report_insertion(Insertion {
+            of: Pointer::of(self.fid()),
+            context: Pointer::of(context),
+            to: Pointer::of(to),
+            found,
+        });
+        let begun = self.addresses.insert_async(&addresses, number);
+        begun.map(|()| 0).map_err(|error| errors::of_insertion(&error))
+    }
+}
+
+/// `fi_av_bind`, to an event queue.
+unsafe extern "C" fn bind(fid: *mut fid, bfid: *mut fid, flags: u64) -> c_int {
+    status(|| {
+        if flags != 0 {
+            return Err(Errno(FI_EBADFLAGS));
+        }
+        // SAFETY: the table is that of an address vector; a program passes null or an object of libfabric.
+        unsafe {
+            let av = Object::<AddressVector>::of(fid.cast());
+            let events = Object::<EventQueue>::argument(bfid)?;
+            if !av.is_async {
+                return Err(INVALID);
+            }
+            let bound = av.addresses.bind_event_queue(&events.events);
+            bound.map_err(|error| errors::of_insertion(&error))?;
+            // Nobody else has set it, as `bind_event_queue` fails the second time.
+            let _ = av.events.set(Use::new(events));
+        }
+        Ok(())
+    })
+}
+
+/// `fi_av_insert`: returns how many addresses were inserted, or 0 if an event will say it.
 unsafe extern "C" fn insert(
     av: *mut fid_av,
     addr: *const c_void,
@@ -134,29 +190,31 @@ unsafe extern "C" fn insert(
         if flags & !(FI_MORE | FI_SYNC_ERR) != 0 {
             return Err(INVALID);
         }
-        if count == 0 {
+        // SAFETY: the table is that of an address vector.
+        let av = unsafe { Object::<AddressVector>::of(av) };
+        if av.is_async && av.events.get().is_none() {
+            return Err(Errno(FI_ENOEQ));
+        }
+        if count == 0 && !av.is_async {
             return Ok(0);
         }
-        if addr.is_null() || count > c_int::MAX as usize {
+        if (addr.is_null() && count > 0) || count > c_int::MAX as usize {
             return Err(INVALID);
         }
-        // SAFETY: the table is that of an address vector; the program passes `count` addresses of 32 bytes, room for
-        // as many indices or null, and with `FI_SYNC_ERR` room for as many error numbers.
+        // SAFETY: the program passes `count` addresses of 32 bytes, room for as many indices or null, and with
+        // `FI_SYNC_ERR` room for as many error numbers.
         unsafe {
-            let av = Object::<AddressVector>::of(av);
             let found: Vec<Outcome<Address>> = (0..count)
                 .map(|index| addr.cast::<[u8; Address::SIZE]>().add(index).read_unaligned())
                 .map(endpoint_at)
                 .collect();
+            if let Some(events) = av.events.get() {
+                return av.insert_async(events, found, fi_addr, context);
+            }
             let addresses: Vec<Address> = found.iter().filter_map(|found| found.ok()).collect();
-            let mut results = av.addresses.insert_many(&addresses).into_iter();
+            let results = av.addresses.insert_many(&addresses);
             let mut inserted = 0;
-            for (index, found) in found.into_iter().enumerate() {
-                let result = found.and_then(|_| match results.next() {
-                    Some(Ok(FiAddr(fi))) => Ok(fi),
-                    Some(Err(error)) => Err(errors::of_device(&error)),
-                    None => Err(INVALID),
-                });
+            for (index, result) in indices(found, results).enumerate() {
                 let (fi, errno) = match result {
                     Ok(fi) => (fi, 0),
                     Err(Errno(errno)) => (FI_ADDR_NOTAVAIL, errno),
@@ -171,6 +229,21 @@ unsafe extern "C" fn insert(
             }
             Ok(inserted)
         }
+    })
+}
+
+/// The index of each address. `results` are those of the ones that were found.
+pub(crate) fn indices(
+    found: Vec<Outcome<Address>>,
+    results: Vec<Result<FiAddr, DeviceError>>,
+) -> impl Iterator<Item = Outcome<u64>> {
+    let mut results = results.into_iter();
+    found.into_iter().map(move |found| {
+        found.and_then(|_| match results.next() {
+            Some(Ok(FiAddr(fi))) => Ok(fi),
+            Some(Err(error)) => Err(errors::of_device(&error)),
+            None => Err(INVALID),
+        })
     })
 }
 
@@ -237,11 +310,7 @@ unsafe extern "C" fn lookup(
 ///
 /// # Safety
 /// `length` is null or holds how many bytes can be written to `to`.
-pub(crate) unsafe fn copy_name(
-    bytes: &[u8],
-    to: *mut c_void,
-    length: *mut usize,
-) -> crate::boundary::Outcome<()> {
+pub(crate) unsafe fn copy_name(bytes: &[u8], to: *mut c_void, length: *mut usize) -> Outcome<()> {
     // SAFETY: the caller's promise.
     unsafe {
         let room = length.as_mut().ok_or(INVALID)?;
@@ -285,6 +354,12 @@ unsafe extern "C" fn straddr(
 }
 
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
-    // SAFETY: the table is that of an address vector.
-    status(|| unsafe { Object::<AddressVector>::of(fid.cast()).close() }.map(drop))
+    status(|| {
+        // SAFETY: the table is that of an address vector; a program doesn't use it while it closes it.
+        let closed = unsafe { Object::<AddressVector>::of(fid.cast()).close() }?;
+        if let Some(events) = closed.events.get() {
+            events.forget_insertions(Pointer::of(fid));
+        }
+        Ok(())
+    })
 }

@@ -2,20 +2,23 @@
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
+use std::ops::Deref;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use efa::{
-    Claim, CompletionQueueOptions, ContextOptions, Direction, EndpointBuilder, EndpointOptions,
-    FiAddr, Message, Receive,
+    Claim, CompletionQueueOptions, ContextOptions, Direction, EnableError, EndpointBuilder,
+    EndpointOptions, FiAddr, Message, MsgEndpoint, MsgEndpointOptions, Receive,
 };
 
 use crate::abi::*;
 use crate::bits;
 use crate::boundary::{Errno, INVALID, Outcome, started, status};
 use crate::c::av::{self, AddressVector};
+use crate::c::cm::{self, Connection};
 use crate::c::cq::{CompletionQueue, OwnEntry};
 use crate::c::domain::{self, Domain};
 use crate::c::eq::EventQueue;
+use crate::c::event::{Pointer, Source};
 use crate::c::{entry, msg, tagged};
 use crate::errors;
 use crate::lookup::{Answering, Site};
@@ -24,7 +27,11 @@ use crate::object::{Class, Object, Pool, Use};
 /// An endpoint.
 pub(crate) struct Endpoint {
     /// Set when it is enabled. It goes before what it is bound to.
-    enabled: OnceLock<efa::Endpoint>,
+    enabled: OnceLock<Enabled>,
+    /// What of a program's addresses is one: all, or nothing, as the only peer of a connection is 0.
+    addressed: u64,
+    /// `None` if it is for reliable datagrams.
+    pub(crate) connection: Option<Connection>,
     /// Where peers ask for its address.
     site: Option<Site>,
     /// Answers there.
@@ -33,6 +40,24 @@ pub(crate) struct Endpoint {
     claims: Mutex<HashMap<u64, Claim>>,
     pub(crate) defaults: Defaults,
     pub(crate) domain: Use<Domain>,
+}
+
+/// An endpoint that is enabled.
+enum Enabled {
+    Datagram(efa::Endpoint),
+    Connected(MsgEndpoint),
+}
+
+impl Deref for Enabled {
+    type Target = efa::Endpoint;
+
+    #[inline(always)]
+    fn deref(&self) -> &efa::Endpoint {
+        match self {
+            Self::Datagram(endpoint) => endpoint,
+            Self::Connected(endpoint) => endpoint,
+        }
+    }
 }
 
 /// What operations without flags do beyond the default flags that `efa` knows.
@@ -52,6 +77,7 @@ struct Disabled {
     receive: Option<Use<CompletionQueue>>,
     selective: [bool; 2],
     addresses: Option<Use<AddressVector>>,
+    events: Option<Use<EventQueue>>,
 }
 
 static FID: fi_ops = fi_ops {
@@ -68,7 +94,6 @@ static TABLE: fi_ops_ep = fi_ops_ep {
     ..fi_ops_ep::failing::<FI_ENOSYS>()
 };
 static CLOSED: fi_ops_ep = fi_ops_ep::failing::<FI_EBADF>();
-static NAMES: fi_ops_cm = fi_ops_cm { getname: Some(getname), ..fi_ops_cm::failing::<FI_ENOSYS>() };
 static CLOSED_NAMES: fi_ops_cm = fi_ops_cm::failing::<FI_EBADF>();
 static CLOSED_MSG: fi_ops_msg = fi_ops_msg::failing::<FI_EBADF>();
 static RMA: fi_ops_rma = fi_ops_rma::failing::<FI_ENOSYS>();
@@ -92,7 +117,7 @@ unsafe impl Class for Endpoint {
         fid_ep {
             fid,
             ops: &TABLE,
-            cm: &NAMES,
+            cm: &cm::TABLE,
             msg: &msg::TABLE,
             rma: &RMA,
             tagged: &tagged::TABLE,
@@ -164,12 +189,22 @@ impl Endpoint {
             options = options.receive(ContextOptions::new().flags(flags));
             defaults.receive_many = receive.op_flags & FI_MULTI_RECV != 0;
         }
+        // SAFETY: the program passes an entry of libfabric.
+        let kind = unsafe { info.ep_attr.as_ref() }.map_or(FI_EP_RDM, |attr| attr.type_);
+        let connection = match kind {
+            FI_EP_RDM | FI_EP_UNSPEC => None,
+            // SAFETY: as above.
+            FI_EP_MSG => Some(unsafe { Connection::new(info) }?),
+            _ => return Err(INVALID),
+        };
         // SAFETY: an entry's address has the length that it says.
         let source = unsafe { entry::address(info.src_addr, info.src_addrlen) };
         let site = source.as_ref().and_then(Site::from_bytes).filter(|site| site.0.port() != 0);
         let disabled = Disabled { options, ..Disabled::default() };
         Ok(Self {
             enabled: OnceLock::new(),
+            addressed: if connection.is_none() { u64::MAX } else { 0 },
+            connection,
             site,
             answering: OnceLock::new(),
             disabled: Mutex::new(disabled),
@@ -189,13 +224,30 @@ impl Endpoint {
     /// `FI_EOPBADSTATE` before.
     #[inline(always)]
     pub(crate) fn endpoint(&self) -> Outcome<&efa::Endpoint> {
-        self.enabled.get().ok_or(Errno(FI_EOPBADSTATE))
+        match self.enabled.get() {
+            Some(enabled) => Ok(enabled),
+            None => Err(Errno(FI_EOPBADSTATE)),
+        }
+    }
+
+    /// The endpoint, if it is enabled and has a connection.
+    pub(crate) fn connected(&self) -> Option<&MsgEndpoint> {
+        match self.enabled.get()? {
+            Enabled::Connected(endpoint) => Some(endpoint),
+            Enabled::Datagram(_) => None,
+        }
+    }
+
+    /// The peer at an address of the program. With a connection every address stands for the only peer.
+    #[inline(always)]
+    pub(crate) fn peer(&self, at: fi_addr_t) -> FiAddr {
+        FiAddr(at & self.addressed)
     }
 
     /// A message to a peer.
     #[inline(always)]
     pub(crate) fn message(&self, to: fi_addr_t) -> Message {
-        Message::to(FiAddr(to))
+        Message::to(self.peer(to))
     }
 
     /// The source of a receive. It means something to endpoints with `FI_DIRECTED_RECV`; others ignore it.
@@ -214,9 +266,11 @@ impl Endpoint {
     }
 
     fn is_directed(&self) -> bool {
-        self.enabled
-            .get()
-            .is_some_and(|ep| ep.capabilities().contains(efa::Capabilities::DIRECTED_RECV))
+        self.connection.is_none()
+            && self
+                .enabled
+                .get()
+                .is_some_and(|ep| ep.capabilities().contains(efa::Capabilities::DIRECTED_RECV))
     }
 
     /// Messages that were claimed, by the contexts of their claims.
@@ -240,35 +294,17 @@ impl Endpoint {
         }
     }
 
-    fn enable(&self) -> Outcome<()> {
-        let mut disabled = self.disabled();
-        if self.enabled.get().is_some() {
-            return Err(Errno(FI_EOPBADSTATE));
+    /// Binds what the program bound to it.
+    fn bind_all(&self, disabled: &Disabled, builder: EndpointBuilder) -> EndpointBuilder {
+        let Disabled { transmit, receive, selective, addresses, .. } = disabled;
+        let builder =
+            self.bind_queue(builder, transmit.as_deref(), Direction::Transmit, selective[0]);
+        let builder =
+            self.bind_queue(builder, receive.as_deref(), Direction::Receive, selective[1]);
+        match addresses {
+            Some(addresses) => builder.bind_address_vector(&addresses.addresses),
+            None => builder,
         }
-        let mut builder = self.domain.domain.endpoint(disabled.options.clone());
-        let Disabled { transmit, receive, selective, addresses, .. } = &mut *disabled;
-        builder =
-            self.bind_queue(builder, transmit.as_deref(), Direction::Transmit, selective[0])?;
-        builder = self.bind_queue(builder, receive.as_deref(), Direction::Receive, selective[1])?;
-        if let Some(addresses) = addresses {
-            builder = builder.bind_address_vector(&addresses.addresses);
-        }
-        let endpoint = builder.enable().map_err(|error| {
-            crate::log::warn(format_args!("the endpoint can't be enabled: {error}"));
-            errors::of_enable(&error)
-        })?;
-        if let Some(site) = self.site {
-            let answering = Answering::start(site, &endpoint.address().to_bytes());
-            let answering = answering.map_err(|error| {
-                crate::log::warn(format_args!("can't answer at {}: {error}", site.0));
-                errors::of_io(&error)
-            })?;
-            // The lock is held: nobody else has set it.
-            let _ = self.answering.set(answering);
-        }
-        // As above.
-        let _ = self.enabled.set(endpoint);
-        Ok(())
     }
 
     /// Binds a queue. A direction without one gets one that nobody reads.
@@ -278,7 +314,7 @@ impl Endpoint {
         queue: Option<&CompletionQueue>,
         direction: Direction,
         is_selective: bool,
-    ) -> Outcome<EndpointBuilder> {
+    ) -> EndpointBuilder {
         let (builder, is_selective) = match queue {
             Some(queue) => (builder.bind_completion_queue(&queue.queue, direction), is_selective),
             None => {
@@ -287,7 +323,23 @@ impl Endpoint {
                 (builder.bind_completion_queue(&own, direction), true)
             }
         };
-        Ok(if is_selective { builder.selective(direction) } else { builder })
+        if is_selective { builder.selective(direction) } else { builder }
+    }
+
+    /// An endpoint with a connection, whose events have this context.
+    fn with_connection(
+        &self,
+        disabled: &Disabled,
+        context: u64,
+    ) -> Result<MsgEndpoint, EnableError> {
+        let usual = MsgEndpointOptions::default();
+        let mut options = disabled.options.clone().context(context);
+        options.protocol.min_receive_buffers = usual.endpoint.protocol.min_receive_buffers;
+        let mut builder = self.domain.domain.msg_endpoint(usual.endpoint(options));
+        if let Some(events) = &disabled.events {
+            builder = builder.bind_event_queue(&events.events);
+        }
+        builder.bind_with(|builder| self.bind_all(disabled, builder)).enable()
     }
 
     fn bind(&self, to: *const fid, flags: u64) -> Outcome<()> {
@@ -300,8 +352,7 @@ impl Endpoint {
         unsafe {
             match class {
                 FI_CLASS_CQ => self.bind_completion_queue(Object::argument(to)?, flags),
-                // Only what a connection needs is reported there.
-                FI_CLASS_EQ => Object::<EventQueue>::argument(to).map(drop),
+                FI_CLASS_EQ => self.bind_event_queue(Object::argument(to)?),
                 FI_CLASS_AV => self.bind_address_vector(Object::argument(to)?, flags),
                 _ => Err(INVALID),
             }
@@ -329,6 +380,19 @@ impl Endpoint {
         Ok(())
     }
 
+    fn bind_event_queue(&self, events: &Object<EventQueue>) -> Outcome<()> {
+        if !self.domain.fabric.is(events.fabric.object()) {
+            return Err(INVALID);
+        }
+        match &mut self.disabled().events {
+            Some(_) => Err(INVALID),
+            slot => {
+                *slot = Some(Use::new(events));
+                Ok(())
+            }
+        }
+    }
+
     fn bind_address_vector(&self, addresses: &Object<AddressVector>, flags: u64) -> Outcome<()> {
         if flags != 0 {
             return Err(Errno(FI_EBADFLAGS));
@@ -340,6 +404,69 @@ impl Endpoint {
                 *slot = Some(Use::new(addresses));
                 Ok(())
             }
+        }
+    }
+}
+
+impl Object<Endpoint> {
+    /// `fi_enable`.
+    pub(crate) fn enable(&self) -> Outcome<()> {
+        let disabled = self.disabled();
+        if self.enabled.get().is_some() {
+            return Err(Errno(FI_EOPBADSTATE));
+        }
+        let enabled = match &self.connection {
+            None => {
+                let builder = self.domain.domain.endpoint(disabled.options.clone());
+                self.bind_all(&disabled, builder).enable().map(Enabled::Datagram)
+            }
+            Some(connection) => {
+                let events = disabled.events.as_ref().ok_or(Errno(FI_ENOEQ))?;
+                let number = events.report(Source {
+                    fid: Pointer::of(self.fid()),
+                    context: Pointer::of(self.context()),
+                    info: None,
+                });
+                let enabled = self.with_connection(&disabled, number);
+                match enabled {
+                    Ok(_) => connection.set_number(number),
+                    Err(_) => events.forget(number),
+                }
+                enabled.map(Enabled::Connected)
+            }
+        };
+        let enabled = enabled.map_err(|error| {
+            crate::log::warn(format_args!("the endpoint can't be enabled: {error}"));
+            errors::of_enable(&error)
+        })?;
+        if let (Some(site), Enabled::Datagram(endpoint)) = (self.site, &enabled) {
+            let answering = Answering::start(site, &endpoint.address().to_bytes());
+            let answering = answering.map_err(|error| {
+                crate::log::warn(format_args!("can't answer at {}: {error}", site.0));
+                errors::of_io(&error)
+            })?;
+            // The lock is held: nobody else has set it.
+            let _ = self.answering.set(answering);
+        }
+        // As above.
+        let _ = self.enabled.set(enabled);
+        Ok(())
+    }
+
+    /// Ends what is under way, and the events of a connection.
+    fn end(&self) {
+        let timeout = self.domain.fabric.settings.close_timeout;
+        let ended = match self.enabled.get() {
+            None => Ok(()),
+            Some(Enabled::Datagram(endpoint)) => endpoint.close(timeout),
+            Some(Enabled::Connected(endpoint)) => endpoint.close(timeout),
+        };
+        if let Err(error) = ended {
+            crate::log::warn(format_args!("closed an endpoint: {error}"));
+        }
+        let number = self.connection.as_ref().and_then(Connection::number);
+        if let (Some(events), Some(number)) = (&self.disabled().events, number) {
+            events.forget(number);
         }
     }
 }
@@ -388,6 +515,7 @@ unsafe extern "C" fn getopt(
         unsafe {
             let ep = Object::<Endpoint>::of(fid.cast());
             let number = match optname {
+                FI_OPT_CM_DATA_SIZE if ep.connection.is_some() => cm::MOST_DATA as u64,
                 FI_OPT_MIN_MULTI_RECV => ep.disabled().options.protocol.min_multi_receive,
                 _ => return Err(Errno(FI_ENOPROTOOPT)),
             };
@@ -429,26 +557,11 @@ unsafe extern "C" fn setopt(
     })
 }
 
-/// `fi_getname`.
-unsafe extern "C" fn getname(fid: fid_t, addr: *mut c_void, addrlen: *mut usize) -> c_int {
-    status(|| {
-        // SAFETY: the table is that of an endpoint; `addrlen` says how many bytes there are room for.
-        unsafe {
-            let ep = Object::<Endpoint>::of(fid.cast());
-            av::copy_name(&ep.endpoint()?.address().to_bytes(), addr, addrlen)
-        }
-    })
-}
-
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
     status(|| {
         // SAFETY: the table is that of an endpoint.
         let ep = unsafe { Object::<Endpoint>::of(fid.cast()) };
-        if let Some(endpoint) = ep.enabled.get()
-            && let Err(error) = endpoint.close(ep.domain.fabric.settings.close_timeout)
-        {
-            crate::log::warn(format_args!("closed an endpoint: {error}"));
-        }
+        ep.end();
         // SAFETY: as above; a program doesn't use an endpoint while it closes it.
         unsafe { ep.close() }.map(drop)
     })

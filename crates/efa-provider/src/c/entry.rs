@@ -172,7 +172,7 @@ unsafe fn discover(
 }
 
 /// The source of entries for which nothing was asked.
-const ANYWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+pub(super) const ANYWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
 /// The address of an endpoint in hints, or a [`Site`].
 ///

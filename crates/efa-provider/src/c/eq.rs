@@ -1,11 +1,30 @@
 //! Event queues (`fi_eq`).
+//!
+//! ```text
+//!   efa's queue ─► Event, when it is read ─► ready ─► the program's buffer
+//! ```
+//!
+//! An event stays in `ready` while the program peeks, or its buffer is too small. Those of an object are dropped when
+//! that is closed.
 
-use std::ffi::{c_int, c_void};
+use std::collections::{HashMap, VecDeque};
+use std::ffi::{c_char, c_int, c_void};
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
-use efa::{EventQueueOptions, Wait};
+use efa::{
+    Address, ControlError, ControlEvent, DeviceError, EventQueueOptions, EventWaitError, FiAddr,
+    Wait,
+};
+use slab::Slab;
 
 use crate::abi::*;
-use crate::boundary::{Errno, INVALID, Outcome, count, status};
+use crate::boundary::{Errno, INVALID, Outcome, count, lock, status, value};
+use crate::c::av;
+use crate::c::cq::timeout_of;
+use crate::c::event::{Event, Failed, Pointer, Request, Source, What};
 use crate::c::fabric::Fabric;
 use crate::errors;
 use crate::object::{Class, Object, Pool, Use};
@@ -15,11 +34,41 @@ pub(crate) struct EventQueue {
     pub(crate) events: efa::EventQueue,
     pub(crate) fabric: Use<Fabric>,
     wait: fi_wait_obj,
+    /// Whether the program writes events (`FI_WRITE`).
+    is_writable: bool,
+    /// Events of the program in `events`, whose numbers they have there.
+    written: Mutex<Slab<(u32, Vec<u8>)>>,
+    /// Passive endpoints and endpoints, by the context that they have in `efa`.
+    sources: Mutex<HashMap<u64, Source>>,
+    /// Insertions under way, by their context in `efa`.
+    insertions: Mutex<HashMap<u64, Insertion>>,
+    ready: Mutex<VecDeque<Event>>,
+    /// What the last error entry points to.
+    err_data: Mutex<Vec<u8>>,
 }
 
-static FID: fi_ops = fi_ops { close: Some(close), ..fi_ops::failing::<FI_ENOSYS>() };
+/// A call of `fi_av_insert` that is under way.
+pub(crate) struct Insertion {
+    /// The address vector.
+    pub(crate) of: Pointer,
+    pub(crate) context: Pointer,
+    /// Where the program wants the indices, or null.
+    pub(crate) to: Pointer,
+    /// What is inserted, and why the rest isn't.
+    pub(crate) found: Vec<Outcome<Address>>,
+}
+
+static FID: fi_ops =
+    fi_ops { close: Some(close), control: Some(control), ..fi_ops::failing::<FI_ENOSYS>() };
 static CLOSED_FID: fi_ops = fi_ops::failing::<FI_EBADF>();
-static TABLE: fi_ops_eq = fi_ops_eq { read: Some(read), ..fi_ops_eq::failing::<FI_ENOSYS>() };
+static TABLE: fi_ops_eq = fi_ops_eq {
+    size: size_of::<fi_ops_eq>(),
+    read: Some(read),
+    readerr: Some(readerr),
+    write: Some(write),
+    sread: Some(sread),
+    strerror: Some(strerror),
+};
 static CLOSED: fi_ops_eq = fi_ops_eq::failing::<FI_EBADF>();
 
 // SAFETY: `fid_eq` begins with a `fid`.
@@ -67,8 +116,17 @@ pub(crate) unsafe extern "C" fn open(
     })
 }
 
+/// A number that no other object or call of this process has.
+pub(crate) fn new_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
 impl EventQueue {
     fn new(fabric: &Object<Fabric>, attr: &fi_eq_attr) -> Outcome<Self> {
+        if attr.flags & !(FI_WRITE | FI_AFFINITY) != 0 {
+            return Err(Errno(FI_EBADFLAGS));
+        }
         let mut options = EventQueueOptions::new();
         if attr.size > 0 {
             options = options.capacity(attr.size);
@@ -82,25 +140,346 @@ impl EventQueue {
             FI_WAIT_SET | FI_WAIT_MUTEX_COND | FI_WAIT_POLLFD => return Err(Errno(FI_ENOSYS)),
             _ => return Err(INVALID),
         };
-        let events = events.map_err(|error| errors::of_error(&error))?;
-        Ok(Self { events, fabric: Use::new(fabric), wait: attr.wait_obj })
+        Ok(Self {
+            events: events.map_err(|error| errors::of_error(&error))?,
+            fabric: Use::new(fabric),
+            wait: attr.wait_obj,
+            is_writable: attr.flags & FI_WRITE != 0,
+            written: Mutex::default(),
+            sources: Mutex::default(),
+            insertions: Mutex::default(),
+            ready: Mutex::default(),
+            err_data: Mutex::default(),
+        })
     }
+
+    /// Reports events of an object from now on; returns its context in `efa`.
+    pub(crate) fn report(&self, source: Source) -> u64 {
+        let number = new_number();
+        lock(&self.sources).insert(number, source);
+        number
+    }
+
+    /// Drops events of an object that is closed.
+    pub(crate) fn forget(&self, number: u64) {
+        let Some(source) = lock(&self.sources).remove(&number) else { return };
+        self.forget_ready(source.fid);
+    }
+
+    /// Reports the end of an insertion that begins; returns its context in `efa`.
+    pub(crate) fn report_insertion(&self, insertion: Insertion) -> u64 {
+        let number = new_number();
+        lock(&self.insertions).insert(number, insertion);
+        number
+    }
+
+    /// Drops events of an address vector that is closed.
+    pub(crate) fn forget_insertions(&self, vector: Pointer) {
+        lock(&self.insertions).retain(|_, insertion| insertion.of != vector);
+        self.forget_ready(vector);
+    }
+
+    fn forget_ready(&self, fid: Pointer) {
+        lock(&self.ready).retain(|event| event.of != fid);
+    }
+
+    /// Runs `take` on the next event, which is removed if that returns `true` besides its result.
+    fn next<T>(&self, take: impl FnOnce(&Event) -> Outcome<(T, bool)>) -> Outcome<T> {
+        let mut ready = lock(&self.ready);
+        while ready.is_empty() {
+            let entry = self.events.read().ok_or(Errno(FI_EAGAIN))?;
+            self.keep(entry, &mut ready);
+        }
+        let (taken, is_over) = take(ready.front().ok_or(Errno(FI_EAGAIN))?)?;
+        if is_over && let Some(event) = ready.pop_front() {
+            event.delivered();
+        }
+        Ok(taken)
+    }
+
+    /// Translates an event; those of closed objects are dropped.
+    fn keep(&self, entry: Result<ControlEvent, ControlError>, ready: &mut VecDeque<Event>) {
+        let of = |number: u64| {
+            let sources = lock(&self.sources);
+            sources.get(&number).map(|source| (source.fid, source.context))
+        };
+        match entry {
+            Ok(ControlEvent::User(number)) => {
+                let written = lock(&self.written).try_remove(number as usize);
+                ready.extend(written.map(|(number, bytes)| Event {
+                    of: Pointer::NULL,
+                    what: What::Written(number, bytes),
+                }));
+            }
+            Ok(ControlEvent::ConnectionRequest(request)) => {
+                let number = request.listener_context();
+                let info = lock(&self.sources).get(&number).and_then(|source| source.info.clone());
+                let data = request.data().to_vec();
+                let request = info.and_then(|info| Request::new(request, &info));
+                ready.extend(
+                    of(number).zip(request).map(|((of, _), request)| Event {
+                        of,
+                        what: What::Requested(request, data),
+                    }),
+                );
+            }
+            Ok(ControlEvent::Connected { context, data, .. }) => {
+                let changed = |(of, _)| Event { of, what: What::Changed(FI_CONNECTED, data) };
+                ready.extend(of(context).map(changed));
+            }
+            Ok(ControlEvent::Shutdown { context, .. }) => {
+                let changed = |(of, _)| Event { of, what: What::Changed(FI_SHUTDOWN, Vec::new()) };
+                ready.extend(of(context).map(changed));
+            }
+            Ok(ControlEvent::AddressesInserted { context, results, .. }) => {
+                let insertion = lock(&self.insertions).remove(&context);
+                if let Some(insertion) = insertion {
+                    inserted(insertion, results, ready);
+                }
+            }
+            Ok(_) => {}
+            Err(ControlError { context, error, .. }) => {
+                let errno = errors::of_connect(&error).0;
+                let err_data = match error {
+                    efa::ConnectError::Rejected { data } => data,
+                    _ => Vec::new(),
+                };
+                ready.extend(of(context).map(|(of, context)| Event {
+                    of,
+                    what: What::Failed(Failed { context, data: 0, errno, err_data }),
+                }));
+            }
+        }
+    }
+
+    /// Reads an event without waiting.
+    ///
+    /// # Safety
+    /// `room` bytes can be written to `to`.
+    unsafe fn read(
+        &self,
+        number: &mut u32,
+        to: *mut c_void,
+        room: usize,
+        flags: u64,
+    ) -> Outcome<usize> {
+        // SAFETY: the caller's promise.
+        let (found, length) = self.next(|event| unsafe {
+            event.write(to, room).map(|written| (written, flags & FI_PEEK == 0))
+        })?;
+        *number = found;
+        Ok(length)
+    }
+
+    /// Sleeps until there may be an event.
+    fn sleep(&self, deadline: Option<Instant>) -> Outcome<()> {
+        let left = match deadline {
+            Some(deadline) => deadline.saturating_duration_since(Instant::now()),
+            None => timeout_of(-1),
+        };
+        let entry = match self.events.wait(left) {
+            Ok(event) => Ok(event),
+            Err(EventWaitError::Failed(error)) => Err(error),
+            Err(EventWaitError::Device(error)) => return Err(errors::of_device(&error)),
+            Err(_) => return Err(Errno(FI_EAGAIN)),
+        };
+        self.keep(entry, &mut lock(&self.ready));
+        Ok(())
+    }
+}
+
+/// Hands over what an insertion did: an error for each address that wasn't inserted, then the end of all.
+fn inserted(
+    insertion: Insertion,
+    results: Vec<Result<FiAddr, DeviceError>>,
+    ready: &mut VecDeque<Event>,
+) {
+    let Insertion { of, context, to, found } = insertion;
+    let to = to.get::<fi_addr_t>();
+    let mut count = 0;
+    for (index, result) in av::indices(found, results).enumerate() {
+        let fi = match result {
+            Ok(fi) => {
+                count += 1;
+                fi
+            }
+            Err(Errno(errno)) => {
+                let failed = Failed { context, data: index as u64, errno, err_data: Vec::new() };
+                ready.push_back(Event { of, what: What::Failed(failed) });
+                FI_ADDR_NOTAVAIL
+            }
+        };
+        if !to.is_null() {
+            // SAFETY: the program keeps room for as many indices as addresses until it reads the end.
+            unsafe { to.add(index).write_unaligned(fi) };
+        }
+    }
+    ready.push_back(Event { of, what: What::Inserted { context, count } });
 }
 
 unsafe extern "C" fn read(
     eq: *mut fid_eq,
-    _event: *mut u32,
-    _buf: *mut c_void,
-    _len: usize,
-    _flags: u64,
+    event: *mut u32,
+    buf: *mut c_void,
+    len: usize,
+    flags: u64,
 ) -> isize {
     count(|| {
-        // SAFETY: the table is that of an event queue.
-        let eq = unsafe { Object::<EventQueue>::of(eq) };
-        match eq.events.read() {
-            None => Err(Errno(FI_EAGAIN)),
-            Some(_) => Err(Errno(FI_EOTHER)),
+        if flags & !FI_PEEK != 0 {
+            return Err(Errno(FI_EBADFLAGS));
         }
+        if buf.is_null() && len > 0 {
+            return Err(INVALID);
+        }
+        // SAFETY: the table is that of an event queue; the program passes a place for the number, and room.
+        unsafe {
+            let eq = Object::<EventQueue>::of(eq);
+            eq.read(event.as_mut().ok_or(INVALID)?, buf, len, flags)
+        }
+    })
+}
+
+unsafe extern "C" fn sread(
+    eq: *mut fid_eq,
+    event: *mut u32,
+    buf: *mut c_void,
+    len: usize,
+    timeout: c_int,
+    flags: u64,
+) -> isize {
+    count(|| {
+        if flags & !FI_PEEK != 0 {
+            return Err(Errno(FI_EBADFLAGS));
+        }
+        if buf.is_null() && len > 0 {
+            return Err(INVALID);
+        }
+        // SAFETY: as for `read`.
+        unsafe {
+            let eq = Object::<EventQueue>::of(eq);
+            let event = event.as_mut().ok_or(INVALID)?;
+            if eq.wait == FI_WAIT_NONE {
+                return Err(Errno(FI_ENOSYS));
+            }
+            let deadline = (timeout >= 0).then(|| Instant::now() + timeout_of(timeout));
+            loop {
+                match eq.read(event, buf, len, flags) {
+                    Err(Errno(FI_EAGAIN)) => eq.sleep(deadline)?,
+                    other => return other,
+                }
+            }
+        }
+    })
+}
+
+/// `fi_eq_readerr`: the length of an entry if there was one.
+unsafe extern "C" fn readerr(eq: *mut fid_eq, buf: *mut fi_eq_err_entry, flags: u64) -> isize {
+    count(|| {
+        if flags & !FI_PEEK != 0 {
+            return Err(Errno(FI_EBADFLAGS));
+        }
+        if buf.is_null() {
+            return Err(INVALID);
+        }
+        // SAFETY: the table is that of an event queue; the program passes an entry, whose `err_data` has room for
+        // `err_data_size` bytes.
+        unsafe {
+            let eq = Object::<EventQueue>::of(eq);
+            let asked = buf.read_unaligned();
+            let has_room = (*eq.fabric.object().address()).api_version >= ERR_DATA_SIZE
+                && asked.err_data_size > 0;
+            let entry = eq.next(|event| {
+                let What::Failed(failed) = &event.what else { return Err(Errno(FI_EAGAIN)) };
+                let mut entry = fi_eq_err_entry {
+                    fid: event.of.get(),
+                    context: failed.context.get(),
+                    data: failed.data,
+                    err: failed.errno,
+                    prov_errno: failed.errno,
+                    err_data: asked.err_data,
+                    err_data_size: failed.err_data.len(),
+                };
+                let data = &failed.err_data;
+                if has_room && !asked.err_data.is_null() {
+                    entry.err_data_size = data.len().min(asked.err_data_size);
+                    let to = asked.err_data.cast::<u8>();
+                    to.copy_from_nonoverlapping(data.as_ptr(), entry.err_data_size);
+                } else {
+                    let mut kept = lock(&eq.err_data);
+                    kept.clone_from(data);
+                    entry.err_data = match kept.is_empty() {
+                        true => std::ptr::null_mut(),
+                        false => kept.as_mut_ptr().cast(),
+                    };
+                }
+                Ok((entry, flags & FI_PEEK == 0))
+            })?;
+            buf.write_unaligned(entry);
+        }
+        Ok(size_of::<fi_eq_err_entry>())
+    })
+}
+
+/// The first release whose programs say how much room for `err_data` they have.
+const ERR_DATA_SIZE: u32 = FI_VERSION(1, 5);
+
+/// `fi_eq_write`: the length of what was written.
+unsafe extern "C" fn write(
+    eq: *mut fid_eq,
+    event: u32,
+    buf: *const c_void,
+    len: usize,
+    flags: u64,
+) -> isize {
+    count(|| {
+        // SAFETY: the table is that of an event queue; the program passes `len` bytes.
+        unsafe {
+            let eq = Object::<EventQueue>::of(eq);
+            if !eq.is_writable || flags != 0 {
+                return Err(INVALID);
+            }
+            let bytes = crate::memory::copied(buf, len)?.to_vec();
+            let number = lock(&eq.written).insert((event, bytes));
+            if eq.events.write(number as u64).is_err() {
+                lock(&eq.written).try_remove(number);
+                return Err(Errno(FI_EAGAIN));
+            }
+        }
+        Ok(len)
+    })
+}
+
+unsafe extern "C" fn strerror(
+    _eq: *mut fid_eq,
+    prov_errno: c_int,
+    _err_data: *const c_void,
+    buf: *mut c_char,
+    len: usize,
+) -> *const c_char {
+    // SAFETY: the program says how much room there is.
+    value(c"".as_ptr(), || unsafe { errors::text_of_event(prov_errno, buf, len) })
+}
+
+unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
+    status(|| {
+        // SAFETY: the table is that of an event queue; each command says what `arg` points to.
+        unsafe {
+            let eq = Object::<EventQueue>::of(fid.cast());
+            match command {
+                FI_GETWAIT => {
+                    let to = arg.cast::<c_int>().as_mut().ok_or(INVALID)?;
+                    if eq.wait != FI_WAIT_FD {
+                        return Err(Errno(FI_ENODATA));
+                    }
+                    *to = eq.events.as_fd().as_raw_fd();
+                }
+                FI_GETWAITOBJ => {
+                    *arg.cast::<fi_wait_obj>().as_mut().ok_or(INVALID)? = eq.wait;
+                }
+                _ => return Err(Errno(FI_ENOSYS)),
+            }
+        }
+        Ok(())
     })
 }
 

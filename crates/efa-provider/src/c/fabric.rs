@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use crate::abi::*;
 use crate::boundary::{INVALID, status};
-use crate::c::{domain, entry, eq};
+use crate::c::{domain, entry, eq, passive};
 use crate::object::{Class, Object, Pool};
 use crate::settings::Settings;
 
@@ -19,6 +19,7 @@ static CLOSED_FID: fi_ops = fi_ops::failing::<FI_EBADF>();
 static TABLE: fi_ops_fabric = fi_ops_fabric {
     domain: Some(domain::open),
     eq_open: Some(eq::open),
+    passive_ep: Some(passive::open),
     ..fi_ops_fabric::failing::<FI_ENOSYS>()
 };
 static CLOSED: fi_ops_fabric = fi_ops_fabric::failing::<FI_EBADF>();

@@ -160,6 +160,12 @@ impl MsgEndpointBuilder {
         self
     }
 
+    /// Binds what an endpoint without a connection can be bound to as well, and makes its queues
+    /// [selective](EndpointBuilder::selective). An address vector is the endpoint's own, and can't be bound.
+    pub fn bind_with(self, bind: impl FnOnce(EndpointBuilder) -> EndpointBuilder) -> Self {
+        Self { endpoint: bind(self.endpoint), ..self }
+    }
+
     /// Binds a budget that the endpoint's sends, writes, reads and atomics take a share of.
     pub fn bind_send_budget(self, budget: &SendBudget) -> Self {
         Self { endpoint: self.endpoint.bind_send_budget(budget), ..self }

@@ -119,7 +119,7 @@ impl PassiveEndpoint {
         let backlog = options.backlog.max(1);
         let acceptor = Acceptor::listen(shared.fabric(), at, backlog)?;
         let local_address = acceptor.local_address()?;
-        let waiters = Waiters::new(backlog, local_address, shared);
+        let waiters = Waiters::new(backlog, (local_address, options.context), shared);
         let key = shared.add(|key, watch| {
             acceptor.register(watch, key)?;
             Ok::<_, io::Error>(Source::listener(acceptor, waiters))

@@ -56,6 +56,18 @@ impl ConnectionRequest {
         self.data.as_slice()
     }
 
+    /// The [context](crate::PassiveEndpointOptions#structfield.context) of the listener that was asked.
+    #[must_use]
+    pub fn listener_context(&self) -> u64 {
+        self.unanswered.0.context
+    }
+
+    /// Where the listener listens.
+    #[must_use]
+    pub fn listener_address(&self) -> SocketAddr {
+        self.unanswered.0.at
+    }
+
     /// Where the caller's TCP connection comes from.
     #[must_use]
     pub fn caller(&self) -> SocketAddr {
@@ -130,14 +142,20 @@ pub(super) struct Waiters {
     backlog: usize,
     /// Where it listens.
     at: SocketAddr,
+    /// Its number of the program.
+    context: u64,
     fabric: Fabric,
     queue: Weak<EventQueue>,
 }
 
 impl Waiters {
-    pub(super) fn new(backlog: usize, at: SocketAddr, queue: &Arc<EventQueue>) -> Arc<Self> {
+    pub(super) fn new(
+        backlog: usize,
+        (at, context): (SocketAddr, u64),
+        queue: &Arc<EventQueue>,
+    ) -> Arc<Self> {
         let (fabric, queue) = (queue.fabric().clone(), Arc::downgrade(queue));
-        Arc::new(Self { unanswered: AtomicUsize::new(0), backlog, at, fabric, queue })
+        Arc::new(Self { unanswered: AtomicUsize::new(0), backlog, at, context, fabric, queue })
     }
 
     /// Whether no further request is taken until one is answered.
