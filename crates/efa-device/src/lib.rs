@@ -677,9 +677,10 @@ pub trait Region: Clone + fmt::Debug {
     /// The handle itself, if a clone of it exists, perhaps in an operation of the device, if a remote
     /// interface doesn't finish an access that it has begun, or if somebody else owns the memory.
     fn reclaim(self) -> Result<Box<[u8]>, Self>;
-    /// Ends the registration of [lent](QueuePair::register_lent) memory although clones of the handle may exist,
-    /// perhaps in operations of the device, which then fail. Returns whether nothing accesses the memory any more: it
-    /// is false if a thread in the middle of an access doesn't go on, and always for other memory, which is the default.
+    /// Ends the registration of [lent](QueuePair::register_lent) or [foreign](Device::register_foreign) memory although
+    /// clones of the handle may exist, perhaps in operations of the device, which then fail. Returns whether nothing
+    /// accesses the memory any more: it is false if a thread in the middle of an access doesn't go on, and always for
+    /// memory that belongs to the region, which is the default.
     fn revoke(&self) -> bool {
         false
     }

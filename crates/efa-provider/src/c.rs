@@ -4,6 +4,7 @@
 
 #![allow(unsafe_code)]
 
+pub(crate) mod atomic;
 pub(crate) mod av;
 pub(crate) mod cm;
 pub(crate) mod completion;
@@ -14,8 +15,10 @@ pub(crate) mod entry;
 pub(crate) mod eq;
 pub(crate) mod event;
 pub(crate) mod fabric;
+pub(crate) mod mr;
 pub(crate) mod msg;
 pub(crate) mod passive;
+pub(crate) mod rma;
 pub(crate) mod tagged;
 pub(crate) mod transfer;
 pub(crate) mod unexpected;

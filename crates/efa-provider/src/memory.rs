@@ -9,9 +9,11 @@
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
-use efa::{Buffer, LentBytes, LentBytesMut, ReceiveBuffer};
+use efa::{Buffer, LentBytes, LentBytesMut, ReceiveBuffer, RegionSlice};
 
 use crate::boundary::{INVALID, Outcome};
+use crate::c::mr::Region;
+use crate::object::Object;
 
 /// The address of memory, which may be null if it is empty.
 #[inline(always)]
@@ -28,10 +30,17 @@ fn base(at: *const c_void, length: usize) -> Outcome<NonNull<u8>> {
 /// # Safety
 /// The program gave up `length` bytes at `at` as said above.
 #[inline(always)]
-pub(crate) unsafe fn sent(at: *const c_void, length: usize, _desc: *mut c_void) -> Outcome<Buffer> {
+pub(crate) unsafe fn sent(at: *const c_void, length: usize, desc: *mut c_void) -> Outcome<Buffer> {
     let base = base(at, length)?;
     // SAFETY: the caller's promise.
-    Ok(unsafe { LentBytes::new(base, length) }.into())
+    unsafe {
+        if length > LONGEST_COPIED
+            && let Some(part) = part(at, length, desc)?
+        {
+            return Ok(part.into());
+        }
+        Ok(LentBytes::new(base, length).into())
+    }
 }
 
 /// What is received into.
@@ -42,11 +51,43 @@ pub(crate) unsafe fn sent(at: *const c_void, length: usize, _desc: *mut c_void) 
 pub(crate) unsafe fn received(
     at: *mut c_void,
     length: usize,
-    _desc: *mut c_void,
+    desc: *mut c_void,
 ) -> Outcome<ReceiveBuffer> {
     let base = base(at, length)?;
     // SAFETY: the caller's promise.
-    Ok(unsafe { LentBytesMut::new(base, length) }.into())
+    unsafe {
+        if length > LONGEST_COPIED
+            && let Some(part) = part(at, length, desc)?
+        {
+            return Ok(part.into());
+        }
+        Ok(LentBytesMut::new(base, length).into())
+    }
+}
+
+/// Memory up to this length is used without its descriptor: its bytes are copied anyhow.
+const LONGEST_COPIED: usize = 64 << 10;
+
+/// The part of a registered region, named by its descriptor. `None` without a descriptor, and if the device registers
+/// memory for an operation at next to no cost.
+///
+/// # Safety
+/// `desc` is null or a descriptor of libfabric's, of an open region if it is one of this provider.
+#[cold]
+unsafe fn part(
+    at: *const c_void,
+    length: usize,
+    desc: *mut c_void,
+) -> Outcome<Option<RegionSlice>> {
+    if desc.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller's promise.
+    let region = unsafe { Object::<Region>::argument(desc.cast()) }?;
+    match region.is_costly {
+        true => region.part(at, length).map(Some).ok_or(INVALID),
+        false => Ok(None),
+    }
 }
 
 /// What is sent from in several pieces.
@@ -134,7 +175,7 @@ unsafe fn pieces<'a>(iov: *const libc::iovec, count: usize) -> Outcome<&'a [libc
 }
 
 /// Most pieces of one message (`iov_limit`).
-const MOST_PIECES: usize = 28;
+pub(crate) const MOST_PIECES: usize = 28;
 
 #[cfg(test)]
 mod tests {

@@ -77,9 +77,9 @@ impl Memory {
         Self { base, length, owner: Owner::Program }
     }
 
-    /// Ends the access to borrowed or lent memory.
+    /// Ends the access to memory of others.
     pub(crate) fn end(&mut self) {
-        if let Owner::Program | Owner::Lender { .. } = self.owner {
+        if self.is_of_others() {
             self.length = 0;
         }
     }
@@ -96,8 +96,9 @@ impl Memory {
         matches!(self.owner, Owner::This)
     }
 
-    pub(crate) fn is_lent(&self) -> bool {
-        matches!(self.owner, Owner::Lender { .. })
+    /// Whether it belongs neither to this nor to nobody.
+    pub(crate) fn is_of_others(&self) -> bool {
+        matches!(self.owner, Owner::Handle(_) | Owner::Program | Owner::Lender { .. })
     }
 
     /// Returns owned memory, and an empty box for other memory.

@@ -199,8 +199,9 @@ impl KeyTable {
         self.check(length)?;
         let mut keys = self.lock();
         let place = keys.place(self.0.limit, length).ok_or_else(|| self.full())?;
-        let address = keys.address(length);
+        // Peers of a C program name memory by its address there.
         let memory = Memory::foreign(memory);
+        let address = memory.address();
         Ok(self.enter(&mut keys, place, memory, (address, length), true, access))
     }
 
@@ -327,7 +328,7 @@ impl KeyTable {
 }
 
 impl SoftRegion {
-    /// Ends the registration now, even if there are clones of the handle. [Raw](KeyTable::register_raw) and lent
+    /// Ends the registration now, even if there are clones of the handle. [Raw](KeyTable::register_raw), lent and foreign
     /// memory is not accessed through the handle after this call, unless it returns false: a thread that
     /// is in the middle of an access doesn't go on, perhaps because its signal handler never returns.
     #[must_use]
@@ -457,7 +458,8 @@ impl Region for SoftRegion {
     }
 
     fn revoke(&self) -> bool {
-        self.0.memory().is_lent() && Self::revoke(self)
+        lock_within(&self.0.memory).is_some_and(|memory| memory.is_of_others())
+            && Self::revoke(self)
     }
 }
 

@@ -351,9 +351,9 @@ impl Registered {
         self.copying.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether memory that was lent was given back. To be used under the lock.
+    /// Whether memory of others was given back. To be used under the lock.
     fn is_revoked(&self) -> bool {
-        matches!(self.memory.owner, Owner::Lender { .. }) && self.memory.registration().is_none()
+        !matches!(self.memory.owner, Owner::This) && self.memory.registration().is_none()
     }
 
     fn is_read_only(&self) -> bool {
@@ -401,11 +401,11 @@ impl Region for VerbsRegion {
 
     fn read(&self, offset: usize, into: &mut [u8]) -> usize {
         let _alone = self.0.copying();
-        if let Owner::Handle(foreign) = &self.0.memory.owner {
-            return foreign.read(offset, into);
-        }
         if self.0.is_revoked() {
             return 0;
+        }
+        if let Owner::Handle(foreign) = &self.0.memory.owner {
+            return foreign.read(offset, into);
         }
         let (from, count) = self.0.range(offset, into.len());
         // SAFETY: `count` bytes at `from` are in the region, and `into` has as many. They don't overlap:
@@ -417,11 +417,11 @@ impl Region for VerbsRegion {
 
     fn write(&self, offset: usize, from: &[u8]) -> usize {
         let _alone = self.0.copying();
-        if let Owner::Handle(foreign) = &self.0.memory.owner {
-            return foreign.write(offset, from);
-        }
         if self.0.is_revoked() || self.0.is_read_only() {
             return 0;
+        }
+        if let Owner::Handle(foreign) = &self.0.memory.owner {
+            return foreign.write(offset, from);
         }
         let (into, count) = self.0.range(offset, from.len());
         // SAFETY: `count` bytes at `into` are in the region, and `from` has as many. They don't overlap:
@@ -432,13 +432,13 @@ impl Region for VerbsRegion {
 
     fn update(&self, offset: usize, bytes: &mut [u8], change: impl FnOnce(&mut [u8])) -> usize {
         let _alone = self.0.copying();
+        if self.0.is_revoked() || self.0.is_read_only() {
+            return 0;
+        }
         if let Owner::Handle(foreign) = &self.0.memory.owner {
             let count = foreign.read(offset, bytes);
             change(&mut bytes[..count]);
             return foreign.write(offset, &bytes[..count]);
-        }
-        if self.0.is_revoked() || self.0.is_read_only() {
-            return 0;
         }
         let (place, count) = self.0.range(offset, bytes.len());
         // SAFETY: `count` bytes at `place` are in the region, `bytes` has as many, and they don't
@@ -475,7 +475,7 @@ impl Region for VerbsRegion {
 
     fn revoke(&self) -> bool {
         let _alone = self.0.copying();
-        if !matches!(self.0.memory.owner, Owner::Lender { .. }) {
+        if let Owner::This = self.0.memory.owner {
             return false;
         }
         let Some(registration) = self.0.memory.registration().take() else { return true };

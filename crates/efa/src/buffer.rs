@@ -466,6 +466,20 @@ impl From<ReceiveBuffer> for Buffer {
 #[derive(Debug)]
 pub struct ReceiveBuffer(pub(crate) Buffer);
 
+impl ReceiveBuffer {
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
 impl From<Vec<u8>> for ReceiveBuffer {
     fn from(vec: Vec<u8>) -> Self {
         Self(vec.into())

@@ -229,13 +229,20 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         self.engine.inject(message).map_err(|error| translate(error, Some(to), self.engine.lack()))
     }
 
+    /// Writes a copy of the bytes. Only a failure completes.
+    pub(crate) fn inject_write(&mut self, rma: Rma, bytes: &[u8]) -> Result<(), StartError> {
+        let written = self.write(rma.silent(), bytes.to_vec().into(), 0);
+        written.map_err(|refused| refused.error)
+    }
+
     pub(crate) fn write(&mut self, rma: Rma, buffer: Buffer, context: u64) -> Result<(), Refused> {
-        let Rma { peer: to, remote, cq_data, level, completion } = rma;
+        let Rma { peer: to, remote, cq_data, level, completion, is_silent } = rma;
         let peer = match self.start_transmit(to) {
             Ok(peer) => peer,
             Err(error) => return Err(Refused { error, buffer }),
         };
-        let (level, buffer) = (level.unwrap_or(self.level), self.transmit_slot(completion, buffer));
+        let level = level.unwrap_or(self.level);
+        let buffer = Slot::reported(!is_silent && self.unreported[0].reports(completion), buffer);
         let posted = self.engine.write(Write { peer, remote, buffer, cq_data, level, context });
         posted.map_err(|refused| self.refused(Side::Transmit, Some(to), refused))
     }
@@ -259,7 +266,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         operands: Operands<Buffer>,
         context: u64,
     ) -> Result<(), Refused> {
-        let Rma { peer: to, remote, level, completion, .. } = rma;
+        let Rma { peer: to, remote, level, completion, is_silent, .. } = rma;
         let refused = |error, operands: Operands<Buffer>| Refused {
             error,
             buffer: operands.into_fetched().unwrap_or_default(),
@@ -269,7 +276,8 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             Err(error) => return Err(refused(error, operands)),
         };
         let level = level.unwrap_or(self.level);
-        let operands = operands.map(|buffer| self.transmit_slot(completion, buffer));
+        let is_reported = !is_silent && self.unreported[0].reports(completion);
+        let operands = operands.map(|buffer| Slot::reported(is_reported, buffer));
         let atomic = Atomic { peer, remote, datatype, op, operands, level, context };
         self.engine.atomic(atomic).map_err(|AtomicRefused { error, operands }| {
             let error = self.not_started(Side::Transmit, Some(to), error);

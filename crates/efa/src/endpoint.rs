@@ -368,7 +368,7 @@ impl Endpoint {
             let kind = AtomicKind::Write;
             return Err(efa_rdm::StartError::NoSuchAtomic { kind, op, datatype }.into());
         }
-        let operands = Operands::Write { operand: operand.into() };
+        let operands = Operands::Write { operand };
         let started = self.start_atomic(rma, (op, datatype), operands, context);
         started.map_err(|refused| refused.error)
     }
@@ -387,10 +387,9 @@ impl Endpoint {
     ) -> Result<(), Refused> {
         let ReceiveBuffer(fetched) = fetched.into();
         let Operation { op, datatype, operand, comparand } = operation;
-        let operand = operand.into();
         let operands = match comparand {
             None => Operands::Fetch { operand, fetched },
-            Some(comparand) => Operands::Compare { operand, comparand: comparand.into(), fetched },
+            Some(comparand) => Operands::Compare { operand, comparand, fetched },
         };
         self.start_atomic(rma, (op, datatype), operands, context)
     }
@@ -412,13 +411,9 @@ impl Endpoint {
         operands: Operands<Buffer>,
         context: u64,
     ) -> Result<(), Refused> {
-        let fetched = match &operands {
-            Operands::Write { .. } => None,
-            Operands::Fetch { fetched, .. } | Operands::Compare { fetched, .. } => Some(fetched),
-        };
-        let checked = self.require_to_transmit(Capabilities::ATOMIC).and_then(|()| {
-            fetched.map_or(Ok(()), |fetched| self.shared.check_buffer(fetched, LocalAccess::READ))
-        });
+        let checked = self
+            .require_to_transmit(Capabilities::ATOMIC)
+            .and_then(|()| self.shared.check_operands(&operands));
         if let Err(error) = checked {
             return Err(Refused { error, buffer: operands.into_fetched().unwrap_or_default() });
         }
@@ -522,7 +517,7 @@ impl Endpoint {
     }
 
     #[inline]
-    fn require_to_transmit(&self, needed: Capabilities) -> Result<(), StartError> {
+    pub(crate) fn require_to_transmit(&self, needed: Capabilities) -> Result<(), StartError> {
         match self.shared.transmittable.allows(needed) {
             true => Ok(()),
             false => self.recall(needed),

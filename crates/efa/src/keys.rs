@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use efa_device::{Access, DeviceError, ForeignMemory};
 use efa_rdm::KeyedRegions;
@@ -77,7 +78,7 @@ impl Keys {
             Entry::Occupied(_) => Err(KeyError::Taken { key }),
             Entry::Vacant(entry) => {
                 entry.insert(None);
-                Ok(ReservedKey { keys: self.clone(), key })
+                Ok(ReservedKey { keys: self.clone(), key, is_free: AtomicBool::new(false) })
             }
         }
     }
@@ -108,9 +109,19 @@ impl<R: ConcreteRegion> KeyedRegions<R> for Keys {
 pub(crate) struct ReservedKey {
     keys: Arc<Keys>,
     key: u64,
+    is_free: AtomicBool,
 }
 
 impl ReservedKey {
+    /// Frees the key once: it may be another's afterwards.
+    pub(crate) fn free(&self) {
+        if !self.is_free.swap(true, Ordering::AcqRel) {
+            let region = self.keys.regions.lock().remove(&self.key);
+            // It is deregistered without the lock.
+            drop(region);
+        }
+    }
+
     pub(crate) fn key(&self) -> u64 {
         self.key
     }
@@ -123,9 +134,7 @@ impl ReservedKey {
 
 impl Drop for ReservedKey {
     fn drop(&mut self) {
-        let region = self.keys.regions.lock().remove(&self.key);
-        // It is deregistered without the lock.
-        drop(region);
+        self.free();
     }
 }
 

@@ -136,6 +136,7 @@ mod format;
 pub mod guide;
 mod hints;
 mod info;
+mod injected;
 mod insertion;
 mod keys;
 #[cfg(feature = "sim")]

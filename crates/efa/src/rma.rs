@@ -3,6 +3,7 @@
 use efa_rdm::{AtomicOp, Datatype, Level, Remote, RmaIov, TooManyPieces};
 
 use crate::address_vector::FiAddr;
+use crate::buffer::Buffer;
 use crate::capabilities::OperationFlags;
 use crate::region::{MemoryRegion, RegionSlice};
 
@@ -126,6 +127,8 @@ pub struct Rma {
     pub(crate) level: Option<Level>,
     /// Whether it is signaled; `None`: as the endpoint's default flags say.
     pub(crate) completion: Option<bool>,
+    /// Whether it completes only if it fails.
+    pub(crate) is_silent: bool,
 }
 
 impl Rma {
@@ -144,7 +147,7 @@ impl Rma {
     }
 
     fn of(peer: FiAddr, remote: Remote) -> Self {
-        Self { peer, remote, cq_data: None, level: None, completion: None }
+        Self { peer, remote, cq_data: None, level: None, completion: None, is_silent: false }
     }
 
     /// Sends data to the peer, which gets a completion with it (`FI_REMOTE_CQ_DATA`). Only for writes;
@@ -169,6 +172,11 @@ impl Rma {
     /// (`FI_DELIVERY_COMPLETE`).
     pub fn delivery_complete(self) -> Self {
         self.level(Level::Delivery)
+    }
+
+    /// The operation completes only if it fails, whatever the binding of its queue.
+    pub(crate) fn silent(self) -> Self {
+        Self { is_silent: true, level: self.level.or(Some(Level::Transmit)), ..self }
     }
 
     /// Sets the flags of the operation (those of `fi_writemsg` and `fi_atomicmsg`), in place of the
@@ -224,8 +232,8 @@ elements! {
 pub struct Operation {
     pub(crate) op: AtomicOp,
     pub(crate) datatype: Datatype,
-    pub(crate) operand: Vec<u8>,
-    pub(crate) comparand: Option<Vec<u8>>,
+    pub(crate) operand: Buffer,
+    pub(crate) comparand: Option<Buffer>,
 }
 
 impl Operation {
@@ -236,7 +244,7 @@ impl Operation {
 
     /// Reads each element.
     pub fn read(datatype: Datatype) -> Self {
-        Self::of_bytes(AtomicOp::Read, datatype, Vec::new())
+        Self::of_bytes(AtomicOp::Read, datatype, Buffer::default())
     }
 
     /// An operation with an operand and a comparand for each element.
@@ -245,13 +253,13 @@ impl Operation {
     }
 
     /// An operation on elements of any type, with operands in the byte order of the host.
-    pub fn of_bytes(op: AtomicOp, datatype: Datatype, operand: Vec<u8>) -> Self {
-        Self { op, datatype, operand, comparand: None }
+    pub fn of_bytes(op: AtomicOp, datatype: Datatype, operand: impl Into<Buffer>) -> Self {
+        Self { op, datatype, operand: operand.into(), comparand: None }
     }
 
     /// Adds a comparand for each element, in the byte order of the host.
-    pub fn against(self, comparand: Vec<u8>) -> Self {
-        Self { comparand: Some(comparand), ..self }
+    pub fn against(self, comparand: impl Into<Buffer>) -> Self {
+        Self { comparand: Some(comparand.into()), ..self }
     }
 }
 

@@ -7,7 +7,7 @@ use efa::{AddressVectorKind, DomainOptions, Progress, RegistrationMode};
 use crate::abi::*;
 use crate::boundary::{Errno, INVALID, Outcome, status};
 use crate::c::fabric::Fabric;
-use crate::c::{av, cq, endpoint, entry};
+use crate::c::{atomic, av, cq, endpoint, entry, mr};
 use crate::errors;
 use crate::object::{Class, Object, Pool, Use};
 
@@ -26,10 +26,10 @@ static TABLE: fi_ops_domain = fi_ops_domain {
     av_open: Some(av::open),
     cq_open: Some(cq::open),
     endpoint: Some(endpoint::open),
+    query_atomic: Some(atomic::query),
     ..fi_ops_domain::failing::<FI_ENOSYS>()
 };
 static CLOSED: fi_ops_domain = fi_ops_domain::failing::<FI_EBADF>();
-static REGISTRATION: fi_ops_mr = fi_ops_mr::failing::<FI_ENOSYS>();
 static CLOSED_REGISTRATION: fi_ops_mr = fi_ops_mr::failing::<FI_EBADF>();
 
 // SAFETY: `fid_domain` begins with a `fid`.
@@ -43,7 +43,7 @@ unsafe impl Class for Domain {
     }
 
     fn open(fid: fid) -> fid_domain {
-        fid_domain { fid, ops: &TABLE, mr: &REGISTRATION }
+        fid_domain { fid, ops: &TABLE, mr: &mr::TABLE }
     }
 
     fn closed() -> fid_domain {

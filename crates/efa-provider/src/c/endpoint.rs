@@ -19,7 +19,7 @@ use crate::c::cq::{CompletionQueue, OwnEntry};
 use crate::c::domain::{self, Domain};
 use crate::c::eq::EventQueue;
 use crate::c::event::{Pointer, Source};
-use crate::c::{entry, msg, tagged};
+use crate::c::{atomic, entry, msg, rma, tagged};
 use crate::errors;
 use crate::lookup::{Answering, Site};
 use crate::object::{Class, Object, Pool, Use};
@@ -96,10 +96,8 @@ static TABLE: fi_ops_ep = fi_ops_ep {
 static CLOSED: fi_ops_ep = fi_ops_ep::failing::<FI_EBADF>();
 static CLOSED_NAMES: fi_ops_cm = fi_ops_cm::failing::<FI_EBADF>();
 static CLOSED_MSG: fi_ops_msg = fi_ops_msg::failing::<FI_EBADF>();
-static RMA: fi_ops_rma = fi_ops_rma::failing::<FI_ENOSYS>();
 static CLOSED_RMA: fi_ops_rma = fi_ops_rma::failing::<FI_EBADF>();
 static CLOSED_TAGGED: fi_ops_tagged = fi_ops_tagged::failing::<FI_EBADF>();
-static ATOMIC: fi_ops_atomic = fi_ops_atomic::failing::<FI_ENOSYS>();
 static CLOSED_ATOMIC: fi_ops_atomic = fi_ops_atomic::failing::<FI_EBADF>();
 static COLLECTIVE: fi_ops_collective = fi_ops_collective::failing::<FI_ENOSYS>();
 
@@ -119,9 +117,9 @@ unsafe impl Class for Endpoint {
             ops: &TABLE,
             cm: &cm::TABLE,
             msg: &msg::TABLE,
-            rma: &RMA,
+            rma: &rma::TABLE,
             tagged: &tagged::TABLE,
-            atomic: &ATOMIC,
+            atomic: &atomic::TABLE,
             collective: &COLLECTIVE,
         }
     }

@@ -37,6 +37,7 @@ unsafe extern "C" fn recv(
     // SAFETY: as said above.
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
+        let desc = if ep.defaults.receive_many { std::ptr::null_mut() } else { desc };
         let buffer = memory::received(buf, len, desc)?;
         transfer::receive_untagged(ep, src_addr, buffer, context(ctx))
     })
@@ -53,6 +54,7 @@ unsafe extern "C" fn recvv(
     // SAFETY: as said above.
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
+        let desc = if ep.defaults.receive_many { std::ptr::null_mut() } else { desc };
         let buffer = memory::received_pieces(iov, desc, count)?;
         transfer::receive_untagged(ep, src_addr, buffer, context(ctx))
     })
@@ -63,11 +65,14 @@ unsafe extern "C" fn recvmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) ->
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
         let msg = msg.as_ref().ok_or(INVALID)?;
-        let buffer = || memory::received_pieces(msg.msg_iov, msg.desc, msg.iov_count);
         if flags & FI_MULTI_RECV != 0 {
+            // Completions name the place of their message, which a part of a region doesn't tell.
+            let none = std::ptr::null_mut();
+            let buffer = || memory::received_pieces(msg.msg_iov, none, msg.iov_count);
             let flags = flags & !FI_MULTI_RECV;
             return transfer::receive_many(ep, msg.addr, flags, buffer, context(msg.context));
         }
+        let buffer = || memory::received_pieces(msg.msg_iov, msg.desc, msg.iov_count);
         let receive = ep.from(Receive::untagged(), msg.addr);
         transfer::receive_flags(ep, receive, flags, buffer, context(msg.context))
     })

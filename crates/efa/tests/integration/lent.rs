@@ -15,13 +15,13 @@ use crate::world::{ALICE, BOB, World, pattern};
 const BOTH: Access = Access { remote_read: true, remote_write: true };
 
 /// Lends bytes for reading. The tests drop completions before the bytes, and don't write those before.
-fn lend(bytes: &[u8]) -> LentBytes {
+pub(crate) fn lend(bytes: &[u8]) -> LentBytes {
     // SAFETY: as the comment above says.
     unsafe { LentBytes::new(NonNull::from(bytes).cast(), bytes.len()) }
 }
 
 /// Lends bytes for writing. The tests drop completions before they look at the bytes.
-fn lend_mut(bytes: &mut [u8]) -> LentBytesMut {
+pub(crate) fn lend_mut(bytes: &mut [u8]) -> LentBytesMut {
     // SAFETY: as the comment above says.
     unsafe { LentBytesMut::new(NonNull::from(&mut *bytes).cast(), bytes.len()) }
 }

@@ -14,6 +14,7 @@ mod foreign;
 mod formats;
 mod growth;
 mod in_place;
+mod injected;
 mod keys;
 mod lent;
 mod levels;

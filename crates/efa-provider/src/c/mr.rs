@@ -1,0 +1,269 @@
+//! Memory regions (`fi_mr`).
+//!
+//! A region is a [`ForeignMemory`] of the program's memory. Peers name it by its virtual address and the device's key,
+//! or by offsets and the program's key if the domain is scalable. Closing it ends every access, also those that are
+//! under way.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::NonNull;
+
+use efa::{Access, ForeignMemory, Link, LocalAccess, MemoryRegion};
+
+use crate::abi::*;
+use crate::boundary::{Errno, INVALID, Outcome, status};
+use crate::c::domain::Domain;
+use crate::errors;
+use crate::object::{Class, Object, Pool, Use};
+
+/// A memory region.
+pub(crate) struct Region {
+    region: MemoryRegion,
+    base: NonNull<u8>,
+    /// Whether the device takes its time to register memory.
+    pub(crate) is_costly: bool,
+    _domain: Use<Domain>,
+}
+
+// SAFETY: the address is compared, and nothing is read or written by it.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+static FID: fi_ops = fi_ops { close: Some(close), ..fi_ops::failing::<FI_ENOSYS>() };
+static CLOSED_FID: fi_ops = fi_ops::failing::<FI_EBADF>();
+
+pub(crate) static TABLE: fi_ops_mr = fi_ops_mr {
+    size: size_of::<fi_ops_mr>(),
+    reg: Some(reg),
+    regv: Some(regv),
+    regattr: Some(regattr),
+};
+
+// SAFETY: `fid_mr` begins with a `fid`.
+unsafe impl Class for Region {
+    type C = fid_mr;
+
+    const NUMBER: usize = FI_CLASS_MR;
+
+    fn table() -> &'static fi_ops {
+        &FID
+    }
+
+    fn open(fid: fid) -> fid_mr {
+        fid_mr { fid, mem_desc: std::ptr::null_mut(), key: FI_KEY_NOTAVAIL }
+    }
+
+    fn closed() -> fid_mr {
+        let fid = fid { fclass: Self::NUMBER, ops: &CLOSED_FID, ..zeroed() };
+        fid_mr { fid, mem_desc: std::ptr::null_mut(), key: FI_KEY_NOTAVAIL }
+    }
+
+    fn pool() -> &'static Pool<Self> {
+        static POOL: Pool<Region> = Pool::new();
+        &POOL
+    }
+}
+
+/// What a program asks for.
+struct Asked {
+    base: *mut c_void,
+    length: usize,
+    access: u64,
+    offset: u64,
+    key: u64,
+    context: *mut c_void,
+}
+
+/// The most bytes of a region.
+const LONGEST: usize = isize::MAX as usize;
+
+impl Region {
+    fn new(domain: &Object<Domain>, asked: &Asked) -> Outcome<Self> {
+        let (remote, local) = accesses(asked.access)?;
+        if asked.offset != 0 || asked.length > LONGEST {
+            return Err(INVALID);
+        }
+        let base = match NonNull::new(asked.base.cast::<u8>()) {
+            Some(base) => base,
+            None if asked.length == 0 => NonNull::dangling(),
+            None => return Err(INVALID),
+        };
+        // SAFETY: the program registers memory that is mapped until it closes the region, and `close` ends all
+        // accesses before it returns. Accesses of the program and of peers may race; the bytes are copied by atomics
+        // and by the kernel.
+        let memory = unsafe { ForeignMemory::new(base, asked.length, ()) };
+        let region = match domain.is_scalable() {
+            true => domain
+                .domain
+                .register_foreign_keyed(&memory, asked.key, remote, local)
+                .map_err(|error| errors::of_key(&error)),
+            false => domain
+                .domain
+                .register_foreign(&memory, remote, local)
+                .map_err(|error| errors::of_device(&error)),
+        }?;
+        let is_costly = domain.fabric.fabric.link() == Link::Verbs;
+        Ok(Self { region, base, is_costly, _domain: Use::new(domain) })
+    }
+
+    /// The part of the region that these bytes are, as a buffer of an operation; `None` if not all of them are in it.
+    pub(crate) fn part(&self, at: *const c_void, length: usize) -> Option<efa::RegionSlice> {
+        let offset = at.addr().checked_sub(self.base.addr().get())?;
+        self.region.slice(offset..offset.checked_add(length)?).ok()
+    }
+}
+
+/// What peers and what operations of this process may do.
+fn accesses(access: u64) -> Outcome<(Access, LocalAccess)> {
+    const LOCAL: [(u64, LocalAccess); 4] = [
+        (FI_SEND, LocalAccess::SEND),
+        (FI_RECV, LocalAccess::RECV),
+        (FI_READ, LocalAccess::READ),
+        (FI_WRITE, LocalAccess::WRITE),
+    ];
+    let mut rest = access & !(FI_REMOTE_READ | FI_REMOTE_WRITE);
+    let mut local = LocalAccess::empty();
+    for (bit, access) in LOCAL {
+        if rest & bit != 0 {
+            local |= access;
+            rest &= !bit;
+        }
+    }
+    let remote = Access {
+        remote_read: access & FI_REMOTE_READ != 0,
+        remote_write: access & FI_REMOTE_WRITE != 0,
+    };
+    if rest == 0 { Ok((remote, local)) } else { Err(INVALID) }
+}
+
+/// Registers, and gives the program the object.
+///
+/// # Safety
+/// The table that was called is that of a domain, and `mr` is null or a place for the object.
+unsafe fn register(
+    domain: *mut fid,
+    asked: &Asked,
+    flags: u64,
+    mr: *mut *mut fid_mr,
+) -> Outcome<()> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let domain = Object::<Domain>::of(domain.cast());
+        let to = mr.as_mut().ok_or(INVALID)?;
+        if flags != 0 {
+            return Err(Errno(FI_EBADFLAGS));
+        }
+        let region = Region::new(domain, asked)?;
+        let key = region.region.key();
+        let object = Object::create(region, asked.context).as_ref().address();
+        (*object).mem_desc = object.cast();
+        (*object).key = key;
+        *to = object;
+    }
+    Ok(())
+}
+
+/// `fi_mr_reg`.
+unsafe extern "C" fn reg(
+    fid: *mut fid,
+    buf: *const c_void,
+    len: usize,
+    access: u64,
+    offset: u64,
+    requested_key: u64,
+    flags: u64,
+    mr: *mut *mut fid_mr,
+    context: *mut c_void,
+) -> c_int {
+    let (base, key) = (buf.cast_mut(), requested_key);
+    let asked = Asked { base, length: len, access, offset, key, context };
+    // SAFETY: the table is that of a domain.
+    status(|| unsafe { register(fid, &asked, flags, mr) })
+}
+
+/// `fi_mr_regv`.
+unsafe extern "C" fn regv(
+    fid: *mut fid,
+    iov: *const libc::iovec,
+    count: usize,
+    access: u64,
+    offset: u64,
+    requested_key: u64,
+    flags: u64,
+    mr: *mut *mut fid_mr,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: the table is that of a domain; the program passes `count` pieces.
+    status(|| unsafe {
+        let piece = only(iov, count)?;
+        let (base, length) = (piece.iov_base, piece.iov_len);
+        let asked = Asked { base, length, access, offset, key: requested_key, context };
+        register(fid, &asked, flags, mr)
+    })
+}
+
+/// `fi_mr_regattr`.
+unsafe extern "C" fn regattr(
+    fid: *mut fid,
+    attr: *const fi_mr_attr,
+    flags: u64,
+    mr: *mut *mut fid_mr,
+) -> c_int {
+    // SAFETY: the table is that of a domain; the program passes attributes as its version knows them.
+    status(|| unsafe {
+        if attr.is_null() {
+            return Err(INVALID);
+        }
+        let domain = Object::<Domain>::of(fid.cast());
+        // Older programs end before it.
+        if domain.api_version >= FI_VERSION(1, 9) && (*attr).iface != FI_HMEM_SYSTEM {
+            return Err(Errno(FI_ENOSYS));
+        }
+        let piece = only((*attr).mr_iov, (*attr).iov_count)?;
+        let asked = Asked {
+            base: piece.iov_base,
+            length: piece.iov_len,
+            access: (*attr).access,
+            offset: (*attr).offset,
+            key: (*attr).requested_key,
+            context: (*attr).context,
+        };
+        register(fid, &asked, flags, mr)
+    })
+}
+
+/// The piece of a registration, of which there is one (`mr_iov_limit`).
+///
+/// # Safety
+/// `count` pieces are at `iov`.
+unsafe fn only(iov: *const libc::iovec, count: usize) -> Outcome<libc::iovec> {
+    // SAFETY: the caller's promise.
+    let first = unsafe { iov.as_ref() };
+    first.filter(|_| count == 1).copied().ok_or(INVALID)
+}
+
+/// `fi_close` of a region: when it returns, nothing accesses the memory any more.
+unsafe extern "C" fn close(fid: *mut fid) -> c_int {
+    status(|| {
+        // SAFETY: the table is that of a region.
+        let region = unsafe { Object::<Region>::of(fid.cast()) };
+        if !region.region.is_empty() && !region.region.revoke() {
+            return Err(Errno(FI_EBUSY));
+        }
+        // SAFETY: as above; a program doesn't use a region while it closes it.
+        unsafe { region.close() }.map(drop)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn access_that_isnt_known_is_refused() {
+        let (remote, local) = accesses(FI_SEND | FI_READ | FI_REMOTE_WRITE).unwrap();
+        assert_eq!(remote, Access { remote_read: false, remote_write: true });
+        assert_eq!(local, LocalAccess::SEND | LocalAccess::READ);
+        assert_eq!(accesses(FI_SEND | FI_TAGGED), Err(INVALID));
+    }
+}

@@ -1,0 +1,241 @@
+//! Writes and reads of peers' memory (`fi_rma`).
+
+use std::ffi::c_void;
+
+use efa::{Buffer, FiAddr, RemoteMemory, Rma};
+
+use crate::abi::*;
+use crate::bits;
+use crate::boundary::{Errno, INVALID, Outcome, started};
+use crate::c::endpoint::Endpoint;
+use crate::c::transfer::{context, refused};
+use crate::errors;
+use crate::memory;
+use crate::object::Object;
+
+pub(crate) static TABLE: fi_ops_rma = fi_ops_rma {
+    size: size_of::<fi_ops_rma>(),
+    read: Some(read),
+    readv: Some(readv),
+    readmsg: Some(readmsg),
+    write: Some(write),
+    writev: Some(writev),
+    writemsg: Some(writemsg),
+    inject: Some(inject),
+    writedata: Some(writedata),
+    injectdata: Some(injectdata),
+};
+
+/// Most pieces of remote memory (`rma_iov_limit`).
+const MOST_PIECES: usize = 4;
+
+/// Memory of a peer.
+#[inline(always)]
+fn at(peer: FiAddr, address: u64, length: usize, key: u64) -> Rma {
+    Rma::at(peer, RemoteMemory { address, length: length as u64, key })
+}
+
+/// Pieces of a peer's memory.
+///
+/// # Safety
+/// `count` pieces are at `iov`.
+unsafe fn pieces(peer: FiAddr, iov: *const fi_rma_iov, count: usize) -> Outcome<Rma> {
+    if count > MOST_PIECES || (iov.is_null() && count > 0) {
+        return Err(INVALID);
+    }
+    let mut pieces = [RemoteMemory { address: 0, length: 0, key: 0 }; MOST_PIECES];
+    for (index, piece) in pieces[..count].iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        let fi_rma_iov { addr, len, key } = unsafe { iov.add(index).read() };
+        *piece = RemoteMemory { address: addr, length: len as u64, key };
+    }
+    Rma::pieces(peer, &pieces[..count]).map_err(|_| INVALID)
+}
+
+/// Writes with the default flags.
+#[inline(always)]
+fn start_write(ep: &Endpoint, rma: Rma, buffer: Buffer, context: u64) -> Outcome<()> {
+    match ep.defaults.inject {
+        true => write_copy(ep, rma, buffer, context),
+        false => ep.endpoint()?.write(rma, buffer, context).map_err(refused),
+    }
+}
+
+/// Copies the bytes and writes the copy, with a completion (`FI_INJECT`).
+#[cold]
+fn write_copy(ep: &Endpoint, rma: Rma, buffer: Buffer, context: u64) -> Outcome<()> {
+    let endpoint = ep.endpoint()?;
+    if buffer.len() > endpoint.transmit_attributes().inject_size {
+        return Err(INVALID);
+    }
+    endpoint.write(rma, buffer.into_vec(), context).map_err(refused)
+}
+
+/// Copies the bytes and writes the copy, without a completion.
+fn inject_write(ep: &Endpoint, rma: Rma, bytes: &[u8]) -> Outcome<()> {
+    ep.endpoint()?.inject_write(rma, bytes).map_err(|error| errors::of_start(&error))
+}
+
+// In each function the table is that of an endpoint, and memory is the program's as `memory` says.
+
+unsafe extern "C" fn read(
+    ep: *mut fid_ep,
+    buf: *mut c_void,
+    len: usize,
+    desc: *mut c_void,
+    src_addr: fi_addr_t,
+    addr: u64,
+    key: u64,
+    ctx: *mut c_void,
+) -> isize {
+    // SAFETY: as said above.
+    started(|| unsafe {
+        let ep = Object::<Endpoint>::of(ep);
+        let buffer = memory::received(buf, len, desc)?;
+        let rma = at(ep.peer(src_addr), addr, len, key);
+        ep.endpoint()?.read(rma, buffer, context(ctx)).map_err(refused)
+    })
+}
+
+unsafe extern "C" fn readv(
+    ep: *mut fid_ep,
+    iov: *const libc::iovec,
+    desc: *mut *mut c_void,
+    count: usize,
+    src_addr: fi_addr_t,
+    addr: u64,
+    key: u64,
+    ctx: *mut c_void,
+) -> isize {
+    // SAFETY: as said above.
+    started(|| unsafe {
+        let ep = Object::<Endpoint>::of(ep);
+        let buffer = memory::received_pieces(iov, desc, count)?;
+        let rma = at(ep.peer(src_addr), addr, buffer.len(), key);
+        ep.endpoint()?.read(rma, buffer, context(ctx)).map_err(refused)
+    })
+}
+
+unsafe extern "C" fn readmsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64) -> isize {
+    // SAFETY: as said above.
+    started(|| unsafe {
+        let ep = Object::<Endpoint>::of(ep);
+        let msg = msg.as_ref().ok_or(INVALID)?;
+        let flags = bits::transmit_flags(flags).ok_or(Errno(FI_EBADFLAGS))?;
+        let buffer = memory::received_pieces(msg.msg_iov, msg.desc, msg.iov_count)?;
+        let rma = pieces(ep.peer(msg.addr), msg.rma_iov, msg.rma_iov_count)?.flags(flags);
+        ep.endpoint()?.read(rma, buffer, context(msg.context)).map_err(refused)
+    })
+}
+
+unsafe extern "C" fn write(
+    ep: *mut fid_ep,
+    buf: *const c_void,
+    len: usize,
+    desc: *mut c_void,
+    dest_addr: fi_addr_t,
+    addr: u64,
+    key: u64,
+    ctx: *mut c_void,
+) -> isize {
+    // SAFETY: as said above.
+    started(|| unsafe {
+        let ep = Object::<Endpoint>::of(ep);
+        let buffer = memory::sent(buf, len, desc)?;
+        start_write(ep, at(ep.peer(dest_addr), addr, len, key), buffer, context(ctx))
+    })
+}
+
+unsafe extern "C" fn writev(
+    ep: *mut fid_ep,
+    iov: *const libc::iovec,
+    desc: *mut *mut c_void,
+    count: usize,
+    dest_addr: fi_addr_t,
+    addr: u64,
+    key: u64,
+    ctx: *mut c_void,
+) -> isize {
+    // SAFETY: as said above.
+    started(|| unsafe {
+        let ep = Object::<Endpoint>::of(ep);
+        let buffer = memory::sent_pieces(iov, desc, count)?;
+        let rma = at(ep.peer(dest_addr), addr, buffer.len(), key);
+        start_write(ep, rma, buffer, context(ctx))
+    })
+}
+
+unsafe extern "C" fn writemsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64) -> isize {
+    // SAFETY: as said above.
+    started(|| unsafe {
+        let ep = Object::<Endpoint>::of(ep);
+        let msg = msg.as_ref().ok_or(INVALID)?;
+        let known = bits::transmit_flags(flags & !FI_REMOTE_CQ_DATA);
+        let buffer = memory::sent_pieces(msg.msg_iov, msg.desc, msg.iov_count)?;
+        let rma = pieces(ep.peer(msg.addr), msg.rma_iov, msg.rma_iov_count)?;
+        let mut rma = rma.flags(known.ok_or(Errno(FI_EBADFLAGS))?);
+        if flags & FI_REMOTE_CQ_DATA != 0 {
+            rma = rma.with_data(msg.data);
+        }
+        match flags & FI_INJECT != 0 {
+            true => write_copy(ep, rma, buffer, context(msg.context)),
+            false => ep.endpoint()?.write(rma, buffer, context(msg.context)).map_err(refused),
+        }
+    })
+}
+
+unsafe extern "C" fn inject(
+    ep: *mut fid_ep,
+    buf: *const c_void,
+    len: usize,
+    dest_addr: fi_addr_t,
+    addr: u64,
+    key: u64,
+) -> isize {
+    // SAFETY: as said above.
+    started(|| unsafe {
+        let ep = Object::<Endpoint>::of(ep);
+        inject_write(ep, at(ep.peer(dest_addr), addr, len, key), memory::copied(buf, len)?)
+    })
+}
+
+unsafe extern "C" fn writedata(
+    ep: *mut fid_ep,
+    buf: *const c_void,
+    len: usize,
+    desc: *mut c_void,
+    data: u64,
+    dest_addr: fi_addr_t,
+    addr: u64,
+    key: u64,
+    ctx: *mut c_void,
+) -> isize {
+    // SAFETY: as said above.
+    started(|| unsafe {
+        let ep = Object::<Endpoint>::of(ep);
+        let buffer = memory::sent(buf, len, desc)?;
+        start_write(
+            ep,
+            at(ep.peer(dest_addr), addr, len, key).with_data(data),
+            buffer,
+            context(ctx),
+        )
+    })
+}
+
+unsafe extern "C" fn injectdata(
+    ep: *mut fid_ep,
+    buf: *const c_void,
+    len: usize,
+    data: u64,
+    dest_addr: fi_addr_t,
+    addr: u64,
+    key: u64,
+) -> isize {
+    // SAFETY: as said above.
+    started(|| unsafe {
+        let ep = Object::<Endpoint>::of(ep);
+        let rma = at(ep.peer(dest_addr), addr, len, key).with_data(data);
+        inject_write(ep, rma, memory::copied(buf, len)?)
+    })
+}
