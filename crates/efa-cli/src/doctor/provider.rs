@@ -120,7 +120,7 @@ fn library(path: &OsStr) -> Result<PathBuf, Missing> {
 fn load(library: &Path) -> Result<(), String> {
     let absolute = std::path::absolute(library).map_err(|error| error.to_string())?;
     let separates = |c: &u8| matches!(c, b' ' | b':');
-    if absolute.as_os_str().as_encoded_bytes().iter().any(|byte| separates(byte)) {
+    if absolute.as_os_str().as_encoded_bytes().iter().any(separates) {
         return Err(format!("{}: a space or colon in the path hides it", absolute.display()));
     }
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
