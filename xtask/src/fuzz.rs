@@ -91,8 +91,8 @@ impl Sanitizer {
     }
 }
 
-/// What the targets are built with.
-pub(crate) const TOOLS: [Tool; 2] = [Tool::CxxCompiler, Tool::CargoFuzz];
+/// What the targets are built with, and libfabric, which one of them calls our provider with.
+pub(crate) const TOOLS: [Tool; 3] = [Tool::CxxCompiler, Tool::CargoFuzz, Tool::FiInfo];
 
 /// Seconds of each target in `cargo xtask test`.
 const GATE: Duration = Duration::from_secs(8);

@@ -25,6 +25,7 @@
 //! | `shm_link` | contents of the rings of another process | no crash; a third queue pair still works |
 //! | `tcp_link` | bytes from the other end of a connection; more connections than there is room for, left in any state while time passes | no panic; every operation completes, also of a sender without room; packets of others arrive once, in order; the queue pair still works |
 //! | `c_calls` | calls of `libefa_soft` with handles, sizes and pointers of any kind | each call succeeds or returns an error number; every object can be destroyed |
+//! | `provider_calls` | calls of our provider for libfabric through its tables, with objects, sizes, pointers and flags of any kind | the same; a correct program works afterwards |
 //! | `in_place` | a hostile peer's packets and an honest sender's messages, received in place | honest messages arrive once and intact; each receive completes once |
 //! | `lying_peer` | decisions of a hostile peer that knows the protocol | the [invariants](#hostile-peer) |
 //! | `lying_tag_list` | the same decisions, on a device with a tag list | the same, and the list stays in order |
@@ -66,6 +67,8 @@ mod lying;
 mod matching;
 mod offloaded;
 mod packet;
+#[allow(unsafe_code, reason = "it calls the library as a C program does")]
+mod provider_calls;
 mod seeds;
 mod tool;
 mod world;
@@ -189,6 +192,12 @@ pub const TARGETS: &[Target] = &[
         about: "libefa_soft: calls with any handles, sizes and pointers",
         run: c_calls::run,
         show: None,
+    },
+    Target {
+        name: "provider_calls",
+        about: "libefars-fi: calls with any objects, sizes, pointers and flags",
+        run: provider_calls::run,
+        show: Some(provider_calls::show),
     },
     Target {
         name: "in_place",
