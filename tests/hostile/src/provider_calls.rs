@@ -33,7 +33,6 @@ const ERRORS: isize = 300;
 /// What the program has of libfabric.
 struct Library {
     provider: &'static fi_provider,
-    dupinfo: unsafe extern "C" fn(*const fi_info) -> *mut fi_info,
     freeinfo: unsafe extern "C" fn(*mut fi_info),
 }
 
@@ -60,14 +59,10 @@ fn library() -> Option<&'static Library> {
                 return None;
             }
             let symbol = |name: &CStr| libc::dlsym(libfabric, name.as_ptr());
-            let (dupinfo, freeinfo) = (symbol(c"fi_dupinfo"), symbol(c"fi_freeinfo"));
+            let freeinfo = symbol(c"fi_freeinfo");
             let provider = fi_prov_ini().as_ref().expect("a provider");
             Some(Library {
                 provider,
-                dupinfo: std::mem::transmute::<
-                    *mut c_void,
-                    unsafe extern "C" fn(*const fi_info) -> *mut fi_info,
-                >(dupinfo),
                 freeinfo: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut fi_info)>(
                     freeinfo,
                 ),
@@ -269,12 +264,11 @@ impl Program<'_> {
     /// The descriptor of a region, or null.
     fn descriptor(&mut self) -> *mut c_void {
         let region: *mut fid_mr = self.object(&[FI_CLASS_MR]);
-        // SAFETY: it is an object of the library, or null.
         if region.is_null() || self.input.one_in(2) {
-            null_mut()
-        } else {
-            unsafe { (*region).mem_desc }
+            return null_mut();
         }
+        // SAFETY: it is an object of the library.
+        unsafe { (*region).mem_desc }
     }
 
     fn address(&mut self) -> fi_addr_t {
