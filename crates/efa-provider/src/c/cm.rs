@@ -218,6 +218,7 @@ unsafe extern "C" fn shutdown(ep: *mut fid_ep, flags: u64) -> c_int {
         if let Err(error) = endpoint.shutdown(ep.domain.fabric.settings.close_timeout) {
             tracing::warn!(%error, "shut a connection down");
         }
+        ep.report_shutdown();
         Ok(())
     })
 }

@@ -424,6 +424,7 @@ impl Object<Endpoint> {
                     fid: Pointer::of(self.fid()),
                     context: Pointer::of(self.context()),
                     info: None,
+                    is_connected: false,
                 });
                 let enabled = self.with_connection(&disabled, number);
                 match enabled {
@@ -449,6 +450,14 @@ impl Object<Endpoint> {
         // As above.
         let _ = self.enabled.set(enabled);
         Ok(())
+    }
+
+    /// Reports at its event queue that it is no longer connected.
+    pub(crate) fn report_shutdown(&self) {
+        let number = self.connection.as_ref().and_then(Connection::number);
+        if let (Some(events), Some(number)) = (&self.disabled().events, number) {
+            events.shut_down(number);
+        }
     }
 
     /// Ends what is under way, and the events of a connection.

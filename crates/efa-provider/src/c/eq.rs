@@ -122,6 +122,9 @@ pub(crate) fn new_number() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
+/// An event in `efa` that only wakes: no event of the program has this number.
+const WAKES: u64 = usize::MAX as u64;
+
 impl EventQueue {
     fn new(fabric: &Object<Fabric>, attr: &fi_eq_attr) -> Outcome<Self> {
         if attr.flags & !(FI_WRITE | FI_AFFINITY) != 0 {
@@ -158,6 +161,28 @@ impl EventQueue {
         let number = new_number();
         lock(&self.sources).insert(number, source);
         number
+    }
+
+    /// Notes that an object is connected, or isn't any more; returns it if that is new.
+    fn set_connected(&self, number: u64, is_connected: bool) -> Option<Pointer> {
+        let mut sources = lock(&self.sources);
+        let source = sources.get_mut(&number)?;
+        let was_connected = std::mem::replace(&mut source.is_connected, is_connected);
+        (was_connected != is_connected).then_some(source.fid)
+    }
+
+    /// Reports the end of a connection that this side ended, unless the other side's was reported.
+    pub(crate) fn shut_down(&self, number: u64) {
+        let mut ready = lock(&self.ready);
+        while let Some(entry) = self.events.read() {
+            self.keep(entry, &mut ready);
+        }
+        let ended = self.set_connected(number, false);
+        let what = || What::Changed(FI_SHUTDOWN, Vec::new());
+        ready.extend(ended.map(|of| Event { of, what: what() }));
+        drop(ready);
+        // Wakes who sleeps; a full queue has woken them.
+        let _ = self.events.write(WAKES);
     }
 
     /// Drops events of an object that is closed.
@@ -224,10 +249,12 @@ impl EventQueue {
                 );
             }
             Ok(ControlEvent::Connected { context, data, .. }) => {
+                self.set_connected(context, true);
                 let changed = |(of, _)| Event { of, what: What::Changed(FI_CONNECTED, data) };
                 ready.extend(of(context).map(changed));
             }
             Ok(ControlEvent::Shutdown { context, .. }) => {
+                self.set_connected(context, false);
                 let changed = |(of, _)| Event { of, what: What::Changed(FI_SHUTDOWN, Vec::new()) };
                 ready.extend(of(context).map(changed));
             }

@@ -34,6 +34,8 @@ pub(crate) struct Source {
     pub(crate) context: Pointer,
     /// The entry of a passive endpoint, of which each request gets a copy.
     pub(crate) info: Option<Arc<OwnedInfo<'static>>>,
+    /// Whether it is connected, as far as events said so.
+    pub(crate) is_connected: bool,
 }
 
 /// An event that a program can read.

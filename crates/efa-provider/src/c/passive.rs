@@ -203,6 +203,7 @@ unsafe extern "C" fn listen(pep: *mut fid_pep) -> c_int {
             fid: Pointer::of(pep.fid()),
             context: Pointer::of(pep.context()),
             info: Some(pep.info.clone()),
+            is_connected: false,
         });
         let options = state.options.clone().context(number);
         let passive = pep.fabric.fabric.passive_endpoint(&events.events, options);
