@@ -9,6 +9,7 @@ use efa::{ConnectionRequest, MsgEndpoint};
 use crate::abi::*;
 use crate::boundary::{Errno, INVALID, Outcome, lock, status};
 use crate::c::endpoint::Endpoint;
+use crate::c::passive::Passive;
 use crate::c::{av, entry};
 use crate::errors;
 use crate::object::{Class, Object, Pool};
@@ -121,8 +122,11 @@ impl Connection {
             (address(info.src_addr, info.src_addrlen), address(info.dest_addr, info.dest_addrlen))
         };
         let mut state = State { name, ..State::default() };
-        if !info.handle.is_null() {
-            // SAFETY: the caller's promise.
+        // SAFETY: the caller's promise.
+        if let Ok(passive) = unsafe { Object::<Passive>::argument(info.handle) } {
+            state.name = Some(passive.name());
+        } else if !info.handle.is_null() {
+            // SAFETY: as above.
             let request = unsafe { Request::take(info.handle) }?;
             (state.name, state.peer) = (Some(request.listener_address()), Some(request.caller()));
             state.request = Some(request);

@@ -164,7 +164,11 @@ unsafe fn discover(
         let filled = fill(libfabric, entry, &echo, &settings, version)?;
         // SAFETY: both are entries of libfabric, and the list is only ours.
         unsafe {
-            (*filled.as_ptr()).next = first.map_or_else(std::ptr::null_mut, OwnedInfo::into_raw)
+            let filled = &mut *filled.as_ptr();
+            filled.next = first.map_or_else(std::ptr::null_mut, OwnedInfo::into_raw);
+            if let (Some(asked), EndpointKind::Connected) = (asked, entry.endpoint.kind) {
+                filled.handle = asked.info.handle;
+            }
         };
         first = Some(filled);
     }

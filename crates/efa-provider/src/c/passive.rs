@@ -152,6 +152,14 @@ unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) ->
     })
 }
 
+impl Passive {
+    /// Where it listens, or is to listen.
+    pub(crate) fn name(&self) -> SocketAddr {
+        let state = lock(&self.state);
+        state.listening.as_ref().map_or(state.name, |(listener, _)| listener.local_address())
+    }
+}
+
 impl State {
     /// Whether it doesn't listen yet.
     fn can_change(&self) -> Outcome<()> {
@@ -184,10 +192,7 @@ unsafe extern "C" fn getname(fid: fid_t, addr: *mut c_void, addrlen: *mut usize)
         // SAFETY: the table is that of a passive endpoint; `addrlen` says how many bytes there are room for.
         unsafe {
             let pep = Object::<Passive>::of(fid.cast());
-            let state = lock(&pep.state);
-            let listening = state.listening.as_ref();
-            let name = listening.map_or(state.name, |(listener, _)| listener.local_address());
-            av::copy_name(&socket::bytes(socket::reachable(name)), addr, addrlen)
+            av::copy_name(&socket::bytes(socket::reachable(pep.name())), addr, addrlen)
         }
     })
 }
