@@ -11,7 +11,9 @@ use std::ptr::NonNull;
 
 use efa::{Buffer, LentBytes, LentBytesMut, ReceiveBuffer, RegionSlice};
 
-use crate::boundary::{INVALID, Outcome};
+use crate::abi::{FI_EDOMAIN, FI_EMSGSIZE};
+use crate::boundary::{Errno, INVALID, Outcome};
+use crate::c::endpoint::Endpoint;
 use crate::c::mr::Region;
 use crate::object::Object;
 
@@ -20,8 +22,9 @@ use crate::object::Object;
 fn base(at: *const c_void, length: usize) -> Outcome<NonNull<u8>> {
     match NonNull::new(at.cast_mut().cast()) {
         Some(base) if length <= isize::MAX as usize => Ok(base),
+        Some(_) => Err(Errno(FI_EMSGSIZE)),
         None if length == 0 => Ok(NonNull::dangling()),
-        _ => Err(INVALID),
+        None => Err(INVALID),
     }
 }
 
@@ -30,12 +33,17 @@ fn base(at: *const c_void, length: usize) -> Outcome<NonNull<u8>> {
 /// # Safety
 /// The program gave up `length` bytes at `at` as said above.
 #[inline(always)]
-pub(crate) unsafe fn sent(at: *const c_void, length: usize, desc: *mut c_void) -> Outcome<Buffer> {
+pub(crate) unsafe fn sent(
+    ep: &Endpoint,
+    at: *const c_void,
+    length: usize,
+    desc: *mut c_void,
+) -> Outcome<Buffer> {
     let base = base(at, length)?;
     // SAFETY: the caller's promise.
     unsafe {
-        if length > LONGEST_COPIED
-            && let Some(part) = part(at, length, desc)?
+        if !desc.is_null()
+            && let Some(part) = part(ep, at, length, desc)?
         {
             return Ok(part.into());
         }
@@ -49,6 +57,7 @@ pub(crate) unsafe fn sent(at: *const c_void, length: usize, desc: *mut c_void) -
 /// As for [`sent`].
 #[inline(always)]
 pub(crate) unsafe fn received(
+    ep: &Endpoint,
     at: *mut c_void,
     length: usize,
     desc: *mut c_void,
@@ -56,8 +65,8 @@ pub(crate) unsafe fn received(
     let base = base(at, length)?;
     // SAFETY: the caller's promise.
     unsafe {
-        if length > LONGEST_COPIED
-            && let Some(part) = part(at, length, desc)?
+        if !desc.is_null()
+            && let Some(part) = part(ep, at, length, desc)?
         {
             return Ok(part.into());
         }
@@ -68,26 +77,28 @@ pub(crate) unsafe fn received(
 /// Memory up to this length is used without its descriptor: its bytes are copied anyhow.
 const LONGEST_COPIED: usize = 64 << 10;
 
-/// The part of a registered region, named by its descriptor. `None` without a descriptor, and if the device registers
-/// memory for an operation at next to no cost.
+/// The part of a registered region that a descriptor names. `None` if the bytes are copied anyhow, or the device
+/// registers memory for an operation at next to no cost.
+///
+/// # Errors
+/// The descriptor is of no open region, of a region without these bytes, or of another domain.
 ///
 /// # Safety
-/// `desc` is null or a descriptor of libfabric's, of an open region if it is one of this provider.
+/// `desc` is a descriptor of libfabric's, of an open region if it is one of this provider.
 #[cold]
 unsafe fn part(
+    ep: &Endpoint,
     at: *const c_void,
     length: usize,
     desc: *mut c_void,
 ) -> Outcome<Option<RegionSlice>> {
-    if desc.is_null() {
-        return Ok(None);
-    }
     // SAFETY: the caller's promise.
     let region = unsafe { Object::<Region>::argument(desc.cast()) }?;
-    match region.is_costly {
-        true => region.part(at, length).map(Some).ok_or(INVALID),
-        false => Ok(None),
+    if !region.domain.is(ep.domain.object()) {
+        return Err(Errno(FI_EDOMAIN));
     }
+    let part = region.part(at, length).ok_or(INVALID)?;
+    Ok((region.is_costly && length > LONGEST_COPIED).then_some(part))
 }
 
 /// What is sent from in several pieces.
@@ -95,6 +106,7 @@ unsafe fn part(
 /// # Safety
 /// As for [`sent`], for each piece, and `count` pieces are at `iov`.
 pub(crate) unsafe fn sent_pieces(
+    ep: &Endpoint,
     iov: *const libc::iovec,
     desc: *mut *mut c_void,
     count: usize,
@@ -103,10 +115,10 @@ pub(crate) unsafe fn sent_pieces(
     unsafe {
         match pieces(iov, count)? {
             [] => Ok(Buffer::default()),
-            [one] => sent(one.iov_base, one.iov_len, descriptor(desc, 0)),
+            [one] => sent(ep, one.iov_base, one.iov_len, descriptor(desc, 0)),
             many => {
                 let many = many.iter().zip(0..).map(|(piece, index)| {
-                    sent(piece.iov_base, piece.iov_len, descriptor(desc, index))
+                    sent(ep, piece.iov_base, piece.iov_len, descriptor(desc, index))
                 });
                 Buffer::pieces(many.collect::<Outcome<Vec<_>>>()?).map_err(|_| INVALID)
             }
@@ -119,6 +131,7 @@ pub(crate) unsafe fn sent_pieces(
 /// # Safety
 /// As for [`sent_pieces`].
 pub(crate) unsafe fn received_pieces(
+    ep: &Endpoint,
     iov: *const libc::iovec,
     desc: *mut *mut c_void,
     count: usize,
@@ -126,11 +139,11 @@ pub(crate) unsafe fn received_pieces(
     // SAFETY: the caller's promise.
     unsafe {
         match pieces(iov, count)? {
-            [] => received(std::ptr::null_mut(), 0, std::ptr::null_mut()),
-            [one] => received(one.iov_base, one.iov_len, descriptor(desc, 0)),
+            [] => received(ep, std::ptr::null_mut(), 0, std::ptr::null_mut()),
+            [one] => received(ep, one.iov_base, one.iov_len, descriptor(desc, 0)),
             many => {
                 let many = many.iter().zip(0..).map(|(piece, index)| {
-                    received(piece.iov_base, piece.iov_len, descriptor(desc, index))
+                    received(ep, piece.iov_base, piece.iov_len, descriptor(desc, index))
                 });
                 ReceiveBuffer::pieces(many.collect::<Outcome<Vec<_>>>()?).map_err(|_| INVALID)
             }
@@ -184,12 +197,14 @@ mod tests {
     #[test]
     fn null_is_refused_unless_nothing_is_there() {
         let null = std::ptr::null_mut();
+        assert!(base(null, 0).is_ok());
+        assert_eq!(base(null, 1), Err(INVALID));
+        assert_eq!(base(null, usize::MAX), Err(INVALID));
+        let one = [0_u8];
+        assert_eq!(base(one.as_ptr().cast(), usize::MAX), Err(Errno(FI_EMSGSIZE)));
         // SAFETY: nothing is read from null.
         unsafe {
-            assert!(sent(null, 0, null).is_ok() && received(null, 0, null).is_ok());
-            assert_eq!(sent(null, 1, null).err(), Some(INVALID));
-            assert_eq!(received(null, usize::MAX, null).err(), Some(INVALID));
-            assert_eq!(sent_pieces(std::ptr::null(), std::ptr::null_mut(), 1).err(), Some(INVALID));
+            assert_eq!(pieces(std::ptr::null(), 1).err(), Some(INVALID));
             assert_eq!(copied(null, 3), Err(INVALID));
         }
     }
@@ -199,14 +214,8 @@ mod tests {
         let one = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
         // SAFETY: the count is refused before the pieces are read.
         unsafe {
-            assert_eq!(
-                sent_pieces(&one, std::ptr::null_mut(), MOST_PIECES + 1).err(),
-                Some(INVALID)
-            );
-            assert_eq!(
-                received_pieces(&one, std::ptr::null_mut(), usize::MAX).err(),
-                Some(INVALID)
-            );
+            assert_eq!(pieces(&one, MOST_PIECES + 1).err(), Some(INVALID));
+            assert_eq!(pieces(&one, usize::MAX).err(), Some(INVALID));
         }
     }
 }

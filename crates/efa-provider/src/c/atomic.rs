@@ -95,11 +95,11 @@ impl What {
     /// # Safety
     /// `count` elements are at `at`, as `memory` says.
     #[inline(always)]
-    unsafe fn operand(self, at: *const c_void, count: usize) -> Outcome<Buffer> {
+    unsafe fn operand(self, ep: &Endpoint, at: *const c_void, count: usize) -> Outcome<Buffer> {
         match self.op {
             AtomicOp::Read => Ok(Buffer::default()),
             // SAFETY: the caller's promise.
-            _ => unsafe { memory::sent(at, self.bytes(count)?, std::ptr::null_mut()) },
+            _ => unsafe { memory::sent(ep, at, self.bytes(count)?, std::ptr::null_mut()) },
         }
     }
 
@@ -107,7 +107,7 @@ impl What {
     ///
     /// # Safety
     /// `count` pieces are at `iov`, of memory as `memory` says.
-    unsafe fn operands(self, iov: *const fi_ioc, count: usize) -> Outcome<Buffer> {
+    unsafe fn operands(self, ep: &Endpoint, iov: *const fi_ioc, count: usize) -> Outcome<Buffer> {
         if self.op == AtomicOp::Read {
             return Ok(Buffer::default());
         }
@@ -115,7 +115,7 @@ impl What {
         unsafe {
             let mut pieces = [NONE; MOST_PIECES];
             let pieces = self.flat(iov, count, &mut pieces)?;
-            memory::sent_pieces(pieces.as_ptr(), std::ptr::null_mut(), pieces.len())
+            memory::sent_pieces(ep, pieces.as_ptr(), std::ptr::null_mut(), pieces.len())
         }
     }
 
@@ -125,6 +125,7 @@ impl What {
     /// As for [`operands`](Self::operands).
     unsafe fn results(
         self,
+        ep: &Endpoint,
         iov: *const fi_ioc,
         desc: *mut *mut c_void,
         count: usize,
@@ -133,7 +134,7 @@ impl What {
         unsafe {
             let mut pieces = [NONE; MOST_PIECES];
             let pieces = self.flat(iov, count, &mut pieces)?;
-            memory::received_pieces(pieces.as_ptr(), desc, pieces.len())
+            memory::received_pieces(ep, pieces.as_ptr(), desc, pieces.len())
         }
     }
 
@@ -234,7 +235,7 @@ unsafe extern "C" fn write(
     started(|| unsafe {
         let (ep, what) = (Object::<Endpoint>::of(ep), What::new(datatype, op)?);
         let rma = what.at(ep.peer(dest_addr), addr, count, key)?;
-        let operand = what.operand(buf, count)?;
+        let operand = what.operand(ep, buf, count)?;
         start(ep, rma, what, operand, ep.defaults.inject, context(ctx))
     })
 }
@@ -254,7 +255,7 @@ unsafe extern "C" fn writev(
     // SAFETY: as said above.
     started(|| unsafe {
         let (ep, what) = (Object::<Endpoint>::of(ep), What::new(datatype, op)?);
-        let operand = what.operands(iov, count)?;
+        let operand = what.operands(ep, iov, count)?;
         let rma = what.at(ep.peer(dest_addr), addr, operand.len() / what.datatype.size(), key)?;
         start(ep, rma, what, operand, ep.defaults.inject, context(ctx))
     })
@@ -266,7 +267,7 @@ unsafe extern "C" fn writemsg(ep: *mut fid_ep, msg: *const fi_msg_atomic, flags:
         let ep = Object::<Endpoint>::of(ep);
         let msg = msg.as_ref().ok_or(INVALID)?;
         let Parts { what, rma, is_injected, context } = Parts::of(ep, msg, flags)?;
-        let operand = what.operands(msg.msg_iov, msg.iov_count)?;
+        let operand = what.operands(ep, msg.msg_iov, msg.iov_count)?;
         start(ep, rma, what, operand, is_injected, context)
     })
 }
@@ -285,7 +286,7 @@ unsafe extern "C" fn inject(
     started(|| unsafe {
         let (ep, what) = (Object::<Endpoint>::of(ep), What::new(datatype, op)?);
         let rma = what.at(ep.peer(dest_addr), addr, count, key)?;
-        let operation = what.operation(what.operand(buf, count)?);
+        let operation = what.operation(what.operand(ep, buf, count)?);
         let injected = ep.endpoint()?.inject_atomic(rma, operation);
         injected.map_err(|error| errors::of_start(&error))
     })
@@ -309,8 +310,8 @@ unsafe extern "C" fn readwrite(
     started(|| unsafe {
         let (ep, what) = (Object::<Endpoint>::of(ep), What::new(datatype, op)?);
         let rma = what.at(ep.peer(dest_addr), addr, count, key)?;
-        let operation = what.operation(what.operand(buf, count)?);
-        let result = memory::received(result, what.bytes(count)?, result_desc)?;
+        let operation = what.operation(what.operand(ep, buf, count)?);
+        let result = memory::received(ep, result, what.bytes(count)?, result_desc)?;
         fetch(ep, rma, operation, result, context(ctx))
     })
 }
@@ -333,8 +334,8 @@ unsafe extern "C" fn readwritev(
     // SAFETY: as said above.
     started(|| unsafe {
         let (ep, what) = (Object::<Endpoint>::of(ep), What::new(datatype, op)?);
-        let operation = what.operation(what.operands(iov, count)?);
-        let result = what.results(resultv, result_desc, result_count)?;
+        let operation = what.operation(what.operands(ep, iov, count)?);
+        let result = what.results(ep, resultv, result_desc, result_count)?;
         let rma = what.at(ep.peer(dest_addr), addr, result.len() / what.datatype.size(), key)?;
         fetch(ep, rma, operation, result, context(ctx))
     })
@@ -353,8 +354,8 @@ unsafe extern "C" fn readwritemsg(
         let ep = Object::<Endpoint>::of(ep);
         let msg = msg.as_ref().ok_or(INVALID)?;
         let Parts { what, rma, context, .. } = Parts::of(ep, msg, flags)?;
-        let operation = what.operation(what.operands(msg.msg_iov, msg.iov_count)?);
-        let result = what.results(resultv, result_desc, result_count)?;
+        let operation = what.operation(what.operands(ep, msg.msg_iov, msg.iov_count)?);
+        let result = what.results(ep, resultv, result_desc, result_count)?;
         fetch(ep, rma, operation, result, context)
     })
 }
@@ -379,9 +380,9 @@ unsafe extern "C" fn compwrite(
     started(|| unsafe {
         let (ep, what) = (Object::<Endpoint>::of(ep), What::new(datatype, op)?);
         let rma = what.at(ep.peer(dest_addr), addr, count, key)?;
-        let comparand = what.operand(compare, count)?;
-        let operation = what.operation(what.operand(buf, count)?).against(comparand);
-        let result = memory::received(result, what.bytes(count)?, result_desc)?;
+        let comparand = what.operand(ep, compare, count)?;
+        let operation = what.operation(what.operand(ep, buf, count)?).against(comparand);
+        let result = memory::received(ep, result, what.bytes(count)?, result_desc)?;
         fetch(ep, rma, operation, result, context(ctx))
     })
 }
@@ -407,9 +408,9 @@ unsafe extern "C" fn compwritev(
     // SAFETY: as said above.
     started(|| unsafe {
         let (ep, what) = (Object::<Endpoint>::of(ep), What::new(datatype, op)?);
-        let comparand = what.operands(comparev, compare_count)?;
-        let operation = what.operation(what.operands(iov, count)?).against(comparand);
-        let result = what.results(resultv, result_desc, result_count)?;
+        let comparand = what.operands(ep, comparev, compare_count)?;
+        let operation = what.operation(what.operands(ep, iov, count)?).against(comparand);
+        let result = what.results(ep, resultv, result_desc, result_count)?;
         let rma = what.at(ep.peer(dest_addr), addr, result.len() / what.datatype.size(), key)?;
         fetch(ep, rma, operation, result, context(ctx))
     })
@@ -431,10 +432,10 @@ unsafe extern "C" fn compwritemsg(
         let ep = Object::<Endpoint>::of(ep);
         let msg = msg.as_ref().ok_or(INVALID)?;
         let Parts { what, rma, context, .. } = Parts::of(ep, msg, flags)?;
-        let comparand = what.operands(comparev, compare_count)?;
+        let comparand = what.operands(ep, comparev, compare_count)?;
         let operation =
-            what.operation(what.operands(msg.msg_iov, msg.iov_count)?).against(comparand);
-        let result = what.results(resultv, result_desc, result_count)?;
+            what.operation(what.operands(ep, msg.msg_iov, msg.iov_count)?).against(comparand);
+        let result = what.results(ep, resultv, result_desc, result_count)?;
         fetch(ep, rma, operation, result, context)
     })
 }
@@ -508,7 +509,7 @@ pub(crate) unsafe extern "C" fn query(
             0 => AtomicKind::Write,
             FI_FETCH_ATOMIC => AtomicKind::Fetch,
             FI_COMPARE_ATOMIC => AtomicKind::Compare,
-            _ => return Err(Errno(FI_EBADFLAGS)),
+            _ => return Err(INVALID),
         };
         let AtomicAttributes { size, count, .. } = offered(domain, What::new(datatype, op)?, kind)?;
         (to.size, to.count) = (size, count);

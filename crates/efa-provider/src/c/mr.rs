@@ -21,7 +21,7 @@ pub(crate) struct Region {
     base: NonNull<u8>,
     /// Whether the device takes its time to register memory.
     pub(crate) is_costly: bool,
-    _domain: Use<Domain>,
+    pub(crate) domain: Use<Domain>,
 }
 
 // SAFETY: the address is compared, and nothing is read or written by it.
@@ -103,7 +103,7 @@ impl Region {
                 .map_err(|error| errors::of_device(&error)),
         }?;
         let is_costly = domain.fabric.fabric.link() == Link::Verbs;
-        Ok(Self { region, base, is_costly, _domain: Use::new(domain) })
+        Ok(Self { region, base, is_costly, domain: Use::new(domain) })
     }
 
     /// The part of the region that these bytes are, as a buffer of an operation; `None` if not all of them are in it.

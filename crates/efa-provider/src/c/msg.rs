@@ -38,7 +38,7 @@ unsafe extern "C" fn recv(
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
         let desc = if ep.defaults.receive_many { std::ptr::null_mut() } else { desc };
-        let buffer = memory::received(buf, len, desc)?;
+        let buffer = memory::received(ep, buf, len, desc)?;
         transfer::receive_untagged(ep, src_addr, buffer, context(ctx))
     })
 }
@@ -55,7 +55,7 @@ unsafe extern "C" fn recvv(
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
         let desc = if ep.defaults.receive_many { std::ptr::null_mut() } else { desc };
-        let buffer = memory::received_pieces(iov, desc, count)?;
+        let buffer = memory::received_pieces(ep, iov, desc, count)?;
         transfer::receive_untagged(ep, src_addr, buffer, context(ctx))
     })
 }
@@ -68,11 +68,11 @@ unsafe extern "C" fn recvmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) ->
         if flags & FI_MULTI_RECV != 0 {
             // Completions name the place of their message, which a part of a region doesn't tell.
             let none = std::ptr::null_mut();
-            let buffer = || memory::received_pieces(msg.msg_iov, none, msg.iov_count);
+            let buffer = || memory::received_pieces(ep, msg.msg_iov, none, msg.iov_count);
             let flags = flags & !FI_MULTI_RECV;
             return transfer::receive_many(ep, msg.addr, flags, buffer, context(msg.context));
         }
-        let buffer = || memory::received_pieces(msg.msg_iov, msg.desc, msg.iov_count);
+        let buffer = || memory::received_pieces(ep, msg.msg_iov, msg.desc, msg.iov_count);
         let receive = ep.from(Receive::untagged(), msg.addr);
         transfer::receive_flags(ep, receive, flags, buffer, context(msg.context))
     })
@@ -89,7 +89,7 @@ unsafe extern "C" fn send(
     // SAFETY: as said above.
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
-        let buffer = memory::sent(buf, len, desc)?;
+        let buffer = memory::sent(ep, buf, len, desc)?;
         transfer::send(ep, ep.message(dest_addr), buffer, context(ctx))
     })
 }
@@ -105,7 +105,7 @@ unsafe extern "C" fn sendv(
     // SAFETY: as said above.
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
-        let buffer = memory::sent_pieces(iov, desc, count)?;
+        let buffer = memory::sent_pieces(ep, iov, desc, count)?;
         transfer::send(ep, ep.message(dest_addr), buffer, context(ctx))
     })
 }
@@ -115,7 +115,7 @@ unsafe extern "C" fn sendmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) ->
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
         let msg = msg.as_ref().ok_or(INVALID)?;
-        let buffer = memory::sent_pieces(msg.msg_iov, msg.desc, msg.iov_count)?;
+        let buffer = memory::sent_pieces(ep, msg.msg_iov, msg.desc, msg.iov_count)?;
         let mut message = ep.message(msg.addr);
         if flags & FI_REMOTE_CQ_DATA != 0 {
             message = message.with_data(msg.data);
@@ -149,7 +149,7 @@ unsafe extern "C" fn senddata(
     // SAFETY: as said above.
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
-        let buffer = memory::sent(buf, len, desc)?;
+        let buffer = memory::sent(ep, buf, len, desc)?;
         transfer::send(ep, ep.message(dest_addr).with_data(data), buffer, context(ctx))
     })
 }
