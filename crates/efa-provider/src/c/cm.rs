@@ -187,6 +187,8 @@ unsafe extern "C" fn connect(
             }
             endpoint.connect(to, data).map_err(|error| errors::of_start_connect(&error))?;
             state.peer = Some(to);
+            drop(state);
+            ep.progress_events();
             Ok(())
         }
     })
@@ -205,7 +207,10 @@ unsafe extern "C" fn accept(ep: *mut fid_ep, param: *const c_void, paramlen: usi
             endpoint.accept(request, data).map_err(|failed| {
                 state.request = Some(*failed.request);
                 errors::of_start_connect(&failed.error)
-            })
+            })?;
+            drop(state);
+            ep.progress_events();
+            Ok(())
         }
     })
 }

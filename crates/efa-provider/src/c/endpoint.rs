@@ -460,6 +460,14 @@ impl Object<Endpoint> {
         }
     }
 
+    /// Does what can be done for its connection now, and not only when the event queue is read: a request goes out.
+    pub(crate) fn progress_events(&self) {
+        if let Some(events) = &self.disabled().events {
+            // What is found stays in the queue.
+            let _ = events.fabric.fabric.try_wait(&[&events.events]);
+        }
+    }
+
     /// Ends what is under way, and the events of a connection.
     fn end(&self) {
         let timeout = self.domain.fabric.settings.close_timeout;
