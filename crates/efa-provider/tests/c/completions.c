@@ -1,0 +1,363 @@
+/* What completions say in each format, when operations complete, which do, and counters. */
+#include "program.h"
+
+#include <pthread.h>
+#include <sys/uio.h>
+
+static const size_t entry_size[] = {
+	[FI_CQ_FORMAT_CONTEXT] = sizeof(struct fi_cq_entry),
+	[FI_CQ_FORMAT_MSG] = sizeof(struct fi_cq_msg_entry),
+	[FI_CQ_FORMAT_DATA] = sizeof(struct fi_cq_data_entry),
+	[FI_CQ_FORMAT_TAGGED] = sizeof(struct fi_cq_tagged_entry),
+};
+
+/* Two entries read at once have exactly their format's size. */
+static void formats(void)
+{
+	for (enum fi_cq_format format = FI_CQ_FORMAT_CONTEXT; format <= FI_CQ_FORMAT_TAGGED; format++) {
+		struct options options = { .caps = FI_MSG | FI_TAGGED | FI_SOURCE, .format = format };
+		struct world world;
+		struct side *from = &world.side[0], *at = &world.side[1];
+		size_t size = entry_size[format];
+		unsigned char room[4 * sizeof(struct fi_cq_tagged_entry)];
+		char here[2][16];
+		fi_addr_t source[3] = { 0, 0, 12345 };
+		int count = 0;
+		double end = now() + PATIENCE;
+
+		open_world(&world, &options);
+		memset(room, 0xee, sizeof(room));
+		for (int i = 0; i < 2; i++) {
+			POST(&world, fi_trecv(at->ep, here[i], 16, NULL, FI_ADDR_UNSPEC, 0x50 + (uint64_t)i, 0, CONTEXT(i)));
+			POST(&world, fi_tinjectdata(from->ep, "1234567", (size_t)(5 + i), 0x99 + (uint64_t)i, from->to[1],
+				0x50 + (uint64_t)i));
+		}
+		while (count < 2) {
+			ssize_t more = fi_cq_readfrom(at->rx, room + (size_t)count * size, (size_t)(2 - count), source + count);
+
+			if (more > 0)
+				count += (int)more;
+			else
+				FAILS(more, FI_EAGAIN);
+			progress(&world);
+			CHECK(now() < end);
+		}
+		for (int i = 0; i < 2; i++) {
+			struct fi_cq_tagged_entry entry;
+
+			memcpy(&entry, room + (size_t)i * size, size);
+			EQUAL((uintptr_t)entry.op_context, (uintptr_t)CONTEXT(i));
+			EQUAL(source[i], at->to[0]);
+			if (format == FI_CQ_FORMAT_CONTEXT)
+				continue;
+			KIND(entry.flags, FI_RECV | FI_TAGGED | FI_REMOTE_CQ_DATA);
+			EQUAL(entry.len, 5 + i);
+			if (format == FI_CQ_FORMAT_MSG)
+				continue;
+			EQUAL(entry.data, 0x99 + i);
+			if (format == FI_CQ_FORMAT_DATA)
+				continue;
+			EQUAL(entry.tag, 0x50 + i);
+		}
+		for (size_t i = 2 * size; i < sizeof(room); i++)
+			EQUAL(room[i], 0xee);
+		EQUAL(source[2], 12345);
+		close_world(&world);
+	}
+}
+
+/* One queue for both directions. */
+static void one_queue(void)
+{
+	struct options options = { .shared_cq = true };
+	struct world world;
+	struct side *side = &world.side[0];
+	char here[8];
+	int seen = 0;
+
+	open_world(&world, &options);
+	POST(&world, fi_recv(side->ep, here, 8, NULL, FI_ADDR_UNSPEC, CONTEXT(0)));
+	POST(&world, fi_send(side->ep, "abc", 3, NULL, side->to[0], CONTEXT(1)));
+	for (int i = 0; i < 2; i++) {
+		struct done done = TAKE(&world, side->tx);
+		int number = done.entry.op_context == CONTEXT(1);
+
+		KIND(done.entry.flags, FI_MSG | (number ? FI_SEND : FI_RECV));
+		seen |= 1 << number;
+	}
+	EQUAL(seen, 3);
+	close_world(&world);
+}
+
+static ssize_t send_flags(struct side *from, int to, const char *bytes, size_t length, void *context, uint64_t flags)
+{
+	struct iovec piece = { (void *)bytes, length };
+	struct fi_msg message = { .msg_iov = &piece, .iov_count = 1, .addr = from->to[to], .context = context };
+
+	return fi_sendmsg(from->ep, &message, flags);
+}
+
+/* Only operations that ask for it complete; failures always do. */
+static void selective(void)
+{
+	struct options options = { .bind_tx = FI_SELECTIVE_COMPLETION, .bind_rx = FI_SELECTIVE_COMPLETION };
+	struct world world;
+	struct side *from = &world.side[0], *at = &world.side[1];
+	char here[4][8];
+	struct fi_cq_err_entry error;
+
+	open_world(&world, &options);
+	for (int i = 0; i < 4; i++) {
+		struct iovec piece = { here[i], 8 };
+		struct fi_msg message = {
+			.msg_iov = &piece, .iov_count = 1, .addr = FI_ADDR_UNSPEC, .context = CONTEXT(i),
+		};
+
+		if (i == 1)
+			POST(&world, fi_recv(at->ep, here[i], 8, NULL, FI_ADDR_UNSPEC, CONTEXT(i)));
+		else
+			POST(&world, fi_recvmsg(at->ep, &message, i == 3 ? FI_COMPLETION : 0));
+	}
+	POST(&world, send_flags(from, 1, "a", 1, CONTEXT(10), 0));
+	POST(&world, fi_send(from->ep, "b", 1, NULL, from->to[1], CONTEXT(11)));
+	POST(&world, fi_inject(from->ep, "c", 1, from->to[1]));
+	POST(&world, send_flags(from, 1, "d", 1, CONTEXT(13), FI_COMPLETION));
+	DONE(&world, from->tx, CONTEXT(13), FI_SEND | FI_MSG);
+	DONE(&world, at->rx, CONTEXT(3), FI_RECV | FI_MSG);
+	for (int i = 0; i < 4; i++)
+		EQUAL(here[i][0], 'a' + i);
+	POST(&world, fi_recv(at->ep, here[0], 8, NULL, FI_ADDR_UNSPEC, CONTEXT(5)));
+	EQUAL(fi_cancel(&at->ep->fid, CONTEXT(5)), 0);
+	error = TAKE_ERROR(&world, at->rx);
+	EQUAL(error.err, FI_ECANCELED);
+	EQUAL((uintptr_t)error.op_context, (uintptr_t)CONTEXT(5));
+	EMPTY(&world, from->tx);
+	EMPTY(&world, at->rx);
+	close_world(&world);
+}
+
+/* op_flags FI_COMPLETION: calls without flags complete, calls with flags of their own only if these say so. */
+static void default_flags(void)
+{
+	struct options options = {
+		.tx_flags = FI_COMPLETION, .rx_flags = FI_COMPLETION, .bind_tx = FI_SELECTIVE_COMPLETION,
+		.bind_rx = FI_SELECTIVE_COMPLETION,
+	};
+	struct world world;
+	struct side *from = &world.side[0], *at = &world.side[1];
+	char here[2][8];
+
+	open_world(&world, &options);
+	for (int i = 0; i < 2; i++)
+		POST(&world, fi_recv(at->ep, here[i], 8, NULL, FI_ADDR_UNSPEC, CONTEXT(i)));
+	POST(&world, send_flags(from, 1, "a", 1, CONTEXT(10), 0));
+	POST(&world, fi_send(from->ep, "b", 1, NULL, from->to[1], CONTEXT(11)));
+	DONE(&world, from->tx, CONTEXT(11), FI_SEND | FI_MSG);
+	DONE(&world, at->rx, CONTEXT(0), FI_RECV | FI_MSG);
+	DONE(&world, at->rx, CONTEXT(1), FI_RECV | FI_MSG);
+	EMPTY(&world, from->tx);
+	close_world(&world);
+}
+
+/* A delivered message was received; the others complete before. */
+static void levels(void)
+{
+	struct options options = { 0 };
+	struct world world;
+	struct side *from = &world.side[0], *at = &world.side[1];
+	const uint64_t flags[] = { FI_INJECT_COMPLETE, FI_TRANSMIT_COMPLETE, FI_DELIVERY_COMPLETE };
+	static char there[100000], here[100000];
+
+	for (size_t i = 0; i < COUNT(flags); i++) {
+		/* By the call's flags, and by the endpoint's. */
+		for (int own = 0; own < 2; own++) {
+			options.tx_flags = own ? FI_COMPLETION | flags[i] : 0;
+			options.caps = FI_MSG | FI_TAGGED;
+			open_world(&world, &options);
+			for (size_t length = 10; length <= sizeof(there); length *= 100) {
+				bool delivered = flags[i] == FI_DELIVERY_COMPLETE;
+				double end = now() + PATIENCE;
+				bool received = false, sent = false;
+
+				fill(there, length, (unsigned)length);
+				if (own)
+					POST(&world, fi_send(from->ep, there, length, NULL, from->to[1], CONTEXT(0)));
+				else
+					POST(&world, send_flags(from, 1, there, length, CONTEXT(0), FI_COMPLETION | flags[i]));
+				if (delivered)
+					EMPTY(&world, from->tx);
+				else if (length == 10) {
+					DONE(&world, from->tx, CONTEXT(0), FI_SEND | FI_MSG);
+					sent = true;
+				}
+				POST(&world, fi_recv(at->ep, here, length, NULL, FI_ADDR_UNSPEC, CONTEXT(1)));
+				while (!received || !sent) {
+					struct fi_cq_tagged_entry entry;
+
+					if (fi_cq_read(from->tx, &entry, 1) == 1) {
+						EQUAL((uintptr_t)entry.op_context, (uintptr_t)CONTEXT(0));
+						sent = true;
+						if (delivered)
+							FILLED(here, length, (unsigned)length);
+					}
+					if (fi_cq_read(at->rx, &entry, 1) == 1)
+						received = true;
+					CHECK(now() < end);
+				}
+				FILLED(here, length, (unsigned)length);
+			}
+			close_world(&world);
+		}
+	}
+}
+
+/* Counters count what completes, can be set, and are waited for. */
+static void counters(void)
+{
+	struct options options = { .caps = FI_MSG | FI_TAGGED, .counters = true };
+	struct world world;
+	struct side *from = &world.side[0], *at = &world.side[1];
+	char here[3][8];
+	double before;
+
+	options.wait = FI_WAIT_UNSPEC;
+	open_world(&world, &options);
+	EQUAL(fi_cntr_read(from->sent), 0);
+	for (int i = 0; i < 3; i++)
+		POST(&world, fi_recv(at->ep, here[i], 8, NULL, FI_ADDR_UNSPEC, CONTEXT(i)));
+	before = now();
+	FAILS(fi_cntr_wait(at->received, 1, 100), FI_ETIMEDOUT);
+	CHECK(now() - before >= 0.09);
+	POST(&world, fi_send(from->ep, "a", 1, NULL, from->to[1], CONTEXT(4)));
+	POST(&world, fi_inject(from->ep, "b", 1, from->to[1]));
+	OK(fi_cntr_wait(from->sent, 2, (int)(PATIENCE * 1000)));
+	OK(fi_cntr_wait(at->received, 2, (int)(PATIENCE * 1000)));
+	EQUAL(fi_cntr_read(from->sent), 2);
+	EQUAL(fi_cntr_read(at->received), 2);
+	OK(fi_cntr_wait(at->received, 1, 0));
+	OK(fi_cntr_add(from->sent, 5));
+	EQUAL(fi_cntr_read(from->sent), 7);
+	OK(fi_cntr_set(from->sent, 100));
+	EQUAL(fi_cntr_read(from->sent), 100);
+	EQUAL(fi_cntr_readerr(from->sent), 0);
+	OK(fi_cntr_adderr(from->sent, 3));
+	EQUAL(fi_cntr_readerr(from->sent), 3);
+	OK(fi_cntr_seterr(from->sent, 0));
+	EQUAL(fi_cntr_readerr(from->sent), 0);
+	/* A failure is counted apart, and ends a wait. */
+	EQUAL(fi_cancel(&at->ep->fid, CONTEXT(2)), 0);
+	EQUAL(TAKE(&world, at->rx).entry.len, 1);
+	EQUAL(TAKE(&world, at->rx).entry.len, 1);
+	EQUAL(TAKE_ERROR(&world, at->rx).err, FI_ECANCELED);
+	if (is_ours()) {
+		EQUAL(fi_cntr_readerr(at->received), 1);
+		FAILS(fi_cntr_wait(at->received, 50, (int)(PATIENCE * 1000)), FI_EAVAIL);
+	}
+	close_world(&world);
+}
+
+static void *add_later(void *counter)
+{
+	usleep(100 * 1000);
+	OK(fi_cntr_add(counter, 10));
+	return NULL;
+}
+
+/* A thread that waits for a counter is woken by another's fi_cntr_add. */
+static void counter_woken(void)
+{
+	struct options options = { .caps = FI_MSG, .counters = true, .wait = FI_WAIT_UNSPEC };
+	struct world world;
+	pthread_t thread;
+	double before = now();
+
+	open_world(&world, &options);
+	OK(pthread_create(&thread, NULL, add_later, world.side[0].sent));
+	OK(fi_cntr_wait(world.side[0].sent, 10, (int)(PATIENCE * 1000)));
+	CHECK(now() - before < PATIENCE);
+	OK(pthread_join(thread, NULL));
+	close_world(&world);
+}
+
+/* A queue with no room refuses operations until it is read; nothing is lost. */
+static void full_queue(void)
+{
+	enum { MESSAGES = 100 };
+	struct options options = { .cq_size = 8 };
+	struct world world;
+	struct side *from = &world.side[0], *at = &world.side[1];
+	char here[MESSAGES];
+	int sent = 0, done = 0, received = 0, posted = 0;
+	double end = now() + PATIENCE;
+
+	open_world(&world, &options);
+	while (received < MESSAGES || done < MESSAGES) {
+		struct fi_cq_tagged_entry entry;
+
+		while (posted < MESSAGES) {
+			ssize_t result = fi_recv(at->ep, here + posted, 1, NULL, FI_ADDR_UNSPEC, CONTEXT(0));
+
+			if (result == -FI_EAGAIN)
+				break;
+			OK(result);
+			posted++;
+		}
+		while (sent < MESSAGES) {
+			char byte = (char)sent;
+			ssize_t result = fi_send(from->ep, &byte, 1, NULL, from->to[1], CONTEXT(1));
+
+			if (result == -FI_EAGAIN)
+				break;
+			OK(result);
+			/* The byte is given up until it was sent. */
+			sent++;
+			DONE(&world, from->tx, CONTEXT(1), FI_SEND | FI_MSG);
+			done++;
+		}
+		if (fi_cq_read(at->rx, &entry, 1) == 1)
+			received++;
+		CHECK(now() < end);
+	}
+	for (int i = 0; i < MESSAGES; i++)
+		EQUAL(here[i], i);
+	close_world(&world);
+}
+
+/* Text of failures, also of a provider's own numbers. */
+static void failure_text(void)
+{
+	struct options options = { 0 };
+	struct world world;
+	struct side *at = &world.side[1];
+	char here[8], text[64], short_text[4] = { 1, 1, 1, 1 };
+	struct fi_cq_err_entry error;
+	const char *said;
+
+	open_world(&world, &options);
+	POST(&world, fi_recv(at->ep, here, 8, NULL, FI_ADDR_UNSPEC, CONTEXT(5)));
+	EQUAL(fi_cancel(&at->ep->fid, CONTEXT(5)), 0);
+	error = TAKE_ERROR(&world, at->rx);
+	said = fi_cq_strerror(at->rx, error.prov_errno, error.err_data, text, sizeof(text));
+	CHECK(said && *said);
+	CHECK(memchr(text, 0, sizeof(text)));
+	said = fi_cq_strerror(at->rx, error.prov_errno, error.err_data, short_text, 3);
+	EQUAL(short_text[3], 1);
+	CHECK(fi_cq_strerror(at->rx, error.prov_errno, error.err_data, NULL, 0));
+	CHECK(fi_cq_strerror(at->rx, 999999, NULL, NULL, 0));
+	/* No further failure. */
+	FAILS(fi_cq_readerr(at->rx, &error, 0), FI_EAGAIN);
+	close_world(&world);
+}
+
+const struct program completions[] = {
+	{ "completions-formats", formats },
+	{ "completions-one-queue", one_queue },
+	{ "completions-selective", selective },
+	{ "completions-default-flags", default_flags },
+	{ "completions-levels", levels },
+	{ "completions-counters", counters },
+	{ "completions-counter-woken", counter_woken },
+	{ "completions-full-queue", full_queue },
+	{ "completions-failure-text", failure_text },
+	{ NULL, NULL },
+};

@@ -1,0 +1,327 @@
+/* fi_getinfo: each hint is met or the entry is left out. */
+#include "program.h"
+
+static const uint32_t versions[] = { FI_VERSION(1, 5), FI_VERSION(1, 9), FI_VERSION(1, 17) };
+
+static struct fi_info *plain_hints(void)
+{
+	struct fi_info *hints = fi_allocinfo();
+
+	hints->fabric_attr->prov_name = strdup(provider());
+	hints->domain_attr->mr_mode = FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
+	return hints;
+}
+
+static int ask(uint32_t version, const struct fi_info *hints, struct fi_info **info)
+{
+	*info = NULL;
+	return fi_getinfo(version, NULL, NULL, 0, hints, info);
+}
+
+/* What every entry holds, whatever was asked. */
+static void check_entry(const struct fi_info *info, uint32_t version)
+{
+	enum fi_ep_type type = info->ep_attr->type;
+	const uint64_t never = FI_MULTICAST | FI_RMA_EVENT | FI_TRIGGER | FI_COLLECTIVE | FI_HMEM | FI_RMA_PMEM;
+
+	CHECK(info->fabric_attr && info->domain_attr && info->ep_attr && info->tx_attr && info->rx_attr);
+	CHECK(info->fabric_attr->name && *info->fabric_attr->name);
+	CHECK(info->domain_attr->name && *info->domain_attr->name);
+	CHECK(info->fabric_attr->prov_name && *info->fabric_attr->prov_name);
+	CHECK(info->tx_attr->size > 0 && info->rx_attr->size > 0);
+	CHECK(info->tx_attr->iov_limit > 0 && info->rx_attr->iov_limit > 0);
+	CHECK(info->ep_attr->max_msg_size > 0);
+	CHECK(!(info->tx_attr->caps & FI_RECV));
+	CHECK(!(info->rx_attr->caps & FI_SEND));
+	if (info->src_addr)
+		CHECK(info->src_addrlen > 0);
+	EQUAL(FI_MAJOR(info->fabric_attr->api_version), FI_MAJOR(version));
+	if (is_ours()) {
+		CHECK(type == FI_EP_RDM || type == FI_EP_MSG);
+		EQUAL(info->caps & never, 0);
+		EQUAL(info->domain_attr->caps & never, 0);
+		EQUAL(info->addr_format, type == FI_EP_MSG ? info->addr_format : FI_ADDR_EFA);
+	}
+	if (version <= FI_VERSION(1, 5))
+		EQUAL(info->domain_attr->mr_mode & (FI_MR_HMEM | FI_MR_COLLECTIVE), 0);
+}
+
+/* Without hints all of the provider's entries come, none with a provider of libfabric's stacked on ours. */
+static void no_hints(void)
+{
+	for (size_t i = 0; i < COUNT(versions); i++) {
+		struct fi_info *hints = plain_hints(), *info;
+		int rdm = 0, msg = 0;
+
+		OK(ask(versions[i], NULL, &info));
+		for (struct fi_info *entry = info; entry; entry = entry->next) {
+			const char *name = entry->fabric_attr->prov_name;
+
+			if (!strncmp(name, provider(), strlen(provider())) && is_ours())
+				SAME_TEXT(name, provider());
+		}
+		fi_freeinfo(info);
+		OK(ask(versions[i], hints, &info));
+		for (struct fi_info *entry = info; entry; entry = entry->next) {
+			if (is_ours())
+				SAME_TEXT(entry->fabric_attr->prov_name, provider());
+			check_entry(entry, versions[i]);
+			rdm += entry->ep_attr->type == FI_EP_RDM;
+			msg += entry->ep_attr->type == FI_EP_MSG;
+		}
+		if (is_ours())
+			CHECK(rdm > 0 && msg > 0);
+		fi_freeinfo(info);
+		fi_freeinfo(hints);
+	}
+}
+
+/* Each answer is accepted as hints, and gives itself again. */
+static void own_answer(void)
+{
+	for (size_t i = 0; i < COUNT(versions); i++) {
+		struct fi_info *hints = plain_hints(), *info, *again;
+
+		OK(ask(versions[i], hints, &info));
+		for (struct fi_info *entry = info; entry; entry = entry->next) {
+			if (!is_ours() && entry->ep_attr->type != FI_EP_RDM)
+				continue;
+			OK(ask(versions[i], entry, &again));
+			check_entry(again, versions[i]);
+			EQUAL(again->ep_attr->type, entry->ep_attr->type);
+			EQUAL(again->caps & entry->caps, entry->caps);
+			SAME_TEXT(again->domain_attr->name, entry->domain_attr->name);
+			SAME_TEXT(again->fabric_attr->name, entry->fabric_attr->name);
+			EQUAL(again->domain_attr->mr_mode, entry->domain_attr->mr_mode);
+			fi_freeinfo(again);
+		}
+		fi_freeinfo(info);
+		fi_freeinfo(hints);
+	}
+}
+
+/* The endpoint of an answer opens, for each version. */
+static void answers_open(void)
+{
+	for (size_t i = 0; i < COUNT(versions); i++) {
+		struct options options = { .version = versions[i] };
+		struct world world;
+		char here[8];
+
+		open_world(&world, &options);
+		POST(&world, fi_tinject(world.side[0].ep, "v", 1, world.side[0].to[1], 3));
+		POST(&world, fi_trecv(world.side[1].ep, here, 8, NULL, FI_ADDR_UNSPEC, 3, 0, CONTEXT(0)));
+		DONE(&world, world.side[1].rx, CONTEXT(0), FI_RECV | FI_TAGGED);
+		close_world(&world);
+	}
+}
+
+/* A hint: sets it, and checks that an answer meets it. */
+struct hint {
+	const char *what;
+	void (*set)(struct fi_info *hints);
+	bool (*met)(const struct fi_info *info);
+};
+
+#define HINT(name, assignment, condition) \
+	static void set_##name(struct fi_info *hints) { assignment; } \
+	static bool met_##name(const struct fi_info *info) { return condition; }
+#define CAPS(name, bits) HINT(name, hints->caps = bits, ((info->caps & (bits)) == (bits)))
+
+CAPS(msg, FI_MSG)
+CAPS(tagged, FI_TAGGED)
+CAPS(rma, FI_RMA)
+CAPS(atomic, FI_ATOMIC)
+CAPS(send_only, FI_MSG | FI_SEND)
+CAPS(write_only, FI_RMA | FI_WRITE)
+CAPS(target_only, FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_READ)
+CAPS(multi, FI_MSG | FI_MULTI_RECV)
+CAPS(source, FI_MSG | FI_SOURCE)
+CAPS(directed, FI_TAGGED | FI_DIRECTED_RECV)
+CAPS(local, FI_MSG | FI_LOCAL_COMM)
+CAPS(remote, FI_MSG | FI_REMOTE_COMM)
+CAPS(open_mpi, FI_TAGGED | FI_DIRECTED_RECV | FI_LOCAL_COMM | FI_REMOTE_COMM)
+HINT(no_mr, hints->domain_attr->mr_mode = 0; hints->caps = FI_TAGGED, info->domain_attr->mr_mode == 0)
+HINT(no_local, hints->domain_attr->mr_mode = FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY; hints->caps = FI_RMA,
+	!(info->domain_attr->mr_mode & FI_MR_LOCAL))
+HINT(rdm, hints->ep_attr->type = FI_EP_RDM, info->ep_attr->type == FI_EP_RDM)
+HINT(mode_context, hints->mode = FI_CONTEXT, !(info->mode & ~FI_CONTEXT))
+HINT(mode_none, hints->mode = 0, info->mode == 0)
+HINT(thread_safe, hints->domain_attr->threading = FI_THREAD_SAFE,
+	info->domain_attr->threading == FI_THREAD_SAFE)
+HINT(thread_domain, hints->domain_attr->threading = FI_THREAD_DOMAIN, info->domain_attr->threading != FI_THREAD_UNSPEC)
+HINT(auto_data, hints->domain_attr->data_progress = FI_PROGRESS_AUTO; hints->ep_attr->type = FI_EP_RDM,
+	info->domain_attr->data_progress == FI_PROGRESS_AUTO)
+HINT(manual, hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
+	hints->domain_attr->control_progress = FI_PROGRESS_MANUAL, info->domain_attr->data_progress != FI_PROGRESS_UNSPEC)
+HINT(table, hints->domain_attr->av_type = FI_AV_TABLE,
+	info->domain_attr->av_type == FI_AV_TABLE || info->domain_attr->av_type == FI_AV_UNSPEC)
+HINT(map, hints->domain_attr->av_type = FI_AV_MAP,
+	info->domain_attr->av_type == FI_AV_MAP || info->domain_attr->av_type == FI_AV_UNSPEC)
+HINT(managed, hints->domain_attr->resource_mgmt = FI_RM_ENABLED, info->domain_attr->resource_mgmt == FI_RM_ENABLED)
+HINT(cq_data, hints->domain_attr->cq_data_size = 4, info->domain_attr->cq_data_size >= 4)
+HINT(inject, hints->tx_attr->inject_size = 32, info->tx_attr->inject_size >= 32)
+HINT(tx_size, hints->tx_attr->size = 16, info->tx_attr->size >= 16)
+HINT(rx_size, hints->rx_attr->size = 16, info->rx_attr->size >= 16)
+HINT(iov, hints->tx_attr->iov_limit = 2; hints->rx_attr->iov_limit = 2,
+	info->tx_attr->iov_limit >= 2 && info->rx_attr->iov_limit >= 2)
+HINT(max_size, hints->ep_attr->max_msg_size = 1 << 20, info->ep_attr->max_msg_size >= 1 << 20)
+HINT(order, hints->tx_attr->msg_order = FI_ORDER_SAS; hints->rx_attr->msg_order = FI_ORDER_SAS;
+	hints->ep_attr->type = FI_EP_RDM,
+	info->tx_attr->msg_order & FI_ORDER_SAS && info->rx_attr->msg_order & FI_ORDER_SAS)
+HINT(completion, hints->tx_attr->op_flags = FI_COMPLETION, info->tx_attr->op_flags & FI_COMPLETION)
+HINT(delivery, hints->tx_attr->op_flags = FI_DELIVERY_COMPLETE, info->tx_attr->op_flags & FI_DELIVERY_COMPLETE)
+HINT(sas_size, hints->ep_attr->mem_tag_format = 0xffff, info->ep_attr->mem_tag_format != 0)
+/* What no provider has, or ours doesn't offer. */
+HINT(dgram, hints->ep_attr->type = FI_EP_DGRAM, info->ep_attr->type == FI_EP_DGRAM)
+CAPS(multicast, FI_MSG | FI_MULTICAST)
+CAPS(trigger, FI_MSG | FI_TRIGGER)
+CAPS(collective, FI_COLLECTIVE)
+CAPS(hmem, FI_MSG | FI_HMEM)
+CAPS(rma_event, FI_RMA | FI_RMA_EVENT)
+CAPS(pmem, FI_RMA | FI_RMA_PMEM)
+CAPS(unknown_cap, FI_MSG | 1ULL << 50)
+HINT(huge_inject, hints->tx_attr->inject_size = 1 << 30, info->tx_attr->inject_size >= 1 << 30)
+HINT(huge_iov, hints->tx_attr->iov_limit = 100000, info->tx_attr->iov_limit >= 100000)
+HINT(huge_data, hints->domain_attr->cq_data_size = 9, info->domain_attr->cq_data_size >= 9)
+HINT(huge_tx, hints->tx_attr->size = (size_t)1 << 40, info->tx_attr->size >= (size_t)1 << 40)
+HINT(huge_key, hints->domain_attr->mr_key_size = 9, info->domain_attr->mr_key_size >= 9)
+HINT(other_fabric, hints->fabric_attr->name = strdup("no such fabric"),
+	!strcmp(info->fabric_attr->name, "no such fabric"))
+HINT(other_domain, hints->domain_attr->name = strdup("no such domain"),
+	!strcmp(info->domain_attr->name, "no such domain"))
+HINT(other_format, hints->addr_format = FI_SOCKADDR_IB, info->addr_format == FI_SOCKADDR_IB)
+HINT(other_protocol, hints->ep_attr->protocol = FI_PROTO_GNI, info->ep_attr->protocol == FI_PROTO_GNI)
+HINT(auth, hints->domain_attr->auth_key_size = 5; hints->domain_attr->auth_key = calloc(1, 5),
+	info->domain_attr->auth_key_size == 5)
+
+#define ENTRY(name) { #name, set_##name, met_##name }
+
+static const struct hint must[] = {
+	ENTRY(msg), ENTRY(tagged), ENTRY(rma), ENTRY(atomic), ENTRY(send_only), ENTRY(write_only), ENTRY(target_only),
+	ENTRY(multi), ENTRY(source), ENTRY(directed), ENTRY(local), ENTRY(remote), ENTRY(open_mpi), ENTRY(no_mr),
+	ENTRY(no_local), ENTRY(rdm), ENTRY(mode_context), ENTRY(mode_none), ENTRY(thread_safe), ENTRY(thread_domain),
+	ENTRY(auto_data), ENTRY(manual), ENTRY(table), ENTRY(map), ENTRY(managed), ENTRY(cq_data), ENTRY(inject),
+	ENTRY(tx_size), ENTRY(rx_size), ENTRY(iov), ENTRY(max_size), ENTRY(order), ENTRY(completion), ENTRY(delivery),
+	ENTRY(sas_size),
+};
+
+static const struct hint cannot[] = {
+	ENTRY(dgram), ENTRY(multicast), ENTRY(trigger), ENTRY(collective), ENTRY(hmem), ENTRY(rma_event), ENTRY(pmem),
+	ENTRY(unknown_cap), ENTRY(huge_inject), ENTRY(huge_iov), ENTRY(huge_data), ENTRY(huge_tx), ENTRY(huge_key),
+	ENTRY(other_fabric), ENTRY(other_domain), ENTRY(other_format), ENTRY(other_protocol), ENTRY(auth),
+};
+
+static void each_hint(void)
+{
+	for (size_t v = 0; v < COUNT(versions); v++)
+		for (size_t i = 0; i < COUNT(must) + COUNT(cannot); i++) {
+			bool offered = i < COUNT(must);
+			const struct hint *hint = offered ? &must[i] : &cannot[i - COUNT(must)];
+			struct fi_info *hints = plain_hints(), *info;
+			int result;
+
+			hint->set(hints);
+			result = ask(versions[v], hints, &info);
+			if (result != -FI_ENODATA && result != 0)
+				FAIL("hint %s at version %#x: %s", hint->what, versions[v], fi_strerror(-result));
+			if (is_ours() && offered && result)
+				FAIL("hint %s at version %#x isn't met", hint->what, versions[v]);
+			if (is_ours() && !offered && !result)
+				FAIL("hint %s at version %#x is met", hint->what, versions[v]);
+			for (struct fi_info *entry = info; entry; entry = entry->next)
+				if (!hint->met(entry))
+					FAIL("hint %s at version %#x: an entry that doesn't meet it: %s", hint->what, versions[v],
+						fi_tostr(entry, FI_TYPE_INFO));
+			fi_freeinfo(info);
+			fi_freeinfo(hints);
+		}
+}
+
+/* An answer's capabilities are those that were asked, and modes those that the program has. */
+static void no_more_than_asked(void)
+{
+	static const uint64_t primary = FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC;
+
+	for (size_t i = 0; i < 4; i++) {
+		struct fi_info *hints = plain_hints(), *info;
+		uint64_t asked = ((uint64_t[]){ FI_MSG, FI_TAGGED, FI_RMA, FI_ATOMIC })[i];
+
+		hints->caps = asked;
+		OK(ask(FI_VERSION(1, 17), hints, &info));
+		for (struct fi_info *entry = info; entry; entry = entry->next) {
+			EQUAL(entry->mode, 0);
+			EQUAL(entry->domain_attr->mr_mode & ~hints->domain_attr->mr_mode, 0);
+			if (is_ours())
+				EQUAL(entry->caps & primary, asked);
+		}
+		fi_freeinfo(info);
+		fi_freeinfo(hints);
+	}
+}
+
+/* A host that nobody knows ends the search soon. */
+static void unknown_host(void)
+{
+	static const enum fi_ep_type types[] = { FI_EP_RDM, FI_EP_MSG };
+
+	for (size_t i = 0; i < COUNT(types); i++) {
+		struct fi_info *hints = plain_hints(), *info = NULL;
+		double before = now();
+
+		hints->ep_attr->type = types[i];
+		CHECK(fi_getinfo(FI_VERSION(1, 17), "no-such-host.invalid", "12345", 0, hints, &info) < 0);
+		CHECK(now() - before < 10);
+		/* A host where nobody listens: fails, or answers for the time when somebody does. */
+		before = now();
+		if (!fi_getinfo(FI_VERSION(1, 17), "127.0.0.1", "1", 0, hints, &info))
+			fi_freeinfo(info);
+		CHECK(now() - before < 10);
+		fi_freeinfo(hints);
+	}
+}
+
+/* A source address of this host; a node that isn't one of its own. */
+static void source_node(void)
+{
+	struct fi_info *hints = plain_hints(), *info = NULL;
+
+	hints->ep_attr->type = FI_EP_MSG;
+	hints->addr_format = FI_SOCKADDR_IN;
+	hints->caps = FI_MSG;
+	OK(fi_getinfo(FI_VERSION(1, 17), "127.0.0.1", "0", FI_SOURCE, hints, &info));
+	CHECK(info->src_addr);
+	EQUAL(info->src_addrlen, 16);
+	CHECK(!info->dest_addr);
+	fi_freeinfo(info);
+	fi_freeinfo(hints);
+}
+
+/* Flags and versions that there aren't. */
+static void bad_arguments(void)
+{
+	struct fi_info *hints = plain_hints(), *info = NULL;
+
+	CHECK(fi_getinfo(FI_VERSION(9, 0), NULL, NULL, 0, hints, &info) < 0);
+	/* FI_SOURCE says that node or service is there. */
+	CHECK(fi_getinfo(FI_VERSION(1, 17), NULL, NULL, FI_SOURCE, hints, &info) <= 0);
+	fi_freeinfo(info);
+	info = NULL;
+	CHECK(fi_getinfo(FI_VERSION(1, 17), "not a number", NULL, FI_NUMERICHOST, hints, &info) < 0);
+	free(hints->fabric_attr->prov_name);
+	hints->fabric_attr->prov_name = strdup("no-such-provider");
+	FAILS(fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &info), FI_ENODATA);
+	fi_freeinfo(hints);
+}
+
+const struct program discovery[] = {
+	{ "discovery-no-hints", no_hints },
+	{ "discovery-own-answer", own_answer },
+	{ "discovery-answers-open", answers_open },
+	{ "discovery-each-hint", each_hint },
+	{ "discovery-no-more-than-asked", no_more_than_asked },
+	{ "discovery-unknown-host", unknown_host },
+	{ "discovery-source-node", source_node },
+	{ "discovery-bad-arguments", bad_arguments },
+	{ NULL, NULL },
+};

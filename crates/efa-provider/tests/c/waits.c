@@ -1,0 +1,355 @@
+/* Sleeping until there is work: blocking reads, descriptors, poll sets and wait sets. */
+#include "program.h"
+
+#include <poll.h>
+#include <pthread.h>
+
+enum { MILLISECONDS = (int)(PATIENCE * 1000) };
+
+/* Sends after a while, from a thread of its own. */
+struct later {
+	struct world *world;
+	int messages;
+	pthread_t thread;
+};
+
+static void *send_later(void *argument)
+{
+	struct later *later = argument;
+	struct side *from = &later->world->side[0];
+
+	for (int i = 0; i < later->messages; i++) {
+		usleep(50 * 1000);
+		double end = now() + PATIENCE;
+		ssize_t result;
+
+		while ((result = fi_inject(from->ep, "late", 4, from->to[1])) == -FI_EAGAIN) {
+			(void)fi_cq_read(from->tx, NULL, 0);
+			CHECK(now() < end);
+		}
+		OK(result);
+	}
+	return NULL;
+}
+
+static void start(struct later *later, struct world *world, int messages)
+{
+	later->world = world;
+	later->messages = messages;
+	OK(pthread_create(&later->thread, NULL, send_later, later));
+}
+
+static void join(struct later *later)
+{
+	OK(pthread_join(later->thread, NULL));
+}
+
+/* Connects the endpoints, so that what follows needs nothing of the sender but its call. */
+static void warm_up(struct world *world)
+{
+	struct side *from = &world->side[0], *at = &world->side[1];
+	char here[8];
+
+	POST(world, fi_recv(at->ep, here, 8, NULL, FI_ADDR_UNSPEC, CONTEXT(0)));
+	POST(world, fi_send(from->ep, "warm", 4, NULL, from->to[1], CONTEXT(1)));
+	DONE(world, at->rx, CONTEXT(0), FI_RECV | FI_MSG);
+	DONE(world, from->tx, CONTEXT(1), FI_SEND | FI_MSG);
+	for (int i = 0; i < 1000; i++)
+		progress(world);
+}
+
+static void blocking_read(void)
+{
+	const enum fi_wait_obj objects[] = { FI_WAIT_UNSPEC, FI_WAIT_FD };
+
+	for (size_t i = 0; i < COUNT(objects); i++) {
+		struct options options = { .wait = objects[i], .caps = FI_MSG | FI_SOURCE };
+		struct world world;
+		struct side *at = &world.side[1];
+		struct fi_cq_tagged_entry entry;
+		struct later later;
+		fi_addr_t source = 0;
+		char here[8];
+		double before;
+
+		open_world(&world, &options);
+		warm_up(&world);
+		POST(&world, fi_recv(at->ep, here, 8, NULL, FI_ADDR_UNSPEC, CONTEXT(2)));
+		before = now();
+		FAILS(fi_cq_sread(at->rx, &entry, 1, NULL, 100), FI_EAGAIN);
+		CHECK(now() - before >= 0.09);
+		FAILS(fi_cq_sread(at->rx, &entry, 1, NULL, 0), FI_EAGAIN);
+		start(&later, &world, 1);
+		EQUAL(fi_cq_sreadfrom(at->rx, &entry, 1, &source, NULL, MILLISECONDS), 1);
+		EQUAL((uintptr_t)entry.op_context, (uintptr_t)CONTEXT(2));
+		EQUAL(source, at->to[0]);
+		join(&later);
+		/* Without end. */
+		POST(&world, fi_recv(at->ep, here, 8, NULL, FI_ADDR_UNSPEC, CONTEXT(3)));
+		start(&later, &world, 1);
+		EQUAL(fi_cq_sread(at->rx, &entry, 1, NULL, -1), 1);
+		EQUAL((uintptr_t)entry.op_context, (uintptr_t)CONTEXT(3));
+		join(&later);
+		/* A failure ends the wait too. */
+		POST(&world, fi_recv(at->ep, here, 8, NULL, FI_ADDR_UNSPEC, CONTEXT(4)));
+		EQUAL(fi_cancel(&at->ep->fid, CONTEXT(4)), 0);
+		FAILS(fi_cq_sread(at->rx, &entry, 1, NULL, MILLISECONDS), FI_EAVAIL);
+		EQUAL(TAKE_ERROR(&world, at->rx).err, FI_ECANCELED);
+		close_world(&world);
+	}
+}
+
+/* With a threshold, a blocking read waits for that many. */
+static void threshold(void)
+{
+	struct options options = { .wait = FI_WAIT_UNSPEC, .condition = FI_CQ_COND_THRESHOLD };
+	struct world world;
+	struct side *at = &world.side[1];
+	struct fi_cq_tagged_entry entries[8];
+	struct later later;
+	char here[3][8];
+
+	open_world(&world, &options);
+	warm_up(&world);
+	for (int i = 0; i < 3; i++)
+		POST(&world, fi_recv(at->ep, here[i], 8, NULL, FI_ADDR_UNSPEC, CONTEXT(i)));
+	start(&later, &world, 3);
+	EQUAL(fi_cq_sread(at->rx, entries, COUNT(entries), (void *)(uintptr_t)3, MILLISECONDS), 3);
+	for (int i = 0; i < 3; i++)
+		EQUAL((uintptr_t)entries[i].op_context, (uintptr_t)CONTEXT(i));
+	join(&later);
+	close_world(&world);
+}
+
+static void *signal_later(void *queue)
+{
+	usleep(100 * 1000);
+	OK(fi_cq_signal(queue));
+	return NULL;
+}
+
+/* fi_cq_signal ends a blocking read that has nothing to return. */
+static void signalled(void)
+{
+	struct options options = { .wait = FI_WAIT_UNSPEC };
+	struct world world;
+	struct fi_cq_tagged_entry entry;
+	pthread_t thread;
+	double before;
+
+	open_world(&world, &options);
+	before = now();
+	OK(pthread_create(&thread, NULL, signal_later, world.side[1].rx));
+	FAILS(fi_cq_sread(world.side[1].rx, &entry, 1, NULL, MILLISECONDS), FI_EAGAIN);
+	CHECK(now() - before < PATIENCE / 2);
+	OK(pthread_join(thread, NULL));
+	close_world(&world);
+}
+
+/* Without a wait object there is nothing to wait for. */
+static void no_wait_object(void)
+{
+	struct options options = { 0 };
+	struct world world;
+	struct fi_cq_tagged_entry entry;
+	int fd;
+
+	open_world(&world, &options);
+	CHECK(fi_cq_sread(world.side[1].rx, &entry, 1, NULL, 10) < 0);
+	CHECK(fi_control(&world.side[1].rx->fid, FI_GETWAIT, &fd) < 0);
+	close_world(&world);
+}
+
+/* A thread sleeps in poll on the queue's descriptor, after fi_trywait allowed it. */
+static void descriptor(void)
+{
+	enum { MESSAGES = 5 };
+	struct options options = { .wait = FI_WAIT_FD };
+	struct world world;
+	struct side *at = &world.side[1];
+	struct fid *fids[1];
+	struct later later;
+	char here[MESSAGES][8];
+	int fd = -1, received = 0, waits = 0;
+
+	open_world(&world, &options);
+	warm_up(&world);
+	fids[0] = &at->rx->fid;
+	OK(fi_control(&at->rx->fid, FI_GETWAIT, &fd));
+	CHECK(fd >= 0);
+	for (int i = 0; i < MESSAGES; i++)
+		POST(&world, fi_recv(at->ep, here[i], 8, NULL, FI_ADDR_UNSPEC, CONTEXT(i)));
+	/* What is there forbids to sleep. */
+	POST(&world, fi_inject(world.side[0].ep, "first", 5, world.side[0].to[1]));
+	for (double end = now() + PATIENCE; fi_trywait(world.fabric, fids, 1) != -FI_EAGAIN; ) {
+		(void)fi_cq_read(world.side[0].tx, NULL, 0);
+		CHECK(now() < end);
+	}
+	start(&later, &world, MESSAGES - 1);
+	while (received < MESSAGES) {
+		struct fi_cq_tagged_entry entry;
+		struct pollfd pollfd = { .fd = fd, .events = POLLIN };
+		ssize_t count = fi_cq_read(at->rx, &entry, 1);
+		int result;
+
+		if (count == 1) {
+			EQUAL((uintptr_t)entry.op_context, (uintptr_t)CONTEXT(received));
+			received++;
+			continue;
+		}
+		FAILS(count, FI_EAGAIN);
+		result = fi_trywait(world.fabric, fids, 1);
+		if (result == -FI_EAGAIN)
+			continue;
+		OK(result);
+		EQUAL(poll(&pollfd, 1, MILLISECONDS), 1);
+		waits++;
+	}
+	CHECK(waits > 0);
+	join(&later);
+	close_world(&world);
+}
+
+/* Counters of a descriptor. */
+static void counter_descriptor(void)
+{
+	struct options options = { .wait = FI_WAIT_FD, .counters = true };
+	struct world world;
+	struct side *at = &world.side[1];
+	struct fid *fids[1];
+	struct later later;
+	char here[8];
+	int fd = -1;
+	double end = now() + PATIENCE;
+
+	open_world(&world, &options);
+	warm_up(&world);
+	fids[0] = &at->received->fid;
+	OK(fi_control(&at->received->fid, FI_GETWAIT, &fd));
+	CHECK(fd >= 0);
+	POST(&world, fi_recv(at->ep, here, 8, NULL, FI_ADDR_UNSPEC, CONTEXT(2)));
+	start(&later, &world, 1);
+	while (fi_cntr_read(at->received) < 2) {
+		struct pollfd pollfd = { .fd = fd, .events = POLLIN };
+		int result = fi_trywait(world.fabric, fids, 1);
+
+		CHECK(now() < end);
+		if (result == -FI_EAGAIN)
+			continue;
+		OK(result);
+		EQUAL(poll(&pollfd, 1, MILLISECONDS), 1);
+	}
+	join(&later);
+	close_world(&world);
+}
+
+/* A poll set names the queues and counters that have something. */
+static void poll_set(void)
+{
+	struct options options = { .counters = true };
+	struct fi_poll_attr attr = { 0 };
+	struct world world;
+	struct side *from = &world.side[0], *at = &world.side[1];
+	struct fid_poll *set;
+	void *found[4];
+	char here[8];
+	int count;
+	double end = now() + PATIENCE;
+
+	open_world(&world, &options);
+	OK(fi_poll_open(world.domain, &attr, &set));
+	OK(fi_poll_add(set, &at->rx->fid, 0));
+	OK(fi_poll_add(set, &from->tx->fid, 0));
+	EQUAL(fi_poll(set, found, 4), 0);
+	POST(&world, fi_recv(at->ep, here, 8, NULL, FI_ADDR_UNSPEC, CONTEXT(2)));
+	POST(&world, fi_inject(from->ep, "a", 1, from->to[1]));
+	while ((count = fi_poll(set, found, 4)) == 0)
+		CHECK(now() < end);
+	EQUAL(count, 1);
+	EQUAL((uintptr_t)found[0], (uintptr_t)at);
+	DONE(&world, at->rx, CONTEXT(2), FI_RECV | FI_MSG);
+	EQUAL(fi_poll(set, found, 4), 0);
+	OK(fi_poll_del(set, &at->rx->fid, 0));
+	POST(&world, fi_recv(at->ep, here, 8, NULL, FI_ADDR_UNSPEC, CONTEXT(2)));
+	POST(&world, fi_inject(from->ep, "a", 1, from->to[1]));
+	DONE(&world, at->rx, CONTEXT(2), FI_RECV | FI_MSG);
+	EQUAL(fi_poll(set, found, 4), 0);
+	if (is_ours()) {
+		CHECK(fi_poll_del(set, &at->rx->fid, 0) < 0);
+		/* A counter that changed since the last look. */
+		OK(fi_poll_add(set, &at->received->fid, 0));
+		(void)fi_poll(set, found, 4);
+		OK(fi_cntr_add(at->received, 1));
+		EQUAL(fi_poll(set, found, 4), 1);
+		EQUAL((uintptr_t)found[0], (uintptr_t)at);
+		OK(fi_poll_del(set, &at->received->fid, 0));
+	}
+	OK(fi_poll_del(set, &from->tx->fid, 0));
+	OK(fi_close(&set->fid));
+	close_world(&world);
+}
+
+/* A wait set sleeps until one of its queues has something. */
+static void wait_set(void)
+{
+	struct options options = { .wait = FI_WAIT_SET };
+	struct fi_wait_attr attr = { .wait_obj = FI_WAIT_UNSPEC };
+	struct fi_info *info = info_of(&options);
+	struct world world;
+	struct side *at = &world.side[1];
+	struct fid_fabric *fabric;
+	struct later later;
+	char here[8];
+	double before;
+	struct fi_cq_tagged_entry entry;
+
+	OK(fi_fabric(info->fabric_attr, &fabric, NULL));
+	OK(fi_wait_open(fabric, &attr, &options.set));
+	open_world_at(&world, &options, info, fabric);
+	warm_up(&world);
+	POST(&world, fi_recv(at->ep, here, 8, NULL, FI_ADDR_UNSPEC, CONTEXT(2)));
+	before = now();
+	for (;;) {
+		/* What woke it may be of the endpoints alone. */
+		int result = fi_wait(options.set, 100);
+
+		if (result == -FI_ETIMEDOUT)
+			break;
+		OK(result);
+		FAILS(fi_cq_read(at->rx, &entry, 1), FI_EAGAIN);
+		CHECK(now() - before < PATIENCE);
+	}
+	start(&later, &world, 1);
+	for (;;) {
+		ssize_t count;
+
+		OK(fi_wait(options.set, MILLISECONDS));
+		count = fi_cq_read(at->rx, &entry, 1);
+		if (count == 1)
+			break;
+		FAILS(count, FI_EAGAIN);
+		(void)fi_cq_read(world.side[0].tx, NULL, 0);
+		CHECK(now() - before < PATIENCE);
+	}
+	EQUAL((uintptr_t)entry.op_context, (uintptr_t)CONTEXT(2));
+	join(&later);
+	if (is_ours())
+		FAILS(fi_close(&options.set->fid), FI_EBUSY);
+	for (int i = 0; i < world.sides; i++)
+		close_side(&world.side[i]);
+	OK(fi_close(&options.set->fid));
+	world.sides = 0;
+	close_world(&world);
+}
+
+const struct program waits[] = {
+	{ "waits-blocking-read", blocking_read },
+	{ "waits-threshold", threshold },
+	{ "waits-signalled", signalled },
+	{ "waits-no-wait-object", no_wait_object },
+	{ "waits-descriptor", descriptor },
+	{ "waits-counter-descriptor", counter_descriptor },
+	{ "waits-poll-set", poll_set },
+	{ "waits-wait-set", wait_set },
+	{ NULL, NULL },
+};
