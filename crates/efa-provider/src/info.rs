@@ -227,8 +227,9 @@ fn fill_domain(asked: &fi_domain_attr, hints: &mut Hints) -> Outcome<()> {
 pub(crate) struct Echo {
     pub(crate) version: u32,
     pub(crate) caps: u64,
-    pub(crate) transmit_flags: u64,
-    pub(crate) receive_flags: u64,
+    /// The default flags of operations are those that were asked for.
+    pub(crate) transmit_flags: Option<u64>,
+    pub(crate) receive_flags: Option<u64>,
     pub(crate) mr_mode: Option<c_int>,
     av_type: fi_av_type,
     pub(crate) shared_transmit: bool,
@@ -247,10 +248,8 @@ impl Echo {
             caps: asked.map_or(0, |asked| asked.info.caps),
             transmit_flags: asked
                 .and_then(|asked| asked.transmit)
-                .map_or(0, |transmit| transmit.op_flags & (FI_INJECT | FI_MORE)),
-            receive_flags: asked
-                .and_then(|asked| asked.receive)
-                .map_or(0, |receive| receive.op_flags & FI_MULTI_RECV),
+                .map(|transmit| transmit.op_flags),
+            receive_flags: asked.and_then(|asked| asked.receive).map(|receive| receive.op_flags),
             mr_mode: asked.and_then(|asked| asked.domain).map(|domain| domain.mr_mode),
             av_type: asked.and_then(|asked| asked.domain).map_or(FI_AV_UNSPEC, |it| it.av_type),
             shared_transmit: is_shared(endpoint.map(|endpoint| endpoint.tx_ctx_cnt)),
@@ -283,7 +282,7 @@ pub(crate) fn answer(info: &Info, echo: &Echo, to: &mut Answer<'_>) {
 
     let (from, transmit) = (&info.transmit, &mut *to.transmit);
     transmit.caps = bits::side_caps(from.capabilities, caps, FI_READ | FI_WRITE | FI_NAMED_RX_CTX);
-    transmit.op_flags = bits::op_flags(from.flags) | echo.transmit_flags;
+    transmit.op_flags = echo.transmit_flags.unwrap_or(bits::op_flags(from.flags));
     transmit.msg_order = MESSAGE_ORDER;
     transmit.inject_size = from.inject_size;
     transmit.size = from.size.min(MOST);
@@ -292,7 +291,7 @@ pub(crate) fn answer(info: &Info, echo: &Echo, to: &mut Answer<'_>) {
 
     let (from, receive) = (&info.receive, &mut *to.receive);
     receive.caps = bits::side_caps(from.capabilities, caps, FI_REMOTE_READ | FI_REMOTE_WRITE);
-    receive.op_flags = bits::op_flags(from.flags) | echo.receive_flags;
+    receive.op_flags = echo.receive_flags.unwrap_or(bits::op_flags(from.flags));
     receive.msg_order = MESSAGE_ORDER;
     receive.total_buffered_recv = from.total_buffered;
     receive.size = from.size.min(MOST);

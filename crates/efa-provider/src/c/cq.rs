@@ -2,17 +2,17 @@
 
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
-use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use efa::{CompletionError, CompletionQueueOptions, PollSet, Wait, WaitError};
+use efa::{CompletionError, CompletionQueueOptions, PollSet, WaitError};
 
 use crate::abi::*;
 use crate::boundary::{Errno, INVALID, Outcome, count, status, value};
 use crate::c::completion;
 use crate::c::domain::Domain;
+use crate::c::wait::{self, WaitFor};
 use crate::errors;
 use crate::object::{Class, Object, Pool, Use};
 
@@ -23,7 +23,7 @@ pub(crate) struct CompletionQueue {
     format: fi_cq_format,
     /// Whether the condition of a blocking read is a number of entries.
     takes_threshold: bool,
-    wait: fi_wait_obj,
+    wait: WaitFor,
     /// Entries that aren't completions of `efa`, or that failed and wait for `fi_cq_readerr`.
     own: Mutex<VecDeque<OwnEntry>>,
     has_own: AtomicBool,
@@ -95,7 +95,7 @@ pub(crate) unsafe extern "C" fn open(
             let attr = attr.as_mut().ok_or(INVALID)?;
             let to = cq.as_mut().ok_or(INVALID)?;
             let opened = CompletionQueue::new(domain, attr)?;
-            (attr.format, attr.wait_obj) = (opened.format, opened.wait);
+            (attr.format, attr.wait_obj) = (opened.format, opened.wait.kind());
             *to = Object::create(opened, context).as_ref().address();
         }
         Ok(())
@@ -124,14 +124,9 @@ impl CompletionQueue {
             FI_CQ_COND_THRESHOLD => true,
             _ => return Err(INVALID),
         };
-        let (wait, object) = match attr.wait_obj {
-            FI_WAIT_NONE => (FI_WAIT_NONE, None),
-            FI_WAIT_UNSPEC | FI_WAIT_YIELD => (attr.wait_obj, Some(Wait::Unspecified)),
-            FI_WAIT_FD => (FI_WAIT_FD, Some(Wait::Fd)),
-            FI_WAIT_SET | FI_WAIT_MUTEX_COND | FI_WAIT_POLLFD => return Err(Errno(FI_ENOSYS)),
-            _ => return Err(INVALID),
-        };
-        let queue = match object {
+        // SAFETY: the program passes null or a wait set of libfabric.
+        let wait = unsafe { WaitFor::of(attr.wait_obj, attr.wait_set, domain.fabric.object()) }?;
+        let queue = match wait.object() {
             None => domain.domain.completion_queue(options),
             Some(object) => domain
                 .domain
@@ -267,7 +262,7 @@ impl CompletionQueue {
         threshold: usize,
         timeout: Duration,
     ) -> Outcome<usize> {
-        if self.wait == FI_WAIT_NONE {
+        if self.wait.kind() == FI_WAIT_NONE {
             return Err(Errno(FI_ENOSYS));
         }
         let begin = std::time::Instant::now();
@@ -437,7 +432,7 @@ unsafe extern "C" fn signal(cq: *mut fid_cq) -> c_int {
     status(|| {
         // SAFETY: the table is that of a completion queue.
         let cq = unsafe { Object::<CompletionQueue>::of(cq) };
-        if cq.wait == FI_WAIT_NONE {
+        if cq.wait.kind() == FI_WAIT_NONE {
             return Err(Errno(FI_ENOSYS));
         }
         cq.is_signalled.store(true, Ordering::Release);
@@ -462,19 +457,8 @@ unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) ->
         // SAFETY: the table is that of a completion queue; each command says what `arg` points to.
         unsafe {
             let cq = Object::<CompletionQueue>::of(fid.cast());
-            match command {
-                FI_GETWAIT => {
-                    let to = arg.cast::<c_int>().as_mut().ok_or(INVALID)?;
-                    let descriptor = cq.queue.as_fd().filter(|_| cq.wait == FI_WAIT_FD);
-                    *to = descriptor.ok_or(Errno(FI_ENODATA))?.as_raw_fd();
-                }
-                FI_GETWAITOBJ => {
-                    *arg.cast::<fi_wait_obj>().as_mut().ok_or(INVALID)? = cq.wait;
-                }
-                _ => return Err(Errno(FI_ENOSYS)),
-            }
+            wait::control(&cq.wait, cq.queue.as_fd(), command, arg)
         }
-        Ok(())
     })
 }
 

@@ -7,7 +7,7 @@ use efa::{AddressVectorKind, DomainOptions, Progress, RegistrationMode};
 use crate::abi::*;
 use crate::boundary::{Errno, INVALID, Outcome, status};
 use crate::c::fabric::Fabric;
-use crate::c::{atomic, av, cq, endpoint, entry, mr};
+use crate::c::{atomic, av, counter, cq, endpoint, entry, mr, wait};
 use crate::errors;
 use crate::object::{Class, Object, Pool, Use};
 
@@ -24,8 +24,10 @@ static FID: fi_ops = fi_ops { close: Some(close), ..fi_ops::failing::<FI_ENOSYS>
 static CLOSED_FID: fi_ops = fi_ops::failing::<FI_EBADF>();
 static TABLE: fi_ops_domain = fi_ops_domain {
     av_open: Some(av::open),
+    cntr_open: Some(counter::open),
     cq_open: Some(cq::open),
     endpoint: Some(endpoint::open),
+    poll_open: Some(wait::open_poll_set),
     query_atomic: Some(atomic::query),
     ..fi_ops_domain::failing::<FI_ENOSYS>()
 };

@@ -6,8 +6,8 @@ use std::ops::Deref;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use efa::{
-    Claim, CompletionQueueOptions, ContextOptions, Direction, EnableError, EndpointBuilder,
-    EndpointOptions, FiAddr, Message, MsgEndpoint, MsgEndpointOptions, Receive,
+    Claim, CompletionQueueOptions, ContextOptions, Counted, Direction, EnableError,
+    EndpointBuilder, EndpointOptions, FiAddr, Message, MsgEndpoint, MsgEndpointOptions, Receive,
 };
 
 use crate::abi::*;
@@ -15,6 +15,7 @@ use crate::bits;
 use crate::boundary::{Errno, INVALID, Outcome, started, status};
 use crate::c::av::{self, AddressVector};
 use crate::c::cm::{self, Connection};
+use crate::c::counter::{self, Counter};
 use crate::c::cq::{CompletionQueue, OwnEntry};
 use crate::c::domain::{self, Domain};
 use crate::c::eq::EventQueue;
@@ -78,6 +79,7 @@ struct Disabled {
     selective: [bool; 2],
     addresses: Option<Use<AddressVector>>,
     events: Option<Use<EventQueue>>,
+    counters: Vec<(Use<Counter>, Counted)>,
 }
 
 static FID: fi_ops = fi_ops {
@@ -294,7 +296,10 @@ impl Endpoint {
 
     /// Binds what the program bound to it.
     fn bind_all(&self, disabled: &Disabled, builder: EndpointBuilder) -> EndpointBuilder {
-        let Disabled { transmit, receive, selective, addresses, .. } = disabled;
+        let Disabled { transmit, receive, selective, addresses, counters, .. } = disabled;
+        let builder = counters.iter().fold(builder, |builder, (counter, kinds)| {
+            builder.bind_counter(&counter.counter, *kinds)
+        });
         let builder =
             self.bind_queue(builder, transmit.as_deref(), Direction::Transmit, selective[0]);
         let builder =
@@ -351,6 +356,7 @@ impl Endpoint {
             match class {
                 FI_CLASS_CQ => self.bind_completion_queue(Object::argument(to)?, flags),
                 FI_CLASS_EQ => self.bind_event_queue(Object::argument(to)?),
+                FI_CLASS_CNTR => self.bind_counter(Object::argument(to)?, flags),
                 FI_CLASS_AV => self.bind_address_vector(Object::argument(to)?, flags),
                 _ => Err(INVALID),
             }
@@ -389,6 +395,17 @@ impl Endpoint {
                 Ok(())
             }
         }
+    }
+
+    fn bind_counter(&self, counter: &Object<Counter>, flags: u64) -> Outcome<()> {
+        let kinds = counter::counted(flags)?;
+        domain::of_same(&self.domain, &counter.domain)?;
+        let counters = &mut self.disabled().counters;
+        if counters.iter().any(|(_, taken)| taken.intersects(kinds)) {
+            return Err(INVALID);
+        }
+        counters.push((Use::new(counter), kinds));
+        Ok(())
     }
 
     fn bind_address_vector(&self, addresses: &Object<AddressVector>, flags: u64) -> Outcome<()> {

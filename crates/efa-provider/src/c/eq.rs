@@ -9,14 +9,13 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{c_char, c_int, c_void};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use efa::{
     Address, ControlError, ControlEvent, DeviceError, EventQueueOptions, EventWaitError, FiAddr,
-    Wait,
 };
 use slab::Slab;
 
@@ -26,6 +25,7 @@ use crate::c::av;
 use crate::c::cq::timeout_of;
 use crate::c::event::{Event, Failed, Pointer, Request, Source, What};
 use crate::c::fabric::Fabric;
+use crate::c::wait::{self, WaitFor};
 use crate::errors;
 use crate::object::{Class, Object, Pool, Use};
 
@@ -33,7 +33,7 @@ use crate::object::{Class, Object, Pool, Use};
 pub(crate) struct EventQueue {
     pub(crate) events: efa::EventQueue,
     pub(crate) fabric: Use<Fabric>,
-    wait: fi_wait_obj,
+    wait: WaitFor,
     /// Whether the program writes events (`FI_WRITE`).
     is_writable: bool,
     /// Events of the program in `events`, whose numbers they have there.
@@ -134,19 +134,16 @@ impl EventQueue {
         if attr.size > 0 {
             options = options.capacity(attr.size);
         }
-        let events = match attr.wait_obj {
-            FI_WAIT_NONE => fabric.fabric.event_queue(options),
-            FI_WAIT_UNSPEC | FI_WAIT_YIELD => {
-                fabric.fabric.waitable_event_queue(options, Wait::Unspecified)
-            }
-            FI_WAIT_FD => fabric.fabric.waitable_event_queue(options, Wait::Fd),
-            FI_WAIT_SET | FI_WAIT_MUTEX_COND | FI_WAIT_POLLFD => return Err(Errno(FI_ENOSYS)),
-            _ => return Err(INVALID),
+        // SAFETY: the program passes null or a wait set of libfabric.
+        let wait = unsafe { WaitFor::of(attr.wait_obj, attr.wait_set, fabric) }?;
+        let events = match wait.object() {
+            None => fabric.fabric.event_queue(options),
+            Some(object) => fabric.fabric.waitable_event_queue(options, object),
         };
         Ok(Self {
             events: events.map_err(|error| errors::of_error(&error))?,
             fabric: Use::new(fabric),
-            wait: attr.wait_obj,
+            wait,
             is_writable: attr.flags & FI_WRITE != 0,
             written: Mutex::default(),
             sources: Mutex::default(),
@@ -206,6 +203,11 @@ impl EventQueue {
 
     fn forget_ready(&self, fid: Pointer) {
         lock(&self.ready).retain(|event| event.of != fid);
+    }
+
+    /// Whether there is an event that `efa` has given up already.
+    pub(crate) fn is_ready(&self) -> bool {
+        !lock(&self.ready).is_empty()
     }
 
     /// Runs `take` on the next event, which is removed if that returns `true` besides its result.
@@ -385,7 +387,7 @@ unsafe extern "C" fn sread(
         unsafe {
             let eq = Object::<EventQueue>::of(eq);
             let event = event.as_mut().ok_or(INVALID)?;
-            if eq.wait == FI_WAIT_NONE {
+            if eq.wait.kind() == FI_WAIT_NONE {
                 return Err(Errno(FI_ENOSYS));
             }
             let deadline = (timeout >= 0).then(|| Instant::now() + timeout_of(timeout));
@@ -492,21 +494,8 @@ unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) ->
         // SAFETY: the table is that of an event queue; each command says what `arg` points to.
         unsafe {
             let eq = Object::<EventQueue>::of(fid.cast());
-            match command {
-                FI_GETWAIT => {
-                    let to = arg.cast::<c_int>().as_mut().ok_or(INVALID)?;
-                    if eq.wait != FI_WAIT_FD {
-                        return Err(Errno(FI_ENODATA));
-                    }
-                    *to = eq.events.as_fd().as_raw_fd();
-                }
-                FI_GETWAITOBJ => {
-                    *arg.cast::<fi_wait_obj>().as_mut().ok_or(INVALID)? = eq.wait;
-                }
-                _ => return Err(Errno(FI_ENOSYS)),
-            }
+            wait::control(&eq.wait, Some(eq.events.as_fd()), command, arg)
         }
-        Ok(())
     })
 }
 

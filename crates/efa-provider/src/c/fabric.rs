@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use crate::abi::*;
 use crate::boundary::{INVALID, status};
-use crate::c::{domain, entry, eq, passive};
+use crate::c::{domain, entry, eq, passive, wait};
 use crate::object::{Class, Object, Pool};
 use crate::settings::Settings;
 
@@ -20,6 +20,8 @@ static TABLE: fi_ops_fabric = fi_ops_fabric {
     domain: Some(domain::open),
     eq_open: Some(eq::open),
     passive_ep: Some(passive::open),
+    wait_open: Some(wait::open_wait_set),
+    trywait: Some(wait::try_wait),
     ..fi_ops_fabric::failing::<FI_ENOSYS>()
 };
 static CLOSED: fi_ops_fabric = fi_ops_fabric::failing::<FI_EBADF>();

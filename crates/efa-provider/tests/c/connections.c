@@ -2,6 +2,7 @@
 #include "program.h"
 
 #include <arpa/inet.h>
+#include <pthread.h>
 
 enum { MILLISECONDS = (int)(PATIENCE * 1000) };
 
@@ -391,31 +392,49 @@ static void several(void)
 	close_server(&server);
 }
 
-/* Threads sleep until an event comes. */
+/* The side that connects, in a thread of its own, which sleeps until it is connected. */
+struct caller {
+	struct server *server;
+	struct end end;
+};
+
+static void *call(void *argument)
+{
+	struct caller *caller = argument;
+	struct fi_info *info = client_info(caller->server);
+	union room room;
+	uint32_t event;
+
+	open_end(caller->server, info, &caller->end);
+	OK(fi_connect(caller->end.ep, info->dest_addr, "hi", 2));
+	EQUAL(fi_eq_sread(caller->end.eq, &event, &room, sizeof(room), MILLISECONDS, 0), sizeof(struct fi_eq_cm_entry));
+	EQUAL(event, FI_CONNECTED);
+	fi_freeinfo(info);
+	return NULL;
+}
+
+/* Both sides sleep until an event comes. */
 static void waited_for(void)
 {
 	struct server server;
-	struct end client, other;
-	struct fi_info *info;
+	struct caller caller = { .server = &server };
+	struct end other;
+	pthread_t thread;
 	union room room;
 	uint32_t event;
 
 	open_server(&server);
 	FAILS(fi_eq_sread(server.eq, &event, &room, sizeof(room), 50, 0), FI_EAGAIN);
-	info = client_info(&server);
-	open_end(&server, info, &client);
-	OK(fi_connect(client.ep, info->dest_addr, "hi", 2));
+	OK(pthread_create(&thread, NULL, call, &caller));
 	EQUAL(fi_eq_sread(server.eq, &event, &room, sizeof(room), MILLISECONDS, 0), sizeof(struct fi_eq_cm_entry) + 2);
 	EQUAL(event, FI_CONNREQ);
 	open_end(&server, room.entry.info, &other);
 	OK(fi_accept(other.ep, NULL, 0));
 	fi_freeinfo(room.entry.info);
-	EQUAL(fi_eq_sread(client.eq, &event, &room, sizeof(room), MILLISECONDS, 0), sizeof(struct fi_eq_cm_entry));
-	EQUAL(event, FI_CONNECTED);
 	EQUAL(fi_eq_sread(other.eq, &event, &room, sizeof(room), MILLISECONDS, 0), sizeof(struct fi_eq_cm_entry));
 	EQUAL(event, FI_CONNECTED);
-	fi_freeinfo(info);
-	close_end(&client);
+	OK(pthread_join(thread, NULL));
+	close_end(&caller.end);
 	close_end(&other);
 	close_server(&server);
 }

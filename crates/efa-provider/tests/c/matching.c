@@ -10,7 +10,8 @@ static void sources(void)
 	struct world world;
 	struct side *at = &world.side[2];
 	char here[8];
-	fi_addr_t gone;
+	struct side stranger = { 0 };
+	fi_addr_t to;
 
 	open_world(&world, &options);
 	for (int i = 0; i < 2; i++) {
@@ -21,13 +22,12 @@ static void sources(void)
 		done = TAKE(&world, at->rx);
 		EQUAL(done.source, at->to[i]);
 	}
-	gone = at->to[1];
-	if (is_ours()) {
-		OK(fi_av_remove(at->av, &gone, 1, 0));
-		POST(&world, fi_recv(at->ep, here, sizeof(here), NULL, FI_ADDR_UNSPEC, CONTEXT(3)));
-		POST(&world, fi_inject(world.side[1].ep, "b", 1, world.side[1].to[2]));
-		EQUAL(TAKE(&world, at->rx).source, FI_ADDR_NOTAVAIL);
-	}
+	open_side(&world, &stranger);
+	to = introduce(&stranger, at);
+	POST(&world, fi_recv(at->ep, here, sizeof(here), NULL, FI_ADDR_UNSPEC, CONTEXT(3)));
+	POST(&world, fi_inject(stranger.ep, "b", 1, to));
+	EQUAL(TAKE(&world, at->rx).source, FI_ADDR_NOTAVAIL);
+	close_side(&stranger);
 	close_world(&world);
 }
 

@@ -1,0 +1,253 @@
+//! C programs on the provider: `tests/c`, compiled against Debian's libfabric. Each checks itself.
+//!
+//! Needs `cc` and the Debian packages libfabric-dev and valgrind. Without them the tests are skipped, or fail if
+//! `EFA_INTEROP=1` is set.
+//!
+//! A program also runs on libfabric's own providers, to see whether it asks what libfabric does:
+//!
+//! ```sh
+//! cc -D_GNU_SOURCE -o /tmp/programs crates/efa-provider/tests/c/*.c -lfabric -lpthread
+//! PROVIDER=sockets /tmp/programs messages-tagged
+//! ```
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs::File;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+/// A program takes a second or two on an idle machine.
+const DEADLINE: Duration = Duration::from_secs(90);
+/// Under valgrind.
+const SLOW_DEADLINE: Duration = Duration::from_secs(240);
+/// Definite leaks and wrong accesses, also of children.
+const VALGRIND: [&str; 8] = [
+    "--quiet",
+    "--error-exitcode=9",
+    "--leak-check=full",
+    "--show-leak-kinds=definite",
+    "--errors-for-leak-kinds=definite",
+    "--num-callers=30",
+    "--fair-sched=yes",
+    "--child-silent-after-fork=no",
+];
+
+/// What the tests have built.
+struct Built {
+    programs: PathBuf,
+    /// Of `FI_PROVIDER_PATH`.
+    directory: PathBuf,
+}
+
+/// Compiles the programs and lays the library where libfabric finds it, once; `None` if packages are missing.
+fn built() -> Option<&'static Built> {
+    static BUILT: OnceLock<Option<Built>> = OnceLock::new();
+    BUILT.get_or_init(build).as_ref()
+}
+
+fn build() -> Option<Built> {
+    let scratch = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c");
+    let has_headers = Path::new("/usr/include/rdma/fi_domain.h").exists();
+    let compiler = Command::new("cc").arg("--version").stdout(Stdio::null()).status();
+    if !has_headers || !compiler.is_ok_and(|status| status.success()) {
+        is_missing("cc or libfabric-dev");
+        return None;
+    }
+
+    let files = std::fs::read_dir(&sources).unwrap().map(|entry| entry.unwrap().path());
+    let files = files.filter(|path| path.extension().is_some_and(|extension| extension == "c"));
+    let programs = scratch.join("programs");
+    // Another run of these tests may use the file that is there.
+    let new = scratch.join(format!("programs.{}", std::process::id()));
+    let output = Command::new("cc")
+        .args(["-std=gnu11", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werror"])
+        .arg("-o")
+        .arg(&new)
+        .args(files)
+        .args(["-lfabric", "-lpthread"])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    std::fs::rename(&new, &programs).unwrap();
+
+    let directory = scratch.join("provider");
+    std::fs::create_dir_all(&directory).unwrap();
+    let new = scratch.join(format!("libefars-fi.so.{}", std::process::id()));
+    std::fs::copy(library(), &new).unwrap();
+    std::fs::rename(&new, directory.join("libefars-fi.so")).unwrap();
+    Some(Built { programs, directory })
+}
+
+/// The library, which cargo builds with these tests.
+fn library() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let built = test.parent().unwrap();
+    let library =
+        [built, built.parent().unwrap()].map(|directory| directory.join("libefars_fi.so"));
+    library.into_iter().find(|path| path.exists()).expect("libefars_fi.so was not built")
+}
+
+fn is_missing(what: &str) {
+    let needed = std::env::var_os("EFA_INTEROP").is_some_and(|value| value == "1");
+    assert!(!needed, "{what} is missing although EFA_INTEROP=1 is set");
+    eprintln!("skipped: {what} is not installed");
+}
+
+/// A program and its children: a process group, killed when dropped.
+struct Group(Child);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let group = libc::pid_t::try_from(self.0.id()).unwrap();
+        // SAFETY: the group is that of a child which was not waited for or has just ended; it has no other members
+        // than what the program started.
+        unsafe { libc::kill(-group, libc::SIGKILL) };
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs a program within its deadline; it must find nothing wrong.
+fn run(built: &Built, wrapper: &[&str], program: &str, deadline: Duration) {
+    let mut output = tempfile::NamedTempFile::new().unwrap();
+    let copy = || -> File { output.reopen().unwrap() };
+    let (out, err) = (copy(), copy());
+    let mut words = wrapper.iter().map(|word| word.to_string());
+    let mut command = match words.next() {
+        Some(first) => {
+            let mut command = Command::new(first);
+            command.args(words).arg(&built.programs);
+            command
+        }
+        None => Command::new(&built.programs),
+    };
+    let child = command
+        .arg(program)
+        .env("PROVIDER", "efars")
+        .env("FI_PROVIDER_PATH", &built.directory)
+        .env_remove("FI_PROVIDER")
+        .stdin(Stdio::null())
+        .stdout(out)
+        .stderr(err)
+        .process_group(0)
+        .spawn()
+        .unwrap();
+    let mut group = Group(child);
+    let begun = Instant::now();
+    let status = loop {
+        if let Some(status) = group.0.try_wait().unwrap() {
+            break Some(status);
+        }
+        if begun.elapsed() > deadline {
+            break None;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    let mut text = String::new();
+    std::io::Read::read_to_string(output.as_file_mut(), &mut text).unwrap();
+    let status = status.unwrap_or_else(|| panic!("{program} runs after {deadline:?}:\n{text}"));
+    assert!(status.success(), "{program}: {status}\n{text}");
+}
+
+/// A test for each program, named by what the program finds.
+macro_rules! programs {
+    ($($name:ident $program:literal)*) => {
+        $(
+            #[test]
+            fn $name() {
+                if let Some(built) = built() {
+                    run(built, &[], $program, DEADLINE);
+                }
+            }
+        )*
+
+        const PROGRAMS: &[&str] = &[$($program),*];
+    };
+}
+
+programs! {
+    entries_without_hints_are_of_this_provider_alone "discovery-no-hints"
+    entry_given_as_hints_is_found_again_in_each_version "discovery-own-answer"
+    endpoints_of_entries_of_each_version_exchange_messages "discovery-answers-open"
+    hint_is_met_or_no_entry_is_returned_in_each_version "discovery-each-hint"
+    entry_has_no_capability_or_mode_that_was_not_asked_for "discovery-no-more-than-asked"
+    search_for_an_unknown_host_fails_within_seconds "discovery-unknown-host"
+    source_node_becomes_the_source_address "discovery-source-node"
+    search_with_bad_arguments_fails "discovery-bad-arguments"
+
+    message_without_tag_arrives_in_each_form_of_each_size "messages-plain"
+    message_with_tag_arrives_in_each_form_of_each_size "messages-tagged"
+    message_longer_than_the_inject_size_is_not_injected "messages-inject-limit"
+    messages_under_way_at_once_go_to_receives_in_order "messages-in-order"
+    message_to_the_own_endpoint_arrives "messages-to-itself"
+    message_longer_than_its_receive_is_truncated "messages-truncated"
+
+    completion_of_a_receive_names_the_sender_if_it_is_known "matching-sources"
+    receive_of_one_source_takes_no_message_of_another "matching-directed"
+    receive_takes_the_first_message_whose_tag_matches "matching-tags"
+    cancelled_receive_fails_and_the_next_takes_the_message "matching-cancelled"
+
+    entries_read_have_the_size_and_fields_of_their_format "completions-formats"
+    queue_of_both_directions_has_both_completions "completions-one-queue"
+    operation_completes_selectively_if_it_asks_or_fails "completions-selective"
+    default_flags_hold_for_calls_without_flags_alone "completions-default-flags"
+    operation_completes_at_the_level_that_was_asked_for "completions-levels"
+    counter_counts_is_set_and_ends_waits "completions-counters"
+    thread_that_waits_for_a_counter_is_woken_by_an_addition "completions-counter-woken"
+    full_queue_refuses_operations_and_loses_nothing "completions-full-queue"
+    failure_has_a_text_that_fits_its_room "completions-failure-text"
+
+    blocking_read_returns_at_a_completion_failure_or_timeout "waits-blocking-read"
+    blocking_read_with_a_threshold_returns_that_many "waits-threshold"
+    blocking_read_returns_at_a_signal "waits-signalled"
+    queue_without_wait_object_refuses_to_wait "waits-no-wait-object"
+    descriptor_wakes_a_thread_after_trywait "waits-descriptor"
+    descriptor_of_a_counter_wakes_a_thread_after_trywait "waits-counter-descriptor"
+    poll_set_names_queues_and_counters_with_news "waits-poll-set"
+    wait_set_wakes_a_thread_for_any_of_its_queues "waits-wait-set"
+
+    event_written_is_read_once_and_peeked_at_before "events-written"
+    event_stays_if_there_is_too_little_room "events-too-small"
+    event_queue_wakes_a_thread_by_read_and_descriptor "events-waited-for"
+    insertion_with_an_event_queue_ends_with_its_event "events-insertion"
+    event_queue_not_opened_for_writing_refuses_it "events-not-writable"
+
+    address_inserted_is_looked_up_and_removed_in_both_types "vectors-round-trip"
+    message_goes_to_the_peer_of_its_entry_until_removal "vectors-messages-follow"
+    address_of_no_peer_is_not_inserted "vectors-bad-name"
+
+    connection_made_by_sleeping_threads_is_reported_to_both "connections-waited-for"
+    messages_over_a_connection_arrive_in_both_directions "connections-messages"
+    sides_of_a_connection_name_their_socket_addresses "connections-names"
+    rejected_connection_reports_the_reason_and_data "connections-rejected"
+    connection_to_nobody_is_refused "connections-refused-by-none"
+    shutdown_and_close_reach_the_other_side "connections-shut-down"
+    connections_of_one_listener_keep_their_messages_apart "connections-several"
+
+    null_pointers_are_refused "refused-null-pointers"
+    objects_of_another_class_are_refused "refused-wrong-class"
+    calls_on_closed_objects_fail "refused-closed-objects"
+    calls_not_offered_say_so "refused-not-offered"
+
+    processes_exchange_messages_of_all_sizes "processes-two"
+    child_of_a_fork_talks_to_its_parent_by_its_own_fabric "processes-child-of-its-own"
+    process_exits_with_objects_open_or_closes_them_at_exit "processes-exits"
+    objects_are_closed_in_any_order_with_work_under_way "processes-any-order"
+    messages_sent_before_a_close_arrive "processes-close-delivers"
+    objects_opened_and_closed_again_leave_no_descriptor "processes-again"
+    threads_sharing_an_endpoint_lose_and_reorder_nothing "processes-threads"
+}
+
+/// Every program has a test.
+#[test]
+fn list_of_tests_names_every_program() {
+    let Some(built) = built() else { return };
+    let listed = Command::new(&built.programs).output().unwrap();
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    let missing: Vec<_> = listed.lines().filter(|name| !PROGRAMS.contains(name)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+    assert_eq!(listed.lines().count(), PROGRAMS.len());
+}
