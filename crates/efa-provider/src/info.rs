@@ -35,7 +35,10 @@ const MR_MODE_BITS: u32 = FI_VERSION(1, 5);
 /// Modes of registration that we require of programs that don't take [scalable](RegistrationMode::Scalable).
 const BASIC: c_int = FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
 
-/// Threads and cores that a limit beyond this says nothing to.
+/// All modes of registration.
+const MR_MODES: c_int = (1 << 12) - 1;
+
+/// What limits that have no end are said to be: programs may keep them in an `int`.
 const MOST: usize = c_int::MAX as usize;
 
 fn wanted<T>(value: T) -> Option<T>
@@ -50,8 +53,11 @@ pub(crate) fn query(version: u32, asked: Option<Asked<'_>>) -> Outcome<Query> {
     let asked_version =
         Version { major: FI_MAJOR(version) as u16, minor: FI_MINOR(version) as u16 };
     let mut hints = Hints::new();
-    hints.domain.registration_mode =
-        Some(registration(version, asked.and_then(|asked| asked.domain))?);
+    hints.domain.registration_mode = Some(registration(
+        version,
+        asked.map(|asked| asked.info.caps),
+        asked.and_then(|asked| asked.domain),
+    )?);
     if let Some(asked) = asked {
         asked.fill(&mut hints)?;
     }
@@ -59,12 +65,18 @@ pub(crate) fn query(version: u32, asked: Option<Asked<'_>>) -> Outcome<Query> {
 }
 
 /// How the memory of a program is registered.
+///
+/// One that doesn't access memory of peers gets keys and addresses as devices have them whatever its mode, since it has
+/// no use for keys: only then may devices read long messages.
 pub(crate) fn registration(
     version: u32,
+    caps: Option<u64>,
     domain: Option<&fi_domain_attr>,
 ) -> Outcome<RegistrationMode> {
     let mode = domain.map(|domain| domain.mr_mode);
+    let has_no_use = caps.is_some_and(|caps| caps != 0 && caps & (FI_RMA | FI_ATOMIC) == 0);
     match mode {
+        Some(bits) if has_no_use && bits & !MR_MODES == 0 => Ok(RegistrationMode::Basic),
         // No hints: keys and addresses as devices have them.
         None => Ok(RegistrationMode::Basic),
         Some(FI_MR_UNSPEC) if version < MR_MODE_BITS => Ok(RegistrationMode::Basic),
@@ -107,7 +119,11 @@ impl Asked<'_> {
 }
 
 /// Orders of messages and atomics that hold between two endpoints.
-const MESSAGE_ORDER: u64 = FI_ORDER_SAS;
+const MESSAGE_ORDER: u64 = FI_ORDER_SAS
+    | FI_ORDER_ATOMIC_RAR
+    | FI_ORDER_ATOMIC_RAW
+    | FI_ORDER_ATOMIC_WAR
+    | FI_ORDER_ATOMIC_WAW;
 
 fn fill_transmit(asked: &fi_tx_attr, hints: &mut Hints) -> Outcome<()> {
     order(asked.msg_order, asked.comp_order)?;
@@ -264,6 +280,8 @@ impl Echo {
         let in_words = self.version < MR_MODE_BITS
             || matches!(self.mr_mode, Some(FI_MR_BASIC | FI_MR_SCALABLE));
         match (mode, in_words) {
+            _ if self.mr_mode == Some(FI_MR_SCALABLE) => FI_MR_SCALABLE,
+            _ if !in_words && self.mr_mode.is_some_and(|asked| asked & BASIC != BASIC) => 0,
             (RegistrationMode::Scalable, true) => FI_MR_SCALABLE,
             (RegistrationMode::Scalable, false) => 0,
             (_, true) => FI_MR_BASIC,

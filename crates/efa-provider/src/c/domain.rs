@@ -75,7 +75,7 @@ pub(crate) unsafe extern "C" fn open(
             let attr = info.domain_attr.as_ref().ok_or(INVALID)?;
             let api_version = (*fabric.address()).api_version;
             entry::text(attr.name)?;
-            let opened = Domain::new(fabric, attr, api_version)?;
+            let opened = Domain::new(fabric, info.caps, attr, api_version)?;
             *to = Object::create(opened, context).as_ref().address();
         }
         Ok(())
@@ -83,13 +83,18 @@ pub(crate) unsafe extern "C" fn open(
 }
 
 impl Domain {
-    fn new(fabric: &Object<Fabric>, attr: &fi_domain_attr, api_version: u32) -> Outcome<Self> {
+    fn new(
+        fabric: &Object<Fabric>,
+        caps: u64,
+        attr: &fi_domain_attr,
+        api_version: u32,
+    ) -> Outcome<Self> {
         let progress = match attr.data_progress {
             FI_PROGRESS_AUTO => Progress::Automatic,
             FI_PROGRESS_UNSPEC | FI_PROGRESS_MANUAL => Progress::Manual,
             _ => return Err(INVALID),
         };
-        let registration = crate::info::registration(api_version, Some(attr))?;
+        let registration = crate::info::registration(api_version, Some(caps), Some(attr))?;
         let options = DomainOptions::new().progress(progress).registration(registration);
         let domain =
             fabric.fabric.domain_with(options).map_err(|error| errors::of_error(&error))?;
