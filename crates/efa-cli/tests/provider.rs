@@ -1,0 +1,207 @@
+//! Debian's programs for libfabric, unmodified, on our provider: `fi_info`, `fi_pingpong`, Open MPI.
+//!
+//! Needs the packages libfabric-bin, openmpi-bin, libopenmpi-dev, python3-mpi4py and netpipe-openmpi, and runs only
+//! with `EFA_INTEROP=1`, which says that they are there, as `cargo xtask test` does: without, the tests say so and pass.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests too")]
+
+mod common;
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use common::{Running, Scratch, efa, until, with_c_packages};
+
+/// A directory with the provider as libfabric looks for it, and one for the hosts of the software device.
+struct Place {
+    provider: Scratch,
+    hosts: Scratch,
+}
+
+impl Place {
+    fn new() -> Self {
+        let provider = Scratch::new("provider");
+        std::fs::create_dir(&provider).unwrap();
+        std::os::unix::fs::symlink(library(), provider.as_ref().join("libefars-fi.so")).unwrap();
+        // The device creates it, for this user alone.
+        Self { provider, hosts: Scratch::new("hosts") }
+    }
+
+    /// A program of libfabric on our provider, over shared memory.
+    fn command(&self, program: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        command.args(arguments);
+        command.env("FI_EFARS_DEVICE", "shm").env("FI_EFARS_SHM_DIRECTORY", self.hosts.as_str());
+        self.set_up(command)
+    }
+
+    /// A program under `efa soft-efa run`.
+    fn soft_efa(&self, program: &[&str]) -> Command {
+        let mut command = efa(["soft-efa", "run", "--directory", self.hosts.as_str(), "--"]);
+        command.args(program);
+        self.set_up(command)
+    }
+
+    fn set_up(&self, mut command: Command) -> Command {
+        command.env("FI_PROVIDER_PATH", self.provider.as_str());
+        command.env_remove("FI_PROVIDER").env_remove("FI_LOG_LEVEL");
+        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    #[track_caller]
+    fn run(&self, program: &str, arguments: &[&str]) -> String {
+        Running::start(&mut self.command(program, arguments)).finish().success()
+    }
+}
+
+/// The library, which cargo builds with these tests.
+fn library() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let built = test.parent().unwrap();
+    let library = |directory: &Path| directory.join("libefars_fi.so");
+    let found = [built, built.parent().unwrap()].map(library).into_iter().find(|it| it.exists());
+    found.expect("libefars_fi.so was not built")
+}
+
+#[test]
+fn fi_info_lists_both_kinds_of_endpoints_and_nothing_stacked_on_them() {
+    if !with_c_packages() {
+        return;
+    }
+    let place = Place::new();
+    let text = place.run("fi_info", &["-p", "efars"]);
+    for line in ["provider: efars", "fabric: efa-shm", "type: FI_EP_RDM", "type: FI_EP_MSG"] {
+        assert!(text.contains(line), "no `{line}` in {text}");
+    }
+    let connected = place.run("fi_info", &["-p", "efars", "-t", "FI_EP_MSG"]);
+    assert!(connected.contains("FI_EP_MSG") && !connected.contains("FI_EP_RDM"), "{connected}");
+    let all = place.run("fi_info", &[]);
+    assert!(all.contains("provider: efars") && !all.contains("efars;"), "{all}");
+}
+
+#[test]
+fn fi_info_lists_every_setting() {
+    if !with_c_packages() {
+        return;
+    }
+    let text = Place::new().run("fi_info", &["-e"]);
+    for name in ["FI_EFARS_DEVICE", "FI_EFARS_TX_SIZE", "FI_EFARS_SHM_DIRECTORY"] {
+        assert!(text.contains(name), "no {name} in {text}");
+    }
+}
+
+/// `fi_pingpong` with all sizes; both sides check the data.
+#[track_caller]
+fn pingpong(options: &[&str]) {
+    if !with_c_packages() {
+        return;
+    }
+    let place = Place::new();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let common = [&["-p", "efars", "-c", "-S", "all", "-I", "3"], options].concat();
+    let server = [&common[..], &["-B", &port]].concat();
+    let mut server = Running::start(&mut place.command("fi_pingpong", &server));
+    until("listening", || {
+        let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        let local = format!(":{:04X} 00000000:0000 0A", port.parse::<u16>().unwrap());
+        assert!(server.is_running(), "the server has ended");
+        table.contains(&local)
+    });
+    let client = [&common[..], &["-P", &port, "127.0.0.1"]].concat();
+    let rows = |text: &str| {
+        text.lines().filter(|line| line.split_whitespace().nth(2) == Some("=3")).count()
+    };
+    let sent = place.run("fi_pingpong", &client);
+    let received = server.finish().success();
+    assert!(rows(&sent) > 40 && rows(&sent) == rows(&received), "{sent}\n{received}");
+}
+
+#[test]
+fn fi_pingpong_sends_messages_of_all_sizes_by_datagrams() {
+    pingpong(&["-e", "rdm"]);
+}
+
+#[test]
+fn fi_pingpong_sends_tagged_messages_of_all_sizes_by_datagrams() {
+    pingpong(&["-e", "rdm", "-m", "tagged"]);
+}
+
+#[test]
+fn fi_pingpong_sends_messages_of_all_sizes_over_a_connection() {
+    pingpong(&["-e", "msg"]);
+}
+
+/// As many processes as it takes on few processors, all on this machine.
+const HERE: &str = "--timeout 110 --oversubscribe --bind-to none --mca plm isolated";
+/// The way of Open MPI's messages that leads to libfabric.
+const BY_LIBFABRIC: &str = "--mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include";
+
+fn words(text: &str) -> Vec<&str> {
+    text.split_whitespace().collect()
+}
+
+/// The MPI program, which checks every byte.
+fn ranks() -> Scratch {
+    let program = Scratch::new("ranks-of-mpi");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/mpi/ranks.c");
+    let mut compiler = Command::new("mpicc.openmpi");
+    compiler.args(["-O1", "-Wall", "-Werror", source, "-o", program.as_str()]);
+    assert!(compiler.status().unwrap().success());
+    program
+}
+
+#[test]
+fn open_mpi_sends_messages() {
+    if !with_c_packages() {
+        return;
+    }
+    let program = ranks();
+    let options = format!("{HERE} {BY_LIBFABRIC} efars --mca btl self --mca osc pt2pt -n 3");
+    let arguments = [words(&options), vec![program.as_str()]].concat();
+    let text = Place::new().run("mpirun", &arguments);
+    assert!(text.contains("3 ranks: every byte was right"), "{text}");
+}
+
+/// Amazon's provider in the first process, ours under its name in the others.
+#[test]
+fn open_mpi_sends_messages_between_amazons_provider_and_ours() {
+    if !with_c_packages() {
+        return;
+    }
+    let (place, program) = (Place::new(), ranks());
+    let options = format!("mpirun {HERE} {BY_LIBFABRIC} efa --mca btl self --mca osc pt2pt");
+    let ours = "-n 2 -x EFARS_NAME=efa -x FI_EFARS_DEVICE=verbs";
+    let first = ["-n", "1", "-x", "FI_PROVIDER_PATH=/", program.as_str(), ":"];
+    let arguments = [words(&options), first.to_vec(), words(ours), vec![program.as_str()]].concat();
+    let mut command = place.soft_efa(&arguments);
+    // It would look for the others in its own shared memory.
+    command.env("FI_EFA_ENABLE_SHM_TRANSFER", "0");
+    let text = Running::start(&mut command).finish().success();
+    assert!(text.contains("3 ranks: every byte was right"), "{text}");
+}
+
+#[test]
+fn mpi4py_runs_collectives_and_sends_objects() {
+    if !with_c_packages() {
+        return;
+    }
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/mpi/collectives.py");
+    let options = format!("{HERE} {BY_LIBFABRIC} efars --mca btl self -n 3 /usr/bin/python3");
+    let text = Place::new().run("mpirun", &[words(&options), vec![script]].concat());
+    assert!(text.contains("3 ranks: every value was right"), "{text}");
+}
+
+#[test]
+fn netpipe_measures_messages_of_all_sizes() {
+    if !with_c_packages() {
+        return;
+    }
+    let figures = Scratch::new("netpipe");
+    let options = format!("{HERE} {BY_LIBFABRIC} efars --mca btl self -n 2 NPopenmpi -u 100000 -I");
+    let arguments = [words(&options), vec!["-o", figures.as_str()]].concat();
+    Place::new().run("mpirun", &arguments);
+    let figures = std::fs::read_to_string(&figures).unwrap();
+    assert!(figures.lines().count() > 40, "{figures}");
+}
