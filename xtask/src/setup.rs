@@ -30,6 +30,9 @@ pub(crate) enum Tool {
     /// Open MPI and its headers, for programs on the software device.
     OpenMpi,
     OpenMpiHeaders,
+    /// MPI in Python, and a program of MPI that measures and checks messages.
+    Mpi4py,
+    NetPipe,
     /// Headers of libibverbs and libefa, with which declarations are compared.
     VerbsHeaders,
     /// Programs of libibverbs, which run on the software device.
@@ -113,6 +116,11 @@ impl Tool {
                 "libopenmpi-dev",
                 "/usr/share/doc/libopenmpi-dev/copyright",
             )),
+            Self::Mpi4py => Source::Debian(DebianPackage::file(
+                "python3-mpi4py",
+                "/usr/lib/python3/dist-packages/mpi4py/__init__.py",
+            )),
+            Self::NetPipe => Source::Debian(DebianPackage::program("netpipe-openmpi", "NPopenmpi")),
             Self::VerbsHeaders => Source::Debian(DebianPackage::file(
                 "libibverbs-dev",
                 "/usr/include/infiniband/efadv.h",

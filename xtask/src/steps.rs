@@ -142,6 +142,8 @@ impl Step {
                 Tool::CCompiler,
                 Tool::OpenMpi,
                 Tool::OpenMpiHeaders,
+                Tool::Mpi4py,
+                Tool::NetPipe,
                 Tool::Valgrind,
             ],
             Self::Fuzz => &fuzz::TOOLS,
@@ -216,7 +218,14 @@ impl Step {
                 run_tests(cargo.env("EFA_INTEROP", "1"), tests)
             }
             Self::Provider => {
-                cargo.args(["test", "--package=efa-provider", "--no-fail-fast", "--tests"]);
+                cargo.args(["test", "--package=efa-provider", "--package=efa-cli"]);
+                cargo.args([
+                    "--no-fail-fast",
+                    "--lib",
+                    "--test=layout",
+                    "--test=programs",
+                    "--test=provider",
+                ]);
                 // As above.
                 run_tests(cargo.env("EFA_INTEROP", "1"), tests)
             }

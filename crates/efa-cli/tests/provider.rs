@@ -164,6 +164,21 @@ fn open_mpi_sends_messages() {
     assert!(text.contains("3 ranks: every byte was right"), "{text}");
 }
 
+/// Windows are read and written by the module `ofi` of Open MPI's byte transfer layer, messages sent by the one for
+/// matching.
+#[test]
+fn open_mpi_accesses_windows_by_remote_memory_access() {
+    if !with_c_packages() {
+        return;
+    }
+    let program = ranks();
+    let options = format!("{HERE} {BY_LIBFABRIC} efars --mca btl self,ofi --mca osc rdma -n 3");
+    let include = ["--mca", "opal_common_ofi_provider_include", "efars"];
+    let arguments = [words(&options), include.to_vec(), vec![program.as_str()]].concat();
+    let text = Place::new().run("mpirun", &arguments);
+    assert!(text.contains("3 ranks: every byte was right"), "{text}");
+}
+
 /// Amazon's provider in the first process, ours under its name in the others.
 #[test]
 fn open_mpi_sends_messages_between_amazons_provider_and_ours() {
@@ -194,14 +209,15 @@ fn mpi4py_runs_collectives_and_sends_objects() {
 }
 
 #[test]
-fn netpipe_measures_messages_of_all_sizes() {
+fn netpipe_finds_the_bytes_of_all_sizes_as_they_were_sent() {
     if !with_c_packages() {
         return;
     }
     let figures = Scratch::new("netpipe");
-    let options = format!("{HERE} {BY_LIBFABRIC} efars --mca btl self -n 2 NPopenmpi -u 100000 -I");
-    let arguments = [words(&options), vec!["-o", figures.as_str()]].concat();
-    Place::new().run("mpirun", &arguments);
-    let figures = std::fs::read_to_string(&figures).unwrap();
-    assert!(figures.lines().count() > 40, "{figures}");
+    let options = format!("{HERE} {BY_LIBFABRIC} efars --mca btl self -n 2 NPopenmpi");
+    let check = ["-u", "2000000", "-i", "-n", "3", "-o", figures.as_str()];
+    let text = Place::new().run("mpirun", &[&words(&options)[..], &check].concat());
+    let sizes = text.lines().filter(|line| line.contains(" bytes ")).count();
+    let passed = text.lines().filter(|line| line.contains("Integrity check passed")).count();
+    assert!(sizes > 30 && passed == sizes, "{passed} of {sizes}: {text}");
 }

@@ -41,6 +41,9 @@ const MR_MODES: c_int = (1 << 12) - 1;
 /// What limits that have no end are said to be: programs may keep them in an `int`.
 const MOST: usize = c_int::MAX as usize;
 
+/// Contexts of an endpoint, on either side.
+const CONTEXTS: usize = 1;
+
 fn wanted<T>(value: T) -> Option<T>
 where
     T: Default + PartialEq,
@@ -190,11 +193,11 @@ fn fill_endpoint(asked: &fi_ep_attr, hints: &mut Hints) -> Outcome<()> {
     endpoint.max_write_after_read_size = wanted(asked.max_order_war_size as u64);
     endpoint.max_write_after_write_size = wanted(asked.max_order_waw_size as u64);
     endpoint.mem_tag_format = wanted(asked.mem_tag_format);
-    // Shared contexts are bound to the endpoint, which then has one of its own all the same.
-    let contexts = |count| wanted(count).filter(|count| *count != FI_SHARED_CONTEXT);
-    endpoint.transmit_contexts = contexts(asked.tx_ctx_cnt);
-    endpoint.receive_contexts = contexts(asked.rx_ctx_cnt);
-    Ok(())
+    // Neither scalable endpoints nor shared contexts are offered.
+    match (asked.tx_ctx_cnt, asked.rx_ctx_cnt) {
+        (0..=CONTEXTS, 0..=CONTEXTS) => Ok(()),
+        _ => Err(NO_DATA),
+    }
 }
 
 fn fill_domain(asked: &fi_domain_attr, hints: &mut Hints) -> Outcome<()> {
@@ -230,11 +233,11 @@ fn fill_domain(asked: &fi_domain_attr, hints: &mut Hints) -> Outcome<()> {
     limits.endpoints = wanted(asked.ep_cnt);
     limits.transmit_contexts = wanted(asked.tx_ctx_cnt);
     limits.receive_contexts = wanted(asked.rx_ctx_cnt);
-    limits.endpoint_transmit_contexts = wanted(asked.max_ep_tx_ctx);
-    limits.endpoint_receive_contexts = wanted(asked.max_ep_rx_ctx);
-    limits.shared_transmit_contexts = wanted(asked.max_ep_stx_ctx);
-    limits.shared_receive_contexts = wanted(asked.max_ep_srx_ctx);
-    Ok(())
+    let contexts = (asked.max_ep_tx_ctx, asked.max_ep_rx_ctx);
+    match (contexts, asked.max_ep_stx_ctx, asked.max_ep_srx_ctx) {
+        ((0..=CONTEXTS, 0..=CONTEXTS), 0, 0) => Ok(()),
+        _ => Err(NO_DATA),
+    }
 }
 
 // ---- answers ------------------------------------------------------------------------------------
@@ -248,8 +251,6 @@ pub(crate) struct Echo {
     pub(crate) receive_flags: Option<u64>,
     pub(crate) mr_mode: Option<c_int>,
     av_type: fi_av_type,
-    pub(crate) shared_transmit: bool,
-    pub(crate) shared_receive: bool,
     /// Addresses of endpoints without a connection, or sites.
     pub(crate) source: Option<[u8; Address::SIZE]>,
     pub(crate) destination: Option<[u8; Address::SIZE]>,
@@ -257,8 +258,6 @@ pub(crate) struct Echo {
 
 impl Echo {
     pub(crate) fn of(version: u32, asked: Option<Asked<'_>>) -> Self {
-        let endpoint = asked.and_then(|asked| asked.endpoint);
-        let is_shared = |count: Option<usize>| count == Some(FI_SHARED_CONTEXT);
         Self {
             version,
             caps: asked.map_or(0, |asked| asked.info.caps),
@@ -268,8 +267,6 @@ impl Echo {
             receive_flags: asked.and_then(|asked| asked.receive).map(|receive| receive.op_flags),
             mr_mode: asked.and_then(|asked| asked.domain).map(|domain| domain.mr_mode),
             av_type: asked.and_then(|asked| asked.domain).map_or(FI_AV_UNSPEC, |it| it.av_type),
-            shared_transmit: is_shared(endpoint.map(|endpoint| endpoint.tx_ctx_cnt)),
-            shared_receive: is_shared(endpoint.map(|endpoint| endpoint.rx_ctx_cnt)),
             source: None,
             destination: None,
         }
@@ -321,9 +318,8 @@ pub(crate) fn answer(info: &Info, echo: &Echo, to: &mut Answer<'_>) {
     endpoint.protocol_version = from.protocol_version.into();
     endpoint.max_msg_size = usize::try_from(from.max_message_size).unwrap_or(usize::MAX);
     endpoint.mem_tag_format = from.mem_tag_format;
-    let contexts = |shared, count| if shared { FI_SHARED_CONTEXT } else { count };
-    endpoint.tx_ctx_cnt = contexts(echo.shared_transmit, from.transmit_contexts);
-    endpoint.rx_ctx_cnt = contexts(echo.shared_receive, from.receive_contexts);
+    endpoint.tx_ctx_cnt = CONTEXTS;
+    endpoint.rx_ctx_cnt = CONTEXTS;
 
     let (from, limits, domain) = (&info.domain, &info.limits, &mut *to.domain);
     domain.threading = FI_THREAD_SAFE;
@@ -339,10 +335,8 @@ pub(crate) fn answer(info: &Info, echo: &Echo, to: &mut Answer<'_>) {
     domain.ep_cnt = limits.endpoints.min(MOST);
     domain.tx_ctx_cnt = limits.transmit_contexts.min(MOST);
     domain.rx_ctx_cnt = limits.receive_contexts.min(MOST);
-    domain.max_ep_tx_ctx = limits.endpoint_transmit_contexts.min(MOST);
-    domain.max_ep_rx_ctx = limits.endpoint_receive_contexts.min(MOST);
-    domain.max_ep_stx_ctx = limits.shared_transmit_contexts.min(MOST);
-    domain.max_ep_srx_ctx = limits.shared_receive_contexts.min(MOST);
+    domain.max_ep_tx_ctx = CONTEXTS;
+    domain.max_ep_rx_ctx = CONTEXTS;
     domain.cntr_cnt = MOST;
     domain.mr_iov_limit = 1;
     domain.caps = FI_LOCAL_COMM | FI_REMOTE_COMM | FI_SHARED_AV;

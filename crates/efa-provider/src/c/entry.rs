@@ -24,9 +24,9 @@ unsafe impl Sync for Provider {}
 
 static PROVIDER: OnceLock<Provider> = OnceLock::new();
 
-/// The version of this provider; above all others if it takes the place of the built-in `efa`.
-const VERSION: u32 = FI_VERSION(1, 0);
-const VERSION_IN_PLACE: u32 = FI_VERSION(300, 0);
+/// The version of this provider. libfabric's own have the version of libfabric, as 206.0: the built-in `efa` gives way
+/// to a higher one of that name. Open MPI's `btl ofi` refuses each provider before 112.0 whose name begins with `efa`.
+const VERSION: u32 = FI_VERSION(300, 0);
 
 /// The flag of libfabric's utility providers, which look for core providers to stack on.
 const CORE_ONLY: u64 = 1 << 59;
@@ -38,7 +38,7 @@ pub(crate) extern "C" fn fi_prov_ini() -> *mut fi_provider {
     let Provider(provider) = PROVIDER.get_or_init(|| {
         let in_place = crate::settings::takes_the_place_of_efa();
         Provider(fi_provider {
-            version: if in_place { VERSION_IN_PLACE } else { VERSION },
+            version: VERSION,
             fi_version: libfabric.version(),
             // SAFETY: zeros are a valid value: four null pointers.
             context: unsafe { std::mem::zeroed() },

@@ -185,6 +185,10 @@ HINT(huge_inject, hints->tx_attr->inject_size = 1 << 30, info->tx_attr->inject_s
 HINT(huge_iov, hints->tx_attr->iov_limit = 100000, info->tx_attr->iov_limit >= 100000)
 HINT(huge_data, hints->domain_attr->cq_data_size = 9, info->domain_attr->cq_data_size >= 9)
 HINT(huge_tx, hints->tx_attr->size = (size_t)1 << 40, info->tx_attr->size >= (size_t)1 << 40)
+HINT(scalable, hints->ep_attr->tx_ctx_cnt = 2, info->ep_attr->tx_ctx_cnt >= 2)
+HINT(contexts, hints->domain_attr->max_ep_rx_ctx = 2, info->domain_attr->max_ep_rx_ctx >= 2)
+HINT(shared_tx, hints->ep_attr->tx_ctx_cnt = FI_SHARED_CONTEXT, info->ep_attr->tx_ctx_cnt == FI_SHARED_CONTEXT)
+HINT(shared_rx, hints->domain_attr->max_ep_srx_ctx = 1, info->domain_attr->max_ep_srx_ctx >= 1)
 HINT(other_fabric, hints->fabric_attr->name = strdup("no such fabric"),
 	!strcmp(info->fabric_attr->name, "no such fabric"))
 HINT(other_domain, hints->domain_attr->name = strdup("no such domain"),
@@ -207,8 +211,9 @@ static const struct hint must[] = {
 
 static const struct hint cannot[] = {
 	ENTRY(dgram), ENTRY(multicast), ENTRY(trigger), ENTRY(collective), ENTRY(hmem), ENTRY(rma_event), ENTRY(pmem),
-	ENTRY(unknown_cap), ENTRY(huge_inject), ENTRY(huge_iov), ENTRY(huge_data), ENTRY(huge_tx), 
-	ENTRY(other_fabric), ENTRY(other_domain), ENTRY(other_format), ENTRY(other_protocol), ENTRY(auth),
+	ENTRY(unknown_cap), ENTRY(huge_inject), ENTRY(huge_iov), ENTRY(huge_data), ENTRY(huge_tx),
+	ENTRY(scalable), ENTRY(contexts), ENTRY(shared_tx), ENTRY(shared_rx), ENTRY(other_fabric),
+	ENTRY(other_domain), ENTRY(other_format), ENTRY(other_protocol), ENTRY(auth),
 };
 
 static void each_hint(void)

@@ -341,6 +341,7 @@ static void not_offered_calls(void)
 	struct side *side = &world.side[0];
 	struct fi_collective_attr attr = { .op = FI_SUM, .datatype = FI_UINT64 };
 	struct fid_stx *stx;
+	struct fid_ep *scalable;
 	uint64_t value = 1;
 
 	needs_ours();
@@ -349,7 +350,9 @@ static void not_offered_calls(void)
 	FAILS(fi_barrier(side->ep, 0, NULL), FI_ENOSYS);
 	FAILS(fi_allreduce(side->ep, &value, 1, NULL, &value, NULL, 0, FI_UINT64, FI_SUM, 0, NULL), FI_ENOSYS);
 	FAILS(fi_control(&world.domain->fid, FI_QUEUE_WORK, &value), FI_ENOSYS);
-	(void)stx;
+	FAILS(fi_scalable_ep(world.domain, world.info, &scalable, NULL), FI_ENOSYS);
+	FAILS(fi_stx_context(world.domain, NULL, &stx, NULL), FI_ENOSYS);
+	FAILS(fi_srx_context(world.domain, NULL, &scalable, NULL), FI_ENOSYS);
 	still_serves(&world);
 	close_world(&world);
 }
