@@ -19,6 +19,7 @@ mod c;
 mod device;
 #[allow(dead_code, reason = "for calls to come")]
 mod errors;
+mod fork;
 mod info;
 mod libfabric;
 mod log;

@@ -10,6 +10,9 @@
 //! a closed object gets an error, unless a new object of the class has taken its place.
 //!
 //! An object that others depend on counts them ([`Use`]), and isn't closed before they are.
+//!
+//! A forked child inherits the objects, but neither the threads nor the device of its parent. There they count as
+//! closed from the start ([`fork`]), and nothing of them is dropped.
 
 #![allow(unsafe_code)]
 
@@ -17,11 +20,12 @@ use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::ops::Deref;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use crate::abi::{FI_EBUSY, fi_ops, fid};
 use crate::boundary::{Errno, INVALID, Outcome};
+use crate::fork;
 
 /// A class of objects.
 ///
@@ -47,8 +51,13 @@ pub(crate) unsafe trait Class: Send + Sync + Sized + 'static {
     fn pool() -> &'static Pool<Self>;
 }
 
-/// Memory of closed objects.
-pub(crate) struct Pool<T: Class>(Mutex<Vec<Shell<T>>>);
+/// All objects of a class.
+pub(crate) struct Pool<T: Class> {
+    /// The newest, also if it is closed. The others follow.
+    newest: AtomicPtr<Object<T>>,
+    /// Memory of closed ones.
+    free: Mutex<Vec<Shell<T>>>,
+}
 
 struct Shell<T: Class>(NonNull<Object<T>>);
 
@@ -57,7 +66,46 @@ unsafe impl<T: Class> Send for Shell<T> {}
 
 impl<T: Class> Pool<T> {
     pub(crate) const fn new() -> Self {
-        Self(Mutex::new(Vec::new()))
+        Self { newest: AtomicPtr::new(std::ptr::null_mut()), free: Mutex::new(Vec::new()) }
+    }
+
+    /// The memory that is free, unless another thread looks there now, or did when this process was forked: then new
+    /// memory is taken, or some stays unused.
+    fn free(&self) -> Option<MutexGuard<'_, Vec<Shell<T>>>> {
+        match self.free.try_lock() {
+            Ok(free) => Some(free),
+            Err(TryLockError::Poisoned(free)) => Some(free.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Makes an object one of this class for good.
+    fn add(&self, object: &'static mut Object<T>) -> NonNull<Object<T>> {
+        if self.newest.load(Ordering::Acquire).is_null() {
+            fork::closes(close_inherited::<T>);
+        }
+        let mut newest = self.newest.load(Ordering::Acquire);
+        loop {
+            object.older = newest;
+            let added =
+                self.newest.compare_exchange(newest, object, Ordering::AcqRel, Ordering::Acquire);
+            match added {
+                Ok(_) => return NonNull::from(object),
+                Err(other) => newest = other,
+            }
+        }
+    }
+}
+
+/// Closes the objects of a class that a forked child inherited, and drops nothing of them.
+fn close_inherited<T: Class>() {
+    let mut next = T::pool().newest.load(Ordering::Acquire).cast_const();
+    // SAFETY: objects are never freed, and this is the only thread. Where they begin, the closed structure may be
+    // written at any time: an object that another thread of the parent was making has no user here.
+    while let Some(object) = unsafe { next.as_ref() } {
+        // SAFETY: as above.
+        unsafe { object.c.get().write(T::closed()) };
+        next = object.older;
     }
 }
 
@@ -70,6 +118,8 @@ pub(crate) struct Object<T: Class> {
     c: UnsafeCell<T::C>,
     uses: AtomicUsize,
     value: UnsafeCell<Option<T>>,
+    /// The object of this class that was made before.
+    older: *const Self,
 }
 
 impl<T: Class> Object<T> {
@@ -77,19 +127,24 @@ impl<T: Class> Object<T> {
     pub(crate) fn create(value: T, context: *mut c_void) -> NonNull<Self> {
         let fid =
             fid { fclass: T::NUMBER, context, ops: std::ptr::from_ref(T::table()).cast_mut() };
-        let free = T::pool().0.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let object = Self {
-            c: UnsafeCell::new(T::open(fid)),
-            uses: AtomicUsize::new(0),
-            value: UnsafeCell::new(Some(value)),
-        };
+        let free = T::pool().free().and_then(|mut free| free.pop());
+        let c = UnsafeCell::new(T::open(fid));
+        let value = UnsafeCell::new(Some(value));
         match free {
             Some(Shell(at)) => {
+                let object = at.as_ptr();
                 // SAFETY: the memory is that of an object of this class, and only the pool had it.
-                unsafe { at.write(object) };
+                unsafe {
+                    (&raw mut (*object).value).write(value);
+                    (*object).uses.store(0, Ordering::Release);
+                    (&raw mut (*object).c).write(c);
+                }
                 at
             }
-            None => NonNull::from(Box::leak(Box::new(object))),
+            None => {
+                let object = Self { c, uses: AtomicUsize::new(0), value, older: std::ptr::null() };
+                T::pool().add(Box::leak(Box::new(object)))
+            }
         }
     }
 
@@ -152,8 +207,9 @@ impl<T: Class> Object<T> {
             self.c.get().write(T::closed());
             (*self.value.get()).take()
         };
-        let shell = Shell(NonNull::from(self));
-        T::pool().0.lock().unwrap_or_else(PoisonError::into_inner).push(shell);
+        if let Some(mut free) = T::pool().free() {
+            free.push(Shell(NonNull::from(self)));
+        }
         value.ok_or(INVALID)
     }
 }

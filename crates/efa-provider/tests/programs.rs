@@ -1,7 +1,7 @@
 //! C programs on the provider: `tests/c`, compiled against Debian's libfabric. Each checks itself.
 //!
-//! Needs `cc` and the Debian packages libfabric-dev and valgrind. Without them the tests are skipped, or fail if
-//! `EFA_INTEROP=1` is set.
+//! Needs `cc` and the Debian package libfabric-dev. Without them the tests are skipped, or fail if `EFA_INTEROP=1` is
+//! set. Then the programs also run under valgrind.
 //!
 //! A program also runs on libfabric's own providers, to see whether it asks what libfabric does:
 //!
@@ -21,10 +21,11 @@ use std::time::{Duration, Instant};
 
 /// A program takes a second or two on an idle machine.
 const DEADLINE: Duration = Duration::from_secs(90);
-/// Under valgrind.
-const SLOW_DEADLINE: Duration = Duration::from_secs(240);
-/// Definite leaks and wrong accesses, also of children.
-const VALGRIND: [&str; 8] = [
+/// A group of programs under valgrind takes half a minute.
+const SLOW_DEADLINE: Duration = Duration::from_secs(600);
+/// Wrong accesses and definite leaks, also of children.
+const VALGRIND: [&str; 9] = [
+    "valgrind",
     "--quiet",
     "--error-exitcode=9",
     "--leak-check=full",
@@ -91,9 +92,12 @@ fn library() -> PathBuf {
     library.into_iter().find(|path| path.exists()).expect("libefars_fi.so was not built")
 }
 
+fn is_asked_for() -> bool {
+    std::env::var_os("EFA_INTEROP").is_some_and(|value| value == "1")
+}
+
 fn is_missing(what: &str) {
-    let needed = std::env::var_os("EFA_INTEROP").is_some_and(|value| value == "1");
-    assert!(!needed, "{what} is missing although EFA_INTEROP=1 is set");
+    assert!(!is_asked_for(), "{what} is missing although EFA_INTEROP=1 is set");
     eprintln!("skipped: {what} is not installed");
 }
 
@@ -188,7 +192,9 @@ programs! {
     completion_of_a_receive_names_the_sender_if_it_is_known "matching-sources"
     receive_of_one_source_takes_no_message_of_another "matching-directed"
     receive_takes_the_first_message_whose_tag_matches "matching-tags"
+    buffer_takes_messages_until_too_little_is_left "matching-multi-receive"
     cancelled_receive_fails_and_the_next_takes_the_message "matching-cancelled"
+    message_is_peeked_at_claimed_received_and_discarded "matching-peek"
 
     entries_read_have_the_size_and_fields_of_their_format "completions-formats"
     queue_of_both_directions_has_both_completions "completions-one-queue"
@@ -218,6 +224,23 @@ programs! {
     address_inserted_is_looked_up_and_removed_in_both_types "vectors-round-trip"
     message_goes_to_the_peer_of_its_entry_until_removal "vectors-messages-follow"
     address_of_no_peer_is_not_inserted "vectors-bad-name"
+    vector_with_a_name_is_shared_between_processes "vectors-named"
+
+    memory_is_registered_in_each_form_and_reached_by_its_key "regions-forms"
+    key_is_the_one_that_the_program_chose "regions-chosen-keys"
+    messages_use_memory_named_by_its_descriptor "regions-descriptors"
+    access_that_a_region_does_not_allow_fails_and_touches_nothing "regions-refused-access"
+    region_is_undisturbed_by_another_with_a_new_key "regions-many"
+
+    write_and_read_of_each_form_and_size_reach_the_memory "rma-forms"
+    write_and_read_reach_several_pieces_of_remote_memory "rma-pieces-there"
+    bytes_are_there_when_a_delivery_complete_write_completes "rma-delivered"
+    counters_count_the_writes_and_reads_of_their_endpoint "rma-counted"
+
+    atomic_of_each_form_operation_and_type_has_its_result "atomics-forms"
+    what_atomics_are_offered_is_told_and_holds "atomics-query"
+    atomics_of_several_peers_on_one_number_lose_nothing "atomics-together"
+    atomic_beyond_the_end_of_a_region_fails "atomics-refused-access"
 
     connection_made_by_sleeping_threads_is_reported_to_both "connections-waited-for"
     messages_over_a_connection_arrive_in_both_directions "connections-messages"
@@ -229,11 +252,18 @@ programs! {
 
     null_pointers_are_refused "refused-null-pointers"
     objects_of_another_class_are_refused "refused-wrong-class"
+    objects_of_another_domain_are_refused "refused-other-domain"
     calls_on_closed_objects_fail "refused-closed-objects"
+    object_that_others_use_is_not_closed "refused-in-use"
+    more_pieces_or_bytes_than_the_limits_are_refused "refused-too-much"
+    indices_and_flags_that_there_are_not_are_refused "refused-unknown-values"
     calls_not_offered_say_so "refused-not-offered"
+    calls_that_fail_use_nothing_up "refused-many-failures"
 
     processes_exchange_messages_of_all_sizes "processes-two"
+    child_of_a_fork_gets_errors_for_objects_of_its_parent "processes-inherited"
     child_of_a_fork_talks_to_its_parent_by_its_own_fabric "processes-child-of-its-own"
+    peer_is_answered_while_its_program_does_not_call "processes-automatic"
     process_exits_with_objects_open_or_closes_them_at_exit "processes-exits"
     objects_are_closed_in_any_order_with_work_under_way "processes-any-order"
     messages_sent_before_a_close_arrive "processes-close-delivers"
@@ -241,7 +271,42 @@ programs! {
     threads_sharing_an_endpoint_lose_and_reorder_nothing "processes-threads"
 }
 
-/// Every program has a test.
+/// A test for each group of programs. They take minutes, so `EFA_INTEROP=1` asks for them.
+macro_rules! groups {
+    ($($name:ident $group:literal)*) => {
+        $(
+            #[test]
+            fn $name() {
+                if !is_asked_for() {
+                    return eprintln!("skipped: runs with EFA_INTEROP=1");
+                }
+                if let Some(built) = built() {
+                    run(built, &VALGRIND, $group, SLOW_DEADLINE);
+                }
+            }
+        )*
+
+        const GROUPS: &[&str] = &[$($group),*];
+    };
+}
+
+groups! {
+    valgrind_finds_no_mistake_in_discovery "discovery"
+    valgrind_finds_no_mistake_in_messages "messages"
+    valgrind_finds_no_mistake_in_matching "matching"
+    valgrind_finds_no_mistake_in_completions "completions"
+    valgrind_finds_no_mistake_in_waits "waits"
+    valgrind_finds_no_mistake_in_events "events"
+    valgrind_finds_no_mistake_in_vectors "vectors"
+    valgrind_finds_no_mistake_in_regions "regions"
+    valgrind_finds_no_mistake_in_rma "rma"
+    valgrind_finds_no_mistake_in_atomics "atomics"
+    valgrind_finds_no_mistake_in_connections "connections"
+    valgrind_finds_no_mistake_in_bad_input "refused"
+    valgrind_finds_no_mistake_between_processes "processes"
+}
+
+/// Every program has a test, also under valgrind.
 #[test]
 fn list_of_tests_names_every_program() {
     let Some(built) = built() else { return };
@@ -250,4 +315,6 @@ fn list_of_tests_names_every_program() {
     let missing: Vec<_> = listed.lines().filter(|name| !PROGRAMS.contains(name)).collect();
     assert!(missing.is_empty(), "{missing:?}");
     assert_eq!(listed.lines().count(), PROGRAMS.len());
+    let group_of = |name: &&str| GROUPS.contains(&name.split('-').next().unwrap());
+    assert_eq!(PROGRAMS.iter().find(|name| !group_of(name)), None);
 }

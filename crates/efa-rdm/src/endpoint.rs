@@ -373,6 +373,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         Ok(ReceiveId { post, tagged: false })
     }
 
+    /// Sets [`Config::min_multi_receive`], for what arrives from now on. 0 means 1.
+    pub fn set_min_multi_receive(&mut self, bytes: u64) {
+        self.core_mut().config.min_multi_receive = bytes.max(1);
+    }
+
     /// Cancels a receive that has matched no message. It completes with
     /// [`OperationError::Cancelled`]. Returns whether there was such a receive.
     pub fn cancel(&mut self, receive: ReceiveId) -> bool {

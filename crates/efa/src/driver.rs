@@ -319,6 +319,10 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         posted.map_err(|refused| self.refused(Side::Receive, from, refused))
     }
 
+    pub(crate) fn set_min_multi_receive(&mut self, bytes: u64) {
+        self.engine.set_min_multi_receive(bytes);
+    }
+
     /// A buffer of an operation that completes silently unless it is signaled or the queue's binding isn't
     /// selective.
     #[inline(always)]

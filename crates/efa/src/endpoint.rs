@@ -224,6 +224,12 @@ impl Endpoint {
         )
     }
 
+    /// From now on, releases a multi-receive buffer with less space left than this many bytes
+    /// (`FI_OPT_MIN_MULTI_RECV`), in place of [`EndpointAttributes::min_multi_receive`]. 0 means 1.
+    pub fn set_min_multi_receive(&self, bytes: u64) {
+        drive!(self.shared, driver => driver.set_min_multi_receive(bytes), _ => {});
+    }
+
     /// Allocates a packet for [`receive_in_place`](Self::receive_in_place).
     ///
     /// # Errors

@@ -41,7 +41,8 @@ fn flags(completion: &Completion) -> u64 {
     match completion.kind {
         Kind::Send => FI_SEND | message,
         Kind::Receive | Kind::MultiReceive => FI_RECV | message | data,
-        Kind::Released => FI_RECV | FI_MSG | FI_MULTI_RECV,
+        // With `FI_RECV` it would be a message.
+        Kind::Released => FI_MULTI_RECV,
         Kind::Write => FI_RMA | FI_WRITE,
         Kind::Read => FI_RMA | FI_READ,
         Kind::Atomic if completion.buffer.is_empty() => FI_ATOMIC | FI_WRITE,

@@ -576,11 +576,11 @@ unsafe extern "C" fn setopt(
                     if optval.is_null() || optlen != size_of::<usize>() {
                         return Err(INVALID);
                     }
-                    if ep.enabled.get().is_some() {
-                        return Err(Errno(FI_EOPBADSTATE));
-                    }
-                    let number = optval.cast::<usize>().read_unaligned() as u64;
+                    let number = optval.cast::<usize>().read_unaligned().max(1) as u64;
                     ep.disabled().options.protocol.min_multi_receive = number;
+                    if let Some(endpoint) = ep.enabled.get() {
+                        endpoint.set_min_multi_receive(number);
+                    }
                     Ok(())
                 }
                 _ => Err(Errno(FI_ENOPROTOOPT)),
