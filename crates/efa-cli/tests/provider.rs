@@ -216,7 +216,12 @@ fn netpipe_finds_the_bytes_of_all_sizes_as_they_were_sent() {
     let figures = Scratch::new("netpipe");
     let options = format!("{HERE} {BY_LIBFABRIC} efars --mca btl self -n 2 NPopenmpi");
     let check = ["-u", "2000000", "-i", "-n", "3", "-o", figures.as_str()];
-    let text = Place::new().run("mpirun", &[&words(&options)[..], &check].concat());
+    let place = Place::new();
+    let mut command = place.command("mpirun", &[&words(&options)[..], &check].concat());
+    let output = Running::start(&mut command).finish();
+    // It says so on standard error.
+    let text = output.stderr.clone();
+    output.success();
     let sizes = text.lines().filter(|line| line.contains(" bytes ")).count();
     let passed = text.lines().filter(|line| line.contains("Integrity check passed")).count();
     assert!(sizes > 30 && passed == sizes, "{passed} of {sizes}: {text}");
