@@ -13,8 +13,8 @@ use std::io;
 use std::sync::OnceLock;
 
 use efa::{
-    Bound, ConnectError, ContextError, CounterError, DeviceError, EnableError, Error,
-    InsertionError, KeyError, OperationError, StartConnectError, StartError, Status, TryWaitError,
+    Bound, ConnectError, DeviceError, EnableError, Error, InsertionError, KeyError, OperationError,
+    StartConnectError, StartError, Status,
 };
 
 use crate::abi::*;
@@ -170,30 +170,6 @@ pub(crate) fn of_insertion(error: &InsertionError) -> Errno {
     Errno(match error {
         InsertionError::NoEventQueue => FI_ENOEQ,
         _ => FI_EINVAL,
-    })
-}
-
-/// There is no such receive context.
-pub(crate) fn of_context(_: &ContextError) -> Errno {
-    Errno(FI_EINVAL)
-}
-
-/// No thread may sleep now.
-pub(crate) fn of_try_wait(error: &TryWaitError) -> Errno {
-    Errno(match error {
-        TryWaitError::Pending => FI_EAGAIN,
-        TryWaitError::NotWaitable => FI_EINVAL,
-        TryWaitError::Device(error) => of_device(error).0,
-        _ => FI_EOTHER,
-    })
-}
-
-/// Waiting for a counter ended early.
-pub(crate) fn of_counter(error: &CounterError) -> Errno {
-    Errno(match error {
-        CounterError::TimedOut { .. } => FI_ETIMEDOUT,
-        CounterError::Failed { .. } => FI_EAVAIL,
-        _ => FI_EOTHER,
     })
 }
 

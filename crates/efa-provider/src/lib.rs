@@ -17,7 +17,6 @@ mod bits;
 mod boundary;
 mod c;
 mod device;
-#[allow(dead_code, reason = "for calls to come")]
 mod errors;
 mod fork;
 mod info;
