@@ -184,8 +184,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Removes a peer: its operations fail with [`OperationError::PeerRemoved`], and its packets
     /// are dropped. Receives from this peer alone stay posted until they are cancelled, but match
     /// nothing, even if the address is inserted again: that makes another peer.
+    ///
+    /// The peer may remove this endpoint too, and start anew. So a message with its address and the first message
+    /// id discovers it, unless a message of it was arriving when it was removed.
     pub fn remove_peer(&mut self, peer: PeerId) {
-        self.core_mut().end_peer(peer, OperationError::PeerRemoved);
+        let may_return = !self.is_arriving_from(peer);
+        self.core_mut().remove_peer(peer, may_return);
         self.settle();
     }
 

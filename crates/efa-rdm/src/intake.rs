@@ -9,7 +9,7 @@
 
 use efa_device::{DeviceError, QueuePair, Source};
 use efa_handshake::Reply;
-use efa_proto::{Connid, EagerConnid, Header, Packet, RawAddress};
+use efa_proto::{Connid, EagerConnid, Header, MsgId, Packet, RawAddress};
 
 use crate::complete::eager_received;
 use crate::completion::{Completion, OperationError};
@@ -170,7 +170,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
             if forged {
                 return Err((None, DropReason::ForgedAddress));
             }
-            return self.discover(*address);
+            return self.discover(*address, header);
         }
         // The device reports the interface of a sender that it has no handle for.
         let (Some(gid), Some(connid)) = (source.gid, header.connid()) else {
@@ -197,7 +197,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
             return Err((Some(earlier), DropReason::Stale));
         }
         match header.raw_address() {
-            Some(claimed) if *claimed == address => self.discover(address),
+            Some(claimed) if *claimed == address => self.discover(address, header),
             Some(_) => Err((Some(peer), DropReason::ForgedAddress)),
             None => Err((Some(peer), DropReason::Stale)),
         }
@@ -216,8 +216,20 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         self.config.bounds.discovered == 0
     }
 
-    fn discover(&mut self, address: RawAddress) -> Result<PeerId, SenderError> {
-        if let Some(known) = self.peers.by_address(&address) {
+    /// Whether a sender that was removed sends its first message: it has removed us too, or never sent one.
+    fn begins_anew(&self, gone: PeerId, header: &Header<'_>) -> bool {
+        let first = MsgId(self.config.first_msg_id);
+        self.peers.may_return(gone) && matches!(header, Header::Rtm(rtm) if rtm.msg_id == first)
+    }
+
+    fn discover(
+        &mut self,
+        address: RawAddress,
+        header: &Header<'_>,
+    ) -> Result<PeerId, SenderError> {
+        if let Some(known) = self.peers.by_address(&address)
+            && !self.begins_anew(known, header)
+        {
             return self.unless_gone(known);
         }
         if self.refuses_strangers() {

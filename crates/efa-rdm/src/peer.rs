@@ -38,7 +38,8 @@ use crate::work::{InFlight, Work};
 struct Entry {
     gid: [u8; 16],
     connid: Connid,
-    /// Slot of the [`Active`] state; without one the number of incarnations, with the bit [`IDLE`].
+    /// Slot of the [`Active`] state; without one the number of incarnations, with the bit [`IDLE`] and, once it
+    /// is gone, perhaps [`RETURNS`].
     active: u32,
     /// Index of the peer that had the queue pair before, or [`NO_LINK`]; with the bit [`GONE`].
     link: u32,
@@ -69,6 +70,8 @@ impl Entry {
 const NONE: u32 = u32::MAX;
 /// In [`Entry::active`]: there is no state.
 const IDLE: u32 = 1 << 31;
+/// In [`Entry::active`]: the peer is gone, and a first message with its address begins a new peer.
+const RETURNS: u32 = 1 << 30;
 /// In [`Entry::link`]: the peer is gone.
 const GONE: u32 = 1 << 31;
 const NO_LINK: u32 = GONE - 1;
@@ -403,7 +406,8 @@ impl<P, B> Peers<P, B> {
     /// Incarnations of a queue pair that became known by a packet, up to this entry.
     fn incarnations_until(&self, index: u32) -> u32 {
         let active = self.entries[index as usize].active;
-        self.active.get(active as usize).map_or(active & !IDLE, |active| active.incarnations)
+        let count = active & !(IDLE | RETURNS);
+        self.active.get(active as usize).map_or(count, |active| active.incarnations)
     }
 
     /// The latest peer on the queue pair of an address, and the number of its incarnations that became
@@ -433,6 +437,17 @@ impl<P, B> Peers<P, B> {
         let slot = core::mem::replace(&mut entry.active, IDLE | incarnations);
         self.forget_recent(handle, qpn);
         Some((handle, (slot & IDLE == 0).then_some(slot)))
+    }
+
+    /// Lets a peer that is gone begin anew with its first message.
+    pub(crate) fn let_return(&mut self, peer: PeerId) {
+        self.entries[peer.index()].active |= RETURNS;
+    }
+
+    /// Whether a peer is gone and may begin anew.
+    pub(crate) fn may_return(&self, peer: PeerId) -> bool {
+        let entry = &self.entries[peer.index()];
+        entry.is_gone() && entry.active & RETURNS != 0
     }
 
     /// The slot of the state of a peer.

@@ -41,6 +41,16 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         }
     }
 
+    /// Ends a peer that the application removes.
+    pub(crate) fn remove_peer(&mut self, peer: PeerId, may_return: bool) {
+        if self.peers.status_of(peer) == PeerStatus::Live {
+            self.end_peer(peer, OperationError::PeerRemoved);
+            if may_return {
+                self.peers.let_return(peer);
+            }
+        }
+    }
+
     /// Ends a peer that the device can't reach.
     pub(crate) fn lose_peer(&mut self, peer: PeerId, status: Status) {
         if self.peers.status_of(peer) == PeerStatus::Live {
@@ -87,6 +97,17 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             self.settle_peer(ended);
             self.core_mut().ended.remove(0);
         }
+    }
+
+    /// Whether a part of a message has arrived from a peer, and another is to come.
+    pub(crate) fn is_arriving_from(&self, peer: PeerId) -> bool {
+        let peers = &self.core().peers;
+        peers.slot(peer).is_some_and(|slot| {
+            let is_ahead = peers.active(peer).is_some_and(|active| !active.window.is_empty());
+            is_ahead
+                || self.matching.partial.first(slot).is_some()
+                || self.matching.ops.receives.has_any(slot)
+        })
     }
 
     /// Fails what is under way with a peer and drops what it sent. Complete messages of a peer stay and

@@ -310,6 +310,9 @@ impl AddressVector {
     /// stay posted and match nothing any more, even if it is inserted again:
     /// [cancel](crate::Endpoint::cancel) them.
     ///
+    /// A removed peer that has removed this endpoint too may send before it is inserted again: its first message
+    /// is received as that of an unknown sender.
+    ///
     /// Inserted again, it is a new peer, and message IDs start anew. The protocol can't announce that, so the
     /// other side must start anew too: it restarts, or removes this endpoint from its address vector
     /// while nothing is under way between the two. A peer that does neither takes new messages for

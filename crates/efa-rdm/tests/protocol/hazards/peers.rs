@@ -197,6 +197,50 @@ fn hazard_13_packets_of_a_removed_peer_do_not_discover_it_again() {
     }
 }
 
+/// Both remove each other, and one inserts the other again and sends before that does the same.
+#[test]
+fn hazard_13_removed_peer_that_starts_anew_is_discovered_unless_its_message_was_arriving() {
+    for (length, is_arriving) in [(10, false), (30_000, true)] {
+        let mut world = World::pair(13);
+        world.receive(1, length, 0);
+        world.send(0, 1, pattern(length, 0), 0);
+        let address = world.endpoint(0).address();
+        while world.endpoint(1).find_peer(&address).is_none() {
+            world.step();
+        }
+        if !is_arriving {
+            pass(&mut world, SOON);
+            assert_eq!(world.receive_done(1).buffer, pattern(length, 0));
+        }
+        let removed = world.endpoint(1).find_peer(&address).unwrap();
+        world.endpoint(1).remove_peer(removed);
+        let other = world.peer(0, 1);
+        world.endpoint(0).remove_peer(other);
+        pass(&mut world, SOON);
+        world.ends[1].events.clear();
+        world.take_receives(1);
+
+        for i in 1..3 {
+            world.receive(1, 10, i);
+            world.send(0, 1, pattern(10, i), i);
+        }
+        pass(&mut world, SOON);
+        let found = world.endpoint(1).find_peer(&address);
+        if is_arriving {
+            assert_eq!(world.drop_reasons(1), [DropReason::Stale; 2]);
+            assert_eq!(found, None);
+            continue;
+        }
+        let found = found.unwrap();
+        assert_ne!(found, removed);
+        for i in 1..3 {
+            let received = world.receive_done(1);
+            assert_eq!((received.buffer, received.peer), (pattern(10, i), Some(found)));
+        }
+        assert_eq!(world.endpoint(1).insert_peer(address), Ok(found));
+    }
+}
+
 #[test]
 fn hazard_14_address_handle_is_kept_while_a_peer_uses_it() {
     let options = LocalOptions::default().with(|options| {
