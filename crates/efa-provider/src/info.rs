@@ -250,6 +250,8 @@ pub(crate) struct Echo {
     pub(crate) transmit_flags: Option<u64>,
     pub(crate) receive_flags: Option<u64>,
     pub(crate) mr_mode: Option<c_int>,
+    /// Any number of threads may call, so what the program keeps to is right; MPICH takes no other answer.
+    threading: fi_threading,
     av_type: fi_av_type,
     /// Addresses of endpoints without a connection, or sites.
     pub(crate) source: Option<[u8; Address::SIZE]>,
@@ -266,6 +268,9 @@ impl Echo {
                 .map(|transmit| transmit.op_flags),
             receive_flags: asked.and_then(|asked| asked.receive).map(|receive| receive.op_flags),
             mr_mode: asked.and_then(|asked| asked.domain).map(|domain| domain.mr_mode),
+            threading: asked
+                .and_then(|asked| asked.domain)
+                .map_or(FI_THREAD_UNSPEC, |it| it.threading),
             av_type: asked.and_then(|asked| asked.domain).map_or(FI_AV_UNSPEC, |it| it.av_type),
             source: None,
             destination: None,
@@ -322,7 +327,10 @@ pub(crate) fn answer(info: &Info, echo: &Echo, to: &mut Answer<'_>) {
     endpoint.rx_ctx_cnt = CONTEXTS;
 
     let (from, limits, domain) = (&info.domain, &info.limits, &mut *to.domain);
-    domain.threading = FI_THREAD_SAFE;
+    domain.threading = match echo.threading {
+        FI_THREAD_UNSPEC => FI_THREAD_SAFE,
+        asked => asked,
+    };
     domain.control_progress = progress(from.progress);
     domain.data_progress = progress(from.progress);
     domain.resource_mgmt = FI_RM_ENABLED;

@@ -149,7 +149,8 @@ HINT(mode_context, hints->mode = FI_CONTEXT, !(info->mode & ~FI_CONTEXT))
 HINT(mode_none, hints->mode = 0, info->mode == 0)
 HINT(thread_safe, hints->domain_attr->threading = FI_THREAD_SAFE,
 	info->domain_attr->threading == FI_THREAD_SAFE)
-HINT(thread_domain, hints->domain_attr->threading = FI_THREAD_DOMAIN, info->domain_attr->threading != FI_THREAD_UNSPEC)
+HINT(thread_domain, hints->domain_attr->threading = FI_THREAD_DOMAIN,
+	info->domain_attr->threading == FI_THREAD_DOMAIN)
 HINT(auto_data, hints->domain_attr->data_progress = FI_PROGRESS_AUTO; hints->ep_attr->type = FI_EP_RDM,
 	info->domain_attr->data_progress == FI_PROGRESS_AUTO)
 HINT(manual, hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
