@@ -183,6 +183,9 @@ fn register() {
 /// Runs in a forked child, in its only thread. It calls only what POSIX allows there.
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
+    // Parent and child would give their files the same names.
+    let process = u64::from(std::process::id());
+    fastrand::seed(fastrand::u64(..) ^ process << 32);
     let mut null = NO_DESCRIPTOR;
     for entry in entries() {
         let length = entry.length.load(Ordering::Acquire);

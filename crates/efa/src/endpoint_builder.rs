@@ -343,7 +343,10 @@ fn waiters(
 /// Connids have 31 bits, as those of libfabric.
 const CONNID_MASK: u32 = u32::MAX >> 1;
 
-/// A random number: the standard library seeds its hash tables from the operating system.
+/// A random number: the standard library seeds its hash tables from the operating system. A forked child has the seed
+/// of its parent, but another number as a process.
 pub(crate) fn random() -> u64 {
-    RandomState::new().build_hasher().finish()
+    let mut hasher = RandomState::new().build_hasher();
+    hasher.write_u32(std::process::id());
+    hasher.finish()
 }
