@@ -5,13 +5,13 @@
 //! meanwhile in this thread fails with [`INTERRUPTED`] before it touches anything; when the process has ended, the
 //! kernel frees all.
 
-use std::cell::Cell;
+use std::any::Any;
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{Ordering, compiler_fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::abi::{FI_EINVAL, FI_EOTHER};
+use crate::abi::{FI_EBADF, FI_EINVAL, FI_EOTHER};
+use crate::threads::InCall;
 
 /// A positive error number of libfabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,33 +29,18 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-thread_local! {
-    static IN_CALL: Cell<bool> = const { Cell::new(false) };
+/// Leaves a call that uses an object which another thread has closed.
+#[cold]
+pub(crate) fn leave_closed() -> ! {
+    // Not a mistake of this library, so the panic hook isn't called.
+    std::panic::resume_unwind(Box::new(Closed))
 }
 
-/// This thread is in a call, until this is dropped.
-struct InCall;
+struct Closed;
 
-impl InCall {
-    /// `None` if this thread is in a call already.
-    #[inline]
-    fn begin() -> Option<Self> {
-        if IN_CALL.get() {
-            return None;
-        }
-        IN_CALL.set(true);
-        // Before any lock is taken: a signal handler reads it.
-        compiler_fence(Ordering::SeqCst);
-        Some(Self)
-    }
-}
-
-impl Drop for InCall {
-    #[inline]
-    fn drop(&mut self) {
-        compiler_fence(Ordering::SeqCst);
-        IN_CALL.set(false);
-    }
+#[cold]
+fn of_panic(panic: &(dyn Any + Send)) -> Errno {
+    if panic.is::<Closed>() { Errno(FI_EBADF) } else { Errno(FI_EOTHER) }
 }
 
 /// Runs a call. A panic, which is a mistake of this library, becomes `FI_EOTHER`.
@@ -63,7 +48,7 @@ impl Drop for InCall {
 fn run<T>(call: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
     let _call = InCall::begin().ok_or(INTERRUPTED)?;
     // The locks don't poison: later calls may return wrong results but don't hang.
-    catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(Errno(FI_EOTHER)))
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| Err(of_panic(&*panic)))
 }
 
 /// 0 or the negative error number.
@@ -109,12 +94,19 @@ pub(crate) fn value<T>(otherwise: T, call: impl FnOnce() -> T) -> T {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     #[test]
     fn panic_becomes_an_error_number_and_the_next_call_works() {
         assert_eq!(status(|| panic!("a mistake")), -FI_EOTHER);
         assert_eq!(count(|| Ok(7)), 7);
+    }
+
+    #[test]
+    fn call_on_a_closed_object_fails_without_a_panic_message() {
+        assert_eq!(status(|| leave_closed()), -FI_EBADF);
     }
 
     #[test]

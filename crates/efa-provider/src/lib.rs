@@ -27,3 +27,4 @@ mod memory;
 mod object;
 mod settings;
 mod socket;
+mod threads;

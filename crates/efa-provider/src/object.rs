@@ -11,6 +11,8 @@
 //!
 //! An object that others depend on counts them ([`Use`]), and isn't closed before they are.
 //!
+//! An object may be closed while other threads use it: their calls fail ([`threads`]).
+//!
 //! A forked child inherits the objects, but neither the threads nor the device of its parent. There they count as
 //! closed from the start ([`fork`]), and nothing of them is dropped.
 
@@ -24,8 +26,8 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use crate::abi::{FI_EBUSY, fi_ops, fid};
-use crate::boundary::{Errno, INVALID, Outcome};
-use crate::fork;
+use crate::boundary::{Errno, INVALID, Outcome, leave_closed};
+use crate::{fork, threads};
 
 /// A class of objects.
 ///
@@ -37,6 +39,9 @@ pub(crate) unsafe trait Class: Send + Sync + Sized + 'static {
 
     /// `FI_CLASS_…`.
     const NUMBER: usize;
+
+    /// Whether calls use its value before they close it.
+    const IS_USED: bool = true;
 
     /// The table of every open object of this class: no other class has the same.
     fn table() -> &'static fi_ops;
@@ -151,7 +156,7 @@ impl<T: Class> Object<T> {
     /// The object at an address that came through a table of this class.
     ///
     /// # Safety
-    /// `at` is the address of an open object of this class, and no other thread closes it during the call.
+    /// `at` is the address of an object of this class.
     #[inline(always)]
     pub(crate) unsafe fn of<'a>(at: *const T::C) -> &'a Self {
         // SAFETY: an object begins with its C structure, and the caller promises that there is one.
@@ -164,7 +169,7 @@ impl<T: Class> Object<T> {
     /// [`INVALID`] if it is null, of another class or provider, or closed.
     ///
     /// # Safety
-    /// `at` is null or points to a `fid`, and no other thread closes the object during the call.
+    /// `at` is null or points to a `fid`.
     #[inline]
     pub(crate) unsafe fn argument<'a>(at: *const fid) -> Outcome<&'a Self> {
         // SAFETY: the caller promises that it is readable if it isn't null.
@@ -192,21 +197,26 @@ impl<T: Class> Object<T> {
         unsafe { (*self.fid()).context }
     }
 
-    /// Closes it and returns its value.
+    /// Closes it and returns its value, when no other thread uses that any more.
     ///
     /// # Errors
     /// `FI_EBUSY` if others depend on it.
     ///
     /// # Safety
-    /// No other thread uses the object during the call, and no reference to its value is used afterwards.
+    /// No reference to its value is used afterwards.
     pub(crate) unsafe fn close(&self) -> Outcome<T> {
-        let free = self.uses.compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire);
+        let free = self.uses.compare_exchange(0, CLOSED, Ordering::SeqCst, Ordering::Acquire);
         free.map_err(|uses| if uses == CLOSED { INVALID } else { Errno(FI_EBUSY) })?;
-        // SAFETY: nobody depends on the object, and the caller promises that nobody else uses it.
-        let value = unsafe {
-            self.c.get().write(T::closed());
-            (*self.value.get()).take()
-        };
+        // SAFETY: only this call closes the object. Another that reads the tables meanwhile finds either.
+        unsafe { self.c.get().write(T::closed()) };
+        if T::IS_USED && !threads::wait_for_others() {
+            crate::log::warn(format_args!(
+                "a thread doesn't return from a call: its object isn't freed"
+            ));
+            return Err(Errno(FI_EBUSY));
+        }
+        // SAFETY: nobody depends on the object, who used it has returned, and who comes later finds it closed.
+        let value = unsafe { (*self.value.get()).take() };
         if let Some(mut free) = T::pool().free() {
             free.push(Shell(NonNull::from(self)));
         }
@@ -219,17 +229,12 @@ impl<T: Class> Deref for Object<T> {
 
     #[inline(always)]
     fn deref(&self) -> &T {
-        // SAFETY: it changes in `close` alone, whose caller promises that nobody uses the object meanwhile.
-        match unsafe { &*self.value.get() } {
-            Some(value) => value,
-            None => closed(),
+        if self.uses.load(Ordering::Relaxed) == CLOSED {
+            leave_closed();
         }
+        // SAFETY: it changes in `close` alone, which waits until this call has returned.
+        unsafe { (*self.value.get()).as_ref().unwrap_unchecked() }
     }
-}
-
-#[cold]
-fn closed() -> ! {
-    panic!("the object is closed")
 }
 
 /// An object that depends on another, which can't be closed before this is dropped.
@@ -243,7 +248,10 @@ unsafe impl<T: Class> Sync for Use<T> {}
 
 impl<T: Class> Use<T> {
     pub(crate) fn new(object: &Object<T>) -> Self {
-        object.uses.fetch_add(1, Ordering::AcqRel);
+        let add = |uses| (uses != CLOSED).then(|| uses + 1);
+        if object.uses.fetch_update(Ordering::AcqRel, Ordering::Acquire, add).is_err() {
+            leave_closed();
+        }
         Self(NonNull::from(object))
     }
 

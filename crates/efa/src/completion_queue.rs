@@ -149,6 +149,8 @@ pub(crate) struct Shared {
     entries: Mutex<VecDeque<(Credit, Entry)>>,
     /// The number of entries, readable without the lock.
     waiting: AtomicUsize,
+    /// Nobody reads it, and it keeps nothing.
+    is_unread: bool,
     endpoints: BoundEndpoints,
     /// What threads sleep on, if the queue is waitable.
     wait: Option<Arc<WaitObject>>,
@@ -158,7 +160,12 @@ pub(crate) struct Shared {
 
 impl CompletionQueue {
     pub(crate) fn new(domain: &Domain, options: CompletionQueueOptions) -> Self {
-        Self::with(domain, options, None)
+        Self(Arc::new(Shared::new(domain, options, None)))
+    }
+
+    pub(crate) fn unread(domain: &Domain) -> Self {
+        let options = CompletionQueueOptions::default().capacity(usize::MAX);
+        Self(Arc::new(Shared { is_unread: true, ..Shared::new(domain, options, None) }))
     }
 
     pub(crate) fn waitable(
@@ -167,31 +174,12 @@ impl CompletionQueue {
         wait: &Wait,
     ) -> Result<Self, DeviceError> {
         let object = Arc::new(WaitObject::new()?);
-        let queue = Self::with(domain, options, Some(Arc::clone(&object)));
+        let queue = Self(Arc::new(Shared::new(domain, options, Some(Arc::clone(&object)))));
         if let Wait::Set(set) = wait {
             let shared = Arc::downgrade(&queue.0);
             set.add(shared, &object)?;
         }
         Ok(queue)
-    }
-
-    fn with(
-        domain: &Domain,
-        options: CompletionQueueOptions,
-        wait: Option<Arc<WaitObject>>,
-    ) -> Self {
-        Self(Arc::new(Shared {
-            domain: domain.clone(),
-            capacity: options.capacity.max(1),
-            format: options.format,
-            context: options.context,
-            credits_taken: AtomicUsize::new(0),
-            entries: Mutex::default(),
-            waiting: AtomicUsize::new(0),
-            endpoints: BoundEndpoints::default(),
-            wait,
-            vain_looks: AtomicU32::new(0),
-        }))
     }
 
     /// Most operations that may be under way or have unread completions.
@@ -306,6 +294,26 @@ impl CompletionQueue {
 }
 
 impl Shared {
+    fn new(
+        domain: &Domain,
+        options: CompletionQueueOptions,
+        wait: Option<Arc<WaitObject>>,
+    ) -> Self {
+        Self {
+            domain: domain.clone(),
+            capacity: options.capacity.max(1),
+            format: options.format,
+            context: options.context,
+            credits_taken: AtomicUsize::new(0),
+            entries: Mutex::default(),
+            waiting: AtomicUsize::new(0),
+            is_unread: false,
+            endpoints: BoundEndpoints::default(),
+            wait,
+            vain_looks: AtomicU32::new(0),
+        }
+    }
+
     pub(crate) fn bind(&self, endpoint: Weak<EndpointShared>) {
         self.endpoints.bind(endpoint);
     }
@@ -353,6 +361,11 @@ impl Shared {
         self.credits_taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).is_ok()
     }
 
+    /// How many credits are left.
+    pub(crate) fn credits_left(&self) -> usize {
+        self.capacity.saturating_sub(self.credits_taken.load(Ordering::Acquire))
+    }
+
     pub(crate) fn return_credits(&self, count: usize) {
         self.credits_taken.fetch_sub(count, Ordering::AcqRel);
     }
@@ -381,6 +394,10 @@ impl Shared {
     /// Appends a completion. Returns it if it holds no credit and the queue is full.
     #[must_use]
     pub(crate) fn push(&self, credit: Credit, entry: Entry) -> Option<Entry> {
+        if self.is_unread {
+            self.return_credits(usize::from(credit == Credit::Held));
+            return None;
+        }
         let mut entries = self.entries.lock();
         if credit == Credit::None && entries.len() >= self.capacity {
             return Some(entry);
@@ -401,6 +418,9 @@ impl Shared {
 
     /// Appends the completions of an endpoint that is dropped, even to a full queue.
     pub(crate) fn append(&self, completions: impl Iterator<Item = (Credit, Entry)>) {
+        if self.is_unread {
+            return;
+        }
         let mut entries = self.entries.lock();
         entries.extend(completions);
         self.waiting.store(entries.len(), Ordering::Release);

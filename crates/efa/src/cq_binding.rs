@@ -49,6 +49,11 @@ impl CqBinding {
         self.under_way
     }
 
+    /// How many more operations may start before the queue has no credit, or `most` are under way.
+    pub(crate) fn left(&self, most: usize) -> usize {
+        most.saturating_sub(self.under_way).min(self.queue.credits_left())
+    }
+
     /// Whether `reader` reads this queue.
     #[inline]
     pub(crate) fn is_read_by(&self, reader: &Reader<'_>) -> bool {

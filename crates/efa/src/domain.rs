@@ -122,6 +122,13 @@ impl Domain {
         CompletionQueue::new(self, options)
     }
 
+    /// Creates a completion queue that nobody reads: it drops what it is given, and never fills up. For an endpoint whose
+    /// operations are only counted.
+    #[must_use]
+    pub fn unread_completion_queue(&self) -> CompletionQueue {
+        CompletionQueue::unread(self)
+    }
+
     /// Creates a completion queue that threads can sleep on (`fi_cq_open` with a `wait_obj`).
     ///
     /// ```

@@ -37,6 +37,7 @@ use crate::counter::Counters;
 use crate::cq_binding::CqBinding;
 use crate::device::{ConcretePacket, ConcreteRegion};
 use crate::endpoint::EndpointId;
+use crate::endpoint_builder::Direction;
 use crate::event::Event;
 use crate::keys::Keys;
 use crate::message::{Message, Receive};
@@ -317,6 +318,14 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         };
         let posted = self.engine.receive_many(source, Slot::for_many(buffer), context);
         posted.map_err(|refused| self.refused(Side::Receive, from, refused))
+    }
+
+    /// How many more operations may start, of so many at most.
+    pub(crate) fn left(&self, direction: Direction, most: usize) -> usize {
+        match direction {
+            Direction::Receive => self.receive.left(most),
+            _ => self.transmit.left(most),
+        }
     }
 
     pub(crate) fn set_min_multi_receive(&mut self, bytes: u64) {

@@ -153,6 +153,7 @@ mod region;
 mod registrations;
 mod resolve;
 mod rma;
+mod room;
 mod scalable;
 mod scalable_address;
 mod send_budget;

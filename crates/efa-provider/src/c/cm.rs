@@ -41,6 +41,9 @@ unsafe impl Class for Request {
 
     const NUMBER: usize = FI_CLASS_CONNREQ;
 
+    // It is answered as it is closed.
+    const IS_USED: bool = false;
+
     fn table() -> &'static fi_ops {
         &FID
     }
@@ -135,6 +138,13 @@ impl Connection {
     }
 }
 
+impl State {
+    /// Whether it was connected or accepted.
+    fn has_begun(&self) -> bool {
+        self.peer.is_some() && self.request.is_none()
+    }
+}
+
 impl Connection {
     pub(crate) fn number(&self) -> Option<u64> {
         lock(&self.state).number
@@ -222,8 +232,11 @@ unsafe extern "C" fn shutdown(ep: *mut fid_ep, flags: u64) -> c_int {
         }
         // SAFETY: the table is that of an endpoint.
         let ep = unsafe { Object::<Endpoint>::of(ep) };
-        ep.connection.as_ref().ok_or(Errno(FI_ENOSYS))?;
+        let connection = ep.connection.as_ref().ok_or(Errno(FI_ENOSYS))?;
         let endpoint = ep.connected().ok_or(Errno(FI_ENOTCONN))?;
+        if !lock(&connection.state).has_begun() {
+            return Err(Errno(FI_ENOTCONN));
+        }
         if let Err(error) = endpoint.shutdown(ep.domain.fabric.settings.close_timeout) {
             tracing::warn!(%error, "shut a connection down");
         }

@@ -11,6 +11,7 @@ use crate::c::domain::Domain;
 use crate::c::wait::{self, WaitFor};
 use crate::errors;
 use crate::object::{Class, Object, Pool, Use};
+use crate::threads;
 
 /// A counter.
 pub(crate) struct Counter {
@@ -181,7 +182,10 @@ unsafe extern "C" fn wait(cntr: *mut fid_cntr, threshold: u64, timeout: c_int) -
     status(|| {
         // SAFETY: the table is that of a counter.
         let counter = unsafe { Object::<Counter>::of(cntr) };
-        counter.counter.wait(threshold, timeout_of(timeout)).map_err(|error| match error {
+        // It isn't closed meanwhile.
+        let counter = Use::new(counter);
+        let waited = || counter.counter.wait(threshold, timeout_of(timeout));
+        threads::asleep(waited).map_err(|error| match error {
             CounterError::Failed { .. } => Errno(FI_EAVAIL),
             _ => Errno(FI_ETIMEDOUT),
         })

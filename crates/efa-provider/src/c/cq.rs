@@ -15,6 +15,7 @@ use crate::c::domain::Domain;
 use crate::c::wait::{self, WaitFor};
 use crate::errors;
 use crate::object::{Class, Object, Pool, Use};
+use crate::threads;
 
 /// A completion queue.
 pub(crate) struct CompletionQueue {
@@ -157,19 +158,26 @@ impl CompletionQueue {
     /// Keeps a failed operation for `fi_cq_readerr`.
     #[cold]
     fn keep(&self, error: &CompletionError) {
+        self.push_own(OwnEntry::Failed(completion::error_entry(error)));
+    }
+
+    fn push_own(&self, entry: OwnEntry) {
         let mut own = self.own();
-        own.push_back(OwnEntry::Failed(completion::error_entry(error)));
-        self.has_own.store(true, Ordering::Release);
+        own.push_back(entry);
+        self.set_has_own(true);
+    }
+
+    /// With the lock held, so that the wait set's count is right.
+    fn set_has_own(&self, has: bool) {
+        if self.has_own.swap(has, Ordering::AcqRel) != has {
+            self.wait.set_has_own(has);
+        }
     }
 
     /// Appends an entry, and wakes who sleeps.
     #[cold]
     pub(crate) fn append(&self, entry: OwnEntry) {
-        {
-            let mut own = self.own();
-            own.push_back(entry);
-            self.has_own.store(true, Ordering::Release);
-        }
+        self.push_own(entry);
         self.queue.signal();
     }
 
@@ -182,7 +190,7 @@ impl CompletionQueue {
         let mut own = self.own();
         match own.pop_front() {
             Some(OwnEntry::Completed(entry, source)) => {
-                self.has_own.store(!own.is_empty(), Ordering::Release);
+                self.set_has_own(!own.is_empty());
                 Ok((entry, source))
             }
             Some(failed) => {
@@ -198,7 +206,7 @@ impl CompletionQueue {
         let mut own = self.own();
         match own.pop_front()? {
             OwnEntry::Failed(entry) => {
-                self.has_own.store(!own.is_empty(), Ordering::Release);
+                self.set_has_own(!own.is_empty());
                 Some(entry)
             }
             completed => {
@@ -399,7 +407,9 @@ unsafe extern "C" fn sreadfrom(
                 false => 1,
             };
             let to = Entries { at: buf, sources: src_addr, count: 0 };
-            cq.wait(to, most, threshold, timeout_of(timeout))
+            // It isn't closed meanwhile.
+            let cq = Use::new(cq);
+            threads::asleep(|| cq.wait(to, most, threshold, timeout_of(timeout)))
         }
     })
 }
@@ -421,7 +431,9 @@ unsafe extern "C" fn readerr(cq: *mut fid_cq, buf: *mut fi_cq_err_entry, _flags:
             if buf.is_null() {
                 return Err(INVALID);
             }
-            let entry = cq.take_failed().ok_or(Errno(FI_EAGAIN))?;
+            let mut entry = cq.take_failed().ok_or(Errno(FI_EAGAIN))?;
+            // The program's buffer for further data, of which there is none, stays the program's.
+            entry.err_data = buf.read_unaligned().err_data;
             buf.write_unaligned(entry);
         }
         Ok(1)
@@ -463,6 +475,10 @@ unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) ->
 }
 
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
-    // SAFETY: the table is that of a completion queue.
-    status(|| unsafe { Object::<CompletionQueue>::of(fid.cast()).close() }.map(drop))
+    status(|| {
+        // SAFETY: the table is that of a completion queue.
+        let closed = unsafe { Object::<CompletionQueue>::of(fid.cast()).close() }?;
+        closed.set_has_own(false);
+        Ok(())
+    })
 }

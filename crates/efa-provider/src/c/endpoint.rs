@@ -6,13 +6,13 @@ use std::ops::Deref;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use efa::{
-    Claim, CompletionQueueOptions, ContextOptions, Counted, Direction, EnableError,
-    EndpointBuilder, EndpointOptions, FiAddr, Message, MsgEndpoint, MsgEndpointOptions, Receive,
+    Claim, ContextOptions, Counted, Direction, EnableError, EndpointBuilder, EndpointOptions,
+    FiAddr, Message, MsgEndpoint, MsgEndpointOptions, Receive,
 };
 
 use crate::abi::*;
 use crate::bits;
-use crate::boundary::{Errno, INVALID, Outcome, started, status};
+use crate::boundary::{Errno, INVALID, Outcome, count, started, status};
 use crate::c::av::{self, AddressVector};
 use crate::c::cm::{self, Connection};
 use crate::c::counter::{self, Counter};
@@ -68,6 +68,9 @@ pub(crate) struct Defaults {
     pub(crate) inject: bool,
     /// Receives are for many messages.
     pub(crate) receive_many: bool,
+    /// All that the program chose (`op_flags`).
+    transmit_flags: u64,
+    receive_flags: u64,
 }
 
 /// What the program sets before it enables the endpoint.
@@ -93,6 +96,8 @@ static TABLE: fi_ops_ep = fi_ops_ep {
     cancel: Some(cancel),
     getopt: Some(getopt),
     setopt: Some(setopt),
+    rx_size_left: Some(rx_size_left),
+    tx_size_left: Some(tx_size_left),
     ..fi_ops_ep::failing::<FI_ENOSYS>()
 };
 static CLOSED: fi_ops_ep = fi_ops_ep::failing::<FI_EBADF>();
@@ -182,12 +187,14 @@ impl Endpoint {
             let flags = bits::transmit_flags(transmit.op_flags).ok_or(Errno(FI_EBADFLAGS))?;
             options = options.transmit(ContextOptions::new().flags(flags));
             defaults.inject = transmit.op_flags & FI_INJECT != 0;
+            defaults.transmit_flags = transmit.op_flags;
         }
         if let Some(receive) = receive {
             let mut flags = efa::OperationFlags::empty();
             flags.set(efa::OperationFlags::COMPLETION, receive.op_flags & FI_COMPLETION != 0);
             options = options.receive(ContextOptions::new().flags(flags));
             defaults.receive_many = receive.op_flags & FI_MULTI_RECV != 0;
+            defaults.receive_flags = receive.op_flags;
         }
         // SAFETY: the program passes an entry of libfabric.
         let kind = unsafe { info.ep_attr.as_ref() }.map_or(FI_EP_RDM, |attr| attr.type_);
@@ -310,7 +317,7 @@ impl Endpoint {
         }
     }
 
-    /// Binds a queue. A direction without one gets one that nobody reads.
+    /// Binds a queue. A direction without one is only counted.
     fn bind_queue(
         &self,
         builder: EndpointBuilder,
@@ -321,9 +328,8 @@ impl Endpoint {
         let (builder, is_selective) = match queue {
             Some(queue) => (builder.bind_completion_queue(&queue.queue, direction), is_selective),
             None => {
-                let options = CompletionQueueOptions::default();
-                let own = self.domain.domain.completion_queue(options);
-                (builder.bind_completion_queue(&own, direction), true)
+                let unread = self.domain.domain.unread_completion_queue();
+                (builder.bind_completion_queue(&unread, direction), true)
             }
         };
         if is_selective { builder.selective(direction) } else { builder }
@@ -509,15 +515,36 @@ unsafe extern "C" fn bind(fid: *mut fid, bfid: *mut fid, flags: u64) -> c_int {
     status(|| unsafe { Object::<Endpoint>::of(fid.cast()) }.bind(bfid, flags))
 }
 
-unsafe extern "C" fn control(fid: *mut fid, command: c_int, _arg: *mut c_void) -> c_int {
+unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
     status(|| {
-        // SAFETY: the table is that of an endpoint.
-        let ep = unsafe { Object::<Endpoint>::of(fid.cast()) };
-        match command {
-            FI_ENABLE => ep.enable(),
-            _ => Err(Errno(FI_ENOSYS)),
+        // SAFETY: the table is that of an endpoint; with `FI_GETOPSFLAG` the program passes flags.
+        unsafe {
+            let ep = Object::<Endpoint>::of(fid.cast());
+            match command {
+                FI_ENABLE => ep.enable(),
+                FI_GETOPSFLAG => {
+                    let flags = arg.cast::<u64>().as_mut().ok_or(INVALID)?;
+                    *flags = match *flags {
+                        FI_TRANSMIT => ep.defaults.transmit_flags,
+                        FI_RECV => ep.defaults.receive_flags,
+                        _ => return Err(INVALID),
+                    };
+                    Ok(())
+                }
+                _ => Err(Errno(FI_ENOSYS)),
+            }
         }
     })
+}
+
+unsafe extern "C" fn rx_size_left(ep: *mut fid_ep) -> isize {
+    // SAFETY: the table is that of an endpoint.
+    count(|| Ok(unsafe { Object::<Endpoint>::of(ep) }.endpoint()?.receives_left()))
+}
+
+unsafe extern "C" fn tx_size_left(ep: *mut fid_ep) -> isize {
+    // SAFETY: the table is that of an endpoint.
+    count(|| Ok(unsafe { Object::<Endpoint>::of(ep) }.endpoint()?.transmits_left()))
 }
 
 /// `fi_cancel`.

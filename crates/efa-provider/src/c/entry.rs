@@ -13,6 +13,7 @@ use crate::info::{Answer, Asked, Echo, answer, query};
 use crate::libfabric::{self, Libfabric, OwnedInfo, libfabric};
 use crate::lookup::Site;
 use crate::settings::Settings;
+use crate::threads;
 
 /// `fi_provider` has pointers, which only C reads.
 struct Provider(fi_provider);
@@ -67,7 +68,9 @@ unsafe extern "C" fn getinfo(
         // SAFETY: libfabric passes strings or null, hints or null, and a place for the answer.
         unsafe {
             let info = info.as_mut().ok_or(INVALID)?;
-            let first = discover(version, text(node)?, text(service)?, flags, hints.as_ref())?;
+            let (node, service, hints) = (text(node)?, text(service)?, hints.as_ref());
+            // A host may take its time to be found.
+            let first = threads::asleep(|| discover(version, node, service, flags, hints))?;
             *info = first.into_raw();
         }
         Ok(())

@@ -11,7 +11,7 @@ use std::collections::{HashMap, VecDeque};
 use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::AsFd;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use efa::{
@@ -28,6 +28,7 @@ use crate::c::fabric::Fabric;
 use crate::c::wait::{self, WaitFor};
 use crate::errors;
 use crate::object::{Class, Object, Pool, Use};
+use crate::threads;
 
 /// An event queue.
 pub(crate) struct EventQueue {
@@ -43,6 +44,8 @@ pub(crate) struct EventQueue {
     /// Insertions under way, by their context in `efa`.
     insertions: Mutex<HashMap<u64, Insertion>>,
     ready: Mutex<VecDeque<Event>>,
+    /// Whether there was one when `ready` last changed.
+    is_ready: AtomicBool,
     /// What the last error entry points to.
     err_data: Mutex<Vec<u8>>,
 }
@@ -149,6 +152,7 @@ impl EventQueue {
             sources: Mutex::default(),
             insertions: Mutex::default(),
             ready: Mutex::default(),
+            is_ready: AtomicBool::new(false),
             err_data: Mutex::default(),
         })
     }
@@ -177,6 +181,7 @@ impl EventQueue {
         let ended = self.set_connected(number, false);
         let what = || What::Changed(FI_SHUTDOWN, Vec::new());
         ready.extend(ended.map(|of| Event { of, what: what() }));
+        self.changed(&ready);
         drop(ready);
         // Wakes who sleeps; a full queue has woken them.
         let _ = self.events.write(WAKES);
@@ -202,12 +207,22 @@ impl EventQueue {
     }
 
     fn forget_ready(&self, fid: Pointer) {
-        lock(&self.ready).retain(|event| event.of != fid);
+        let mut ready = lock(&self.ready);
+        ready.retain(|event| event.of != fid);
+        self.changed(&ready);
     }
 
     /// Whether there is an event that `efa` has given up already.
     pub(crate) fn is_ready(&self) -> bool {
-        !lock(&self.ready).is_empty()
+        self.is_ready.load(Ordering::Acquire)
+    }
+
+    /// `ready` has changed.
+    fn changed(&self, ready: &VecDeque<Event>) {
+        let is_ready = !ready.is_empty();
+        if self.is_ready.swap(is_ready, Ordering::AcqRel) != is_ready {
+            self.wait.set_has_own(is_ready);
+        }
     }
 
     /// Runs `take` on the next event, which is removed if that returns `true` besides its result.
@@ -216,9 +231,11 @@ impl EventQueue {
         while ready.is_empty() {
             let entry = self.events.read().ok_or(Errno(FI_EAGAIN))?;
             self.keep(entry, &mut ready);
+            self.changed(&ready);
         }
         let (taken, is_over) = take(ready.front().ok_or(Errno(FI_EAGAIN))?)?;
         if is_over && let Some(event) = ready.pop_front() {
+            self.changed(&ready);
             event.delivered();
         }
         Ok(taken)
@@ -312,7 +329,9 @@ impl EventQueue {
             Err(EventWaitError::Device(error)) => return Err(errors::of_device(&error)),
             Err(_) => return Err(Errno(FI_EAGAIN)),
         };
-        self.keep(entry, &mut lock(&self.ready));
+        let mut ready = lock(&self.ready);
+        self.keep(entry, &mut ready);
+        self.changed(&ready);
         Ok(())
     }
 }
@@ -390,13 +409,17 @@ unsafe extern "C" fn sread(
             if eq.wait.kind() == FI_WAIT_NONE {
                 return Err(Errno(FI_ENOSYS));
             }
+            // It isn't closed meanwhile.
+            let eq = Use::new(eq);
             let deadline = (timeout >= 0).then(|| Instant::now() + timeout_of(timeout));
-            loop {
-                match eq.read(event, buf, len, flags) {
-                    Err(Errno(FI_EAGAIN)) => eq.sleep(deadline)?,
-                    other => return other,
+            threads::asleep(|| {
+                loop {
+                    match eq.read(event, buf, len, flags) {
+                        Err(Errno(FI_EAGAIN)) => eq.sleep(deadline)?,
+                        other => return other,
+                    }
                 }
-            }
+            })
         }
     })
 }
@@ -500,6 +523,11 @@ unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) ->
 }
 
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
-    // SAFETY: the table is that of an event queue.
-    status(|| unsafe { Object::<EventQueue>::of(fid.cast()).close() }.map(drop))
+    status(|| {
+        // SAFETY: the table is that of an event queue.
+        let closed = unsafe { Object::<EventQueue>::of(fid.cast()).close() }?;
+        lock(&closed.ready).clear();
+        closed.changed(&lock(&closed.ready));
+        Ok(())
+    })
 }

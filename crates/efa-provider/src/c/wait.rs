@@ -8,6 +8,7 @@
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use efa::{TryWaitError, Wait, Waitable};
 
@@ -20,6 +21,7 @@ use crate::c::eq::EventQueue;
 use crate::c::fabric::Fabric;
 use crate::errors;
 use crate::object::{Class, Object, Pool, Use};
+use crate::threads;
 
 // ---- how an object is waited on -----------------------------------------------------------------
 
@@ -28,7 +30,7 @@ pub(crate) struct WaitFor {
     kind: fi_wait_obj,
     object: Option<Wait>,
     /// It isn't closed before the object.
-    _set: Option<Use<WaitSet>>,
+    set: Option<Use<WaitSet>>,
 }
 
 impl WaitFor {
@@ -60,7 +62,16 @@ impl WaitFor {
             FI_WAIT_MUTEX_COND | FI_WAIT_POLLFD => return Err(Errno(FI_ENOSYS)),
             _ => return Err(INVALID),
         };
-        Ok(Self { kind, object, _set: set })
+        Ok(Self { kind, object, set })
+    }
+
+    /// Tells the wait set that the object has entries which `efa` has given up already, or has them no more.
+    pub(crate) fn set_has_own(&self, has: bool) {
+        match (&self.set, has) {
+            (Some(set), true) => drop(set.with_own.fetch_add(1, Ordering::AcqRel)),
+            (Some(set), false) => drop(set.with_own.fetch_sub(1, Ordering::AcqRel)),
+            (None, _) => {}
+        }
     }
 
     /// As `efa` has it; `None` for an object that isn't waited on.
@@ -153,7 +164,8 @@ impl Member {
         match self {
             Self::Completions(queue) => queue.has_own(),
             Self::Events(queue) => queue.is_ready(),
-            Self::Counter(_) | Self::Set(_) => false,
+            Self::Counter(_) => false,
+            Self::Set(set) => set.has_own(),
         }
     }
 
@@ -230,6 +242,8 @@ pub(crate) unsafe extern "C" fn try_wait(
 /// A wait set.
 pub(crate) struct WaitSet {
     set: efa::WaitSet,
+    /// How many of its objects have entries that `efa` has given up already.
+    with_own: AtomicUsize,
     fabric: Use<Fabric>,
     kind: fi_wait_obj,
 }
@@ -268,6 +282,12 @@ unsafe impl Class for WaitSet {
     }
 }
 
+impl WaitSet {
+    fn has_own(&self) -> bool {
+        self.with_own.load(Ordering::Acquire) > 0
+    }
+}
+
 /// `fi_wait_open`.
 pub(crate) unsafe extern "C" fn open_wait_set(
     fabric: *mut fid_fabric,
@@ -289,7 +309,8 @@ pub(crate) unsafe extern "C" fn open_wait_set(
                 _ => return Err(INVALID),
             };
             let set = fabric.fabric.wait_set().map_err(|error| errors::of_error(&error))?;
-            let opened = WaitSet { set, fabric: Use::new(fabric), kind };
+            let with_own = AtomicUsize::new(0);
+            let opened = WaitSet { set, with_own, fabric: Use::new(fabric), kind };
             *to = Object::create(opened, std::ptr::null_mut()).as_ref().address();
         }
         Ok(())
@@ -300,7 +321,12 @@ unsafe extern "C" fn wait(waitset: *mut fid_wait, timeout: c_int) -> c_int {
     status(|| {
         // SAFETY: the table is that of a wait set.
         let set = unsafe { Object::<WaitSet>::of(waitset) };
-        match set.set.wait(timeout_of(timeout)) {
+        if set.has_own() {
+            return Ok(());
+        }
+        // It isn't closed meanwhile.
+        let set = Use::new(set);
+        match threads::asleep(|| set.set.wait(timeout_of(timeout))) {
             Ok(true) => Ok(()),
             Ok(false) => Err(Errno(FI_ETIMEDOUT)),
             Err(error) => Err(errors::of_device(&error)),
@@ -313,7 +339,7 @@ unsafe extern "C" fn control_wait_set(fid: *mut fid, command: c_int, arg: *mut c
         // SAFETY: the table is that of a wait set; each command says what `arg` points to.
         unsafe {
             let set = Object::<WaitSet>::of(fid.cast());
-            let wait = WaitFor { kind: set.kind, object: None, _set: None };
+            let wait = WaitFor { kind: set.kind, object: None, set: None };
             control(&wait, Some(set.set.as_fd()), command, arg)
         }
     })

@@ -98,6 +98,9 @@ static void close_server(struct server *server)
 	fi_freeinfo(server->info);
 }
 
+/* Whether ends complete selectively. */
+static bool is_selective;
+
 static void open_end(struct server *server, struct fi_info *info, struct end *end)
 {
 	struct fi_cq_attr cq = { .size = 64, .format = FI_CQ_FORMAT_TAGGED, .wait_obj = FI_WAIT_UNSPEC };
@@ -107,8 +110,8 @@ static void open_end(struct server *server, struct fi_info *info, struct end *en
 	OK(fi_cq_open(server->domain, &cq, &end->tx, NULL));
 	OK(fi_cq_open(server->domain, &cq, &end->rx, NULL));
 	OK(fi_ep_bind(end->ep, &end->eq->fid, 0));
-	OK(fi_ep_bind(end->ep, &end->tx->fid, FI_TRANSMIT));
-	OK(fi_ep_bind(end->ep, &end->rx->fid, FI_RECV));
+	OK(fi_ep_bind(end->ep, &end->tx->fid, FI_TRANSMIT | (is_selective ? FI_SELECTIVE_COMPLETION : 0)));
+	OK(fi_ep_bind(end->ep, &end->rx->fid, FI_RECV | (is_selective ? FI_SELECTIVE_COMPLETION : 0)));
 	OK(fi_enable(end->ep));
 }
 
@@ -439,6 +442,122 @@ static void waited_for(void)
 	close_server(&server);
 }
 
+/* Of operations over a connection only those complete that ask for it. */
+static void selective(void)
+{
+	struct server server;
+	struct end client, other;
+	char here[4][8], there[4] = "abcd";
+
+	open_server(&server);
+	is_selective = true;
+	connect_ends(&server, &client, &other);
+	is_selective = false;
+	for (int i = 0; i < 4; i++) {
+		struct iovec piece = { here[i], 8 }, sent = { there + i, 1 };
+		struct fi_msg receive = { .msg_iov = &piece, .iov_count = 1, .context = CONTEXT(i) };
+		struct fi_msg send = { .msg_iov = &sent, .iov_count = 1, .context = CONTEXT(8 + i) };
+		uint64_t flags = i == 3 ? FI_COMPLETION : 0;
+
+		OK(i == 1 ? fi_recv(other.ep, here[i], 8, NULL, 0, CONTEXT(i)) : fi_recvmsg(other.ep, &receive, flags));
+		OK(i == 1 ? fi_send(client.ep, there + i, 1, NULL, 0, CONTEXT(9)) : fi_sendmsg(client.ep, &send, flags));
+	}
+	take_both(&client, &other, CONTEXT(11), CONTEXT(3), 1);
+	for (int i = 0; i < 4; i++)
+		EQUAL(here[i][0], 'a' + i);
+	close_end(&client);
+	close_end(&other);
+	close_server(&server);
+}
+
+/* Private data up to the limit that the endpoint tells; what is beyond is cut off. */
+static void most_data(void)
+{
+	struct server server;
+	struct end client, other;
+	struct fi_info *info;
+	union room room;
+	char data[300];
+	size_t most = 0, length = sizeof(most);
+
+	if (!is_ours())
+		not_offered("the cut of private data");
+	fill(data, sizeof(data), 1);
+	open_server(&server);
+	OK(fi_getopt(&server.pep->fid, FI_OPT_ENDPOINT, FI_OPT_CM_DATA_SIZE, &most, &length));
+	EQUAL(most, 256);
+	info = client_info(&server);
+	open_end(&server, info, &client);
+	most = 0;
+	OK(fi_getopt(&client.ep->fid, FI_OPT_ENDPOINT, FI_OPT_CM_DATA_SIZE, &most, &length));
+	EQUAL(most, 256);
+	FAILS(fi_connect(client.ep, info->dest_addr, NULL, 5), FI_EINVAL);
+	OK(fi_connect(client.ep, info->dest_addr, data, sizeof(data)));
+	EQUAL(next_event(server.eq, FI_CONNREQ, &room.entry, 256), 256);
+	FILLED(room.entry.data, 256, 1);
+	open_end(&server, room.entry.info, &other);
+	FAILS(fi_accept(other.ep, NULL, 5), FI_EINVAL);
+	OK(fi_accept(other.ep, data, 256));
+	fi_freeinfo(room.entry.info);
+	/* Room for a part of it. */
+	EQUAL(next_event(client.eq, FI_CONNECTED, &room.entry, 10), 10);
+	FILLED(room.entry.data, 10, 1);
+	next_event(other.eq, FI_CONNECTED, &room.entry, 256);
+	close_end(&client);
+	close_end(&other);
+	close_server(&server);
+	fi_freeinfo(info);
+}
+
+/* What is out of turn gives an error, and the listener serves on: calls without a connection, answers given twice. */
+static void out_of_turn(void)
+{
+	struct server server;
+	struct end client, other, third;
+	struct fi_info *info, *request;
+	struct fid_ep *ep;
+	union room room;
+	uint32_t event;
+
+	if (!is_ours())
+		not_offered("checks of what programs must not do");
+	open_server(&server);
+	info = client_info(&server);
+	open_end(&server, info, &client);
+	CHECK(fi_send(client.ep, "x", 1, NULL, 0, NULL) < 0);
+	CHECK(fi_shutdown(client.ep, 0) < 0);
+	CHECK(fi_accept(client.ep, NULL, 0) < 0);
+	CHECK(fi_listen(server.pep) < 0);
+	CHECK(fi_reject(server.pep, NULL, NULL, 0) < 0);
+	CHECK(fi_reject(server.pep, &server.pep->fid, NULL, 0) < 0);
+	OK(fi_connect(client.ep, info->dest_addr, NULL, 0));
+	CHECK(fi_connect(client.ep, info->dest_addr, NULL, 0) < 0);
+	next_event(server.eq, FI_CONNREQ, &room.entry, 256);
+	request = room.entry.info;
+	open_end(&server, request, &other);
+	/* The request has its endpoint. */
+	CHECK(fi_reject(server.pep, request->handle, NULL, 0) < 0);
+	CHECK(fi_endpoint(server.domain, request, &ep, NULL) < 0);
+	OK(fi_accept(other.ep, NULL, 0));
+	CHECK(fi_accept(other.ep, NULL, 0) < 0);
+	next_event(client.eq, FI_CONNECTED, &room.entry, 256);
+	next_event(other.eq, FI_CONNECTED, &room.entry, 256);
+	CHECK(fi_connect(client.ep, info->dest_addr, NULL, 0) < 0);
+	fi_freeinfo(request);
+	FAILS(fi_close(&server.eq->fid), FI_EBUSY);
+	FAILS(fi_close(&client.eq->fid), FI_EBUSY);
+	/* One that nobody answers ends with the listener. */
+	open_end(&server, info, &third);
+	OK(fi_connect(third.ep, info->dest_addr, NULL, 0));
+	for (int i = 0; i < 1000; i++)
+		(void)fi_eq_read(server.eq, &event, &room, sizeof(room), FI_PEEK);
+	close_end(&client);
+	close_end(&other);
+	close_end(&third);
+	close_server(&server);
+	fi_freeinfo(info);
+}
+
 const struct program connections[] = {
 	{ "connections-waited-for", waited_for },
 	{ "connections-messages", messages },
@@ -447,5 +566,8 @@ const struct program connections[] = {
 	{ "connections-refused-by-none", refused_by_none },
 	{ "connections-shut-down", shut_down },
 	{ "connections-several", several },
+	{ "connections-selective", selective },
+	{ "connections-most-data", most_data },
+	{ "connections-out-of-turn", out_of_turn },
 	{ NULL, NULL },
 };

@@ -2,11 +2,11 @@
 #include "program.h"
 
 extern const struct program discovery[], messages[], matching[], completions[], waits[], events[], vectors[], regions[],
-	rma[], atomics[], connections[], refused[], processes[];
+	rma[], atomics[], connections[], settings[], versions[], refused[], processes[], threads[], lifetimes[], exits[];
 
 static const struct program *const all[] = {
-	discovery, messages, matching, completions, waits, events, vectors, regions, rma, atomics, connections, refused,
-	processes,
+	discovery, messages, matching, completions, waits, events, vectors, regions, rma, atomics, connections, settings,
+	versions, refused, processes, threads, lifetimes, exits,
 };
 
 /* Whether a program has this name, or is of this group. */

@@ -116,11 +116,11 @@ static void tags(void)
 	close_world(&world);
 }
 
-/* One buffer takes messages until less than FI_OPT_MIN_MULTI_RECV is left. */
-static void multi_receive(void)
+/* One buffer takes messages until less than FI_OPT_MIN_MULTI_RECV is left; posted with a flag, or by default. */
+static void multi_receives(bool by_default)
 {
 	enum { LENGTH = 128, ROOM = 1024 };
-	struct options options = { .caps = FI_MSG | FI_MULTI_RECV };
+	struct options options = { .caps = FI_MSG | FI_MULTI_RECV, .rx_flags = by_default ? FI_MULTI_RECV : 0 };
 	struct world world;
 	struct side *from = &world.side[0], *at = &world.side[1];
 	static char here[2][ROOM], there[LENGTH];
@@ -139,7 +139,8 @@ static void multi_receive(void)
 			.msg_iov = &piece, .iov_count = 1, .addr = FI_ADDR_UNSPEC, .context = CONTEXT(i),
 		};
 
-		POST(&world, fi_recvmsg(at->ep, &message, FI_MULTI_RECV));
+		POST(&world, by_default ? fi_recv(at->ep, here[i], ROOM, NULL, FI_ADDR_UNSPEC, CONTEXT(i))
+			: fi_recvmsg(at->ep, &message, FI_MULTI_RECV));
 	}
 	for (int buffer = 0; buffer < 2; buffer++) {
 		bool released = false;
@@ -173,6 +174,12 @@ static void multi_receive(void)
 		EQUAL(messages, ROOM / LENGTH);
 	}
 	close_world(&world);
+}
+
+static void multi_receive(void)
+{
+	multi_receives(false);
+	multi_receives(true);
 }
 
 /* Cancel finds a receive by its context; the message goes to the next one. */

@@ -339,19 +339,52 @@ static void not_offered_calls(void)
 	struct world world;
 	struct side *side = &world.side[0];
 	struct fi_collective_attr attr = { .op = FI_SUM, .datatype = FI_UINT64 };
+	struct fi_cntr_attr counter = { .events = FI_CNTR_EVENTS_COMP + 1 };
+	struct iovec piece = { NULL, 8 };
+	struct fi_msg message = { .msg_iov = &piece, .iov_count = 1 };
+	struct fi_msg_rma write = { .msg_iov = &piece, .iov_count = 1 };
+	struct fi_mr_attr memory = { .mr_iov = &piece, .iov_count = 1, .access = FI_REMOTE_READ };
+	struct options options = all;
 	struct fid_stx *stx;
-	struct fid_ep *scalable;
+	struct fid_ep *ep;
+	struct fid_mc *group;
+	struct fid_mr *mr;
+	struct fid_cntr *cntr;
+	void *table;
 	uint64_t value = 1;
 
 	needs_ours();
-	open_world(&world, &all);
+	options.counters = true;
+	open_world(&world, &options);
+	message.addr = write.addr = side->to[1];
 	FAILS(fi_query_collective(world.domain, FI_BARRIER, &attr, 0), FI_ENOSYS);
 	FAILS(fi_barrier(side->ep, 0, NULL), FI_ENOSYS);
 	FAILS(fi_allreduce(side->ep, &value, 1, NULL, &value, NULL, 0, FI_UINT64, FI_SUM, 0, NULL), FI_ENOSYS);
 	FAILS(fi_control(&world.domain->fid, FI_QUEUE_WORK, &value), FI_ENOSYS);
-	FAILS(fi_scalable_ep(world.domain, world.info, &scalable, NULL), FI_ENOSYS);
+	FAILS(fi_scalable_ep(world.domain, world.info, &ep, NULL), FI_ENOSYS);
 	FAILS(fi_stx_context(world.domain, NULL, &stx, NULL), FI_ENOSYS);
-	FAILS(fi_srx_context(world.domain, NULL, &scalable, NULL), FI_ENOSYS);
+	FAILS(fi_srx_context(world.domain, NULL, &ep, NULL), FI_ENOSYS);
+	FAILS(fi_tx_context(side->ep, 0, NULL, &ep, NULL), FI_ENOSYS);
+	FAILS(fi_rx_context(side->ep, 0, NULL, &ep, NULL), FI_ENOSYS);
+	FAILS(fi_ep_alias(side->ep, &ep, 0), FI_ENOSYS);
+	FAILS(fi_join(side->ep, side->name, 0, &group, NULL), FI_ENOSYS);
+	FAILS(fi_open_ops(&world.domain->fid, "no such table", 0, &table, NULL), FI_ENOSYS);
+	FAILS(fi_set_ops(&world.domain->fid, "no such table", 0, &value, NULL), FI_ENOSYS);
+	FAILS(fi_cntr_open(world.domain, &counter, &cntr, NULL), FI_ENOSYS);
+	/* Triggered: by a flag of a call. */
+	REFUSED(fi_sendmsg(side->ep, &message, FI_TRIGGER));
+	REFUSED(fi_recvmsg(side->ep, &message, FI_TRIGGER));
+	REFUSED(fi_writemsg(side->ep, &write, FI_TRIGGER));
+	/* Memory of a device; events of writes to a region. */
+	piece.iov_base = &value;
+	memory.iface = FI_HMEM_CUDA;
+	FAILS(fi_mr_regattr(world.domain, &memory, 0, &mr), FI_ENOSYS);
+	REFUSED(fi_mr_reg(world.domain, &value, 8, FI_REMOTE_WRITE, 0, 1, FI_RMA_EVENT, &mr, NULL));
+	OK(fi_mr_reg(world.domain, &value, 8, FI_REMOTE_WRITE, 0, 1, 0, &mr, NULL));
+	REFUSED(fi_mr_bind(mr, &side->sent->fid, FI_REMOTE_WRITE));
+	FAILS(fi_mr_enable(mr), FI_ENOSYS);
+	FAILS(fi_mr_refresh(mr, &piece, 1, 0), FI_ENOSYS);
+	OK(fi_close(&mr->fid));
 	still_serves(&world);
 	close_world(&world);
 }

@@ -342,6 +342,118 @@ static void wait_set(void)
 	close_world(&world);
 }
 
+/* An entry that the provider made itself, for a peek or a failure, forbids to sleep as any other does. */
+static void own_entries(void)
+{
+	struct options options = { .wait = FI_WAIT_FD };
+	struct fi_poll_attr poll_attr = { 0 };
+	struct fi_wait_attr wait_attr = { .wait_obj = FI_WAIT_UNSPEC };
+	struct fi_info *info = info_of(&options);
+	struct fid_fabric *fabric;
+
+	if (!is_ours())
+		not_offered("FI_PEEK");
+	OK(fi_fabric(info->fabric_attr, &fabric, NULL));
+	for (int in_set = 0; in_set < 2; in_set++) {
+		struct world world;
+		struct side *at = &world.side[1];
+		struct fi_msg_tagged message = { .addr = FI_ADDR_UNSPEC, .tag = 4, .context = CONTEXT(3) };
+		struct fi_cq_err_entry error = { 0 };
+		struct fi_cq_tagged_entry entry;
+		struct fid_poll *polled;
+		struct fid *fids[1];
+		void *found[2];
+		char here[8];
+
+		if (in_set) {
+			OK(fi_wait_open(fabric, &wait_attr, &options.set));
+			options.wait = FI_WAIT_SET;
+		}
+		open_world_at(&world, &options, fi_dupinfo(info), fabric);
+		fids[0] = in_set ? &options.set->fid : &at->rx->fid;
+		OK(fi_poll_open(world.domain, &poll_attr, &polled));
+		OK(fi_poll_add(polled, &at->rx->fid, 0));
+		for (int failed = 0; failed < 2; failed++) {
+			if (failed) {
+				POST(&world, fi_recv(at->ep, here, 8, NULL, FI_ADDR_UNSPEC, CONTEXT(3)));
+				OK(fi_cancel(&at->ep->fid, CONTEXT(3)));
+			} else {
+				POST(&world, fi_trecvmsg(at->ep, &message, FI_PEEK));
+			}
+			FAILS(fi_cq_read(at->rx, &entry, 1), FI_EAVAIL);
+			for (int i = 0; i < 3; i++) {
+				FAILS(fi_trywait(fabric, fids, 1), FI_EAGAIN);
+				EQUAL(fi_poll(polled, found, 2), 1);
+				EQUAL((uintptr_t)found[0], (uintptr_t)at);
+				if (in_set)
+					OK(fi_wait(options.set, MILLISECONDS));
+			}
+			FAILS(fi_cq_sread(at->rx, &entry, 1, NULL, MILLISECONDS), FI_EAVAIL);
+			EQUAL(fi_cq_readerr(at->rx, &error, 0), 1);
+			EQUAL(error.err, failed ? FI_ECANCELED : FI_ENOMSG);
+			EQUAL(fi_poll(polled, found, 2), 0);
+			for (double end = now() + PATIENCE; fi_trywait(fabric, fids, 1); )
+				CHECK(now() < end);
+		}
+		/* One that is there when the queue is closed is gone with it. */
+		POST(&world, fi_trecvmsg(at->ep, &message, FI_PEEK));
+		OK(fi_poll_del(polled, &at->rx->fid, 0));
+		OK(fi_close(&polled->fid));
+		for (int i = 0; i < world.sides; i++)
+			close_side(&world.side[i]);
+		if (in_set) {
+			FAILS(fi_wait(options.set, 50), FI_ETIMEDOUT);
+			OK(fi_close(&options.set->fid));
+		}
+		OK(fi_close(&world.domain->fid));
+		fi_freeinfo(world.info);
+	}
+	OK(fi_close(&fabric->fid));
+	fi_freeinfo(info);
+}
+
+/* An event that was peeked at is still there. */
+static void peeked_event(void)
+{
+	struct options options = { 0 };
+	struct fi_wait_attr wait_attr = { .wait_obj = FI_WAIT_UNSPEC };
+	struct fi_info *info = info_of(&options);
+	struct fi_eq_attr attr = { .size = 4, .flags = FI_WRITE, .wait_obj = FI_WAIT_FD };
+	struct fi_eq_entry entry = { .data = 7 };
+	struct fid_fabric *fabric;
+
+	OK(fi_fabric(info->fabric_attr, &fabric, NULL));
+	for (int in_set = 0; in_set < 2; in_set++) {
+		struct fid_wait *set;
+		struct fid_eq *queue;
+		struct fid *fids[1];
+		uint32_t event;
+
+		if (in_set) {
+			OK(fi_wait_open(fabric, &wait_attr, &set));
+			attr.wait_obj = FI_WAIT_SET;
+			attr.wait_set = set;
+		}
+		OK(fi_eq_open(fabric, &attr, &queue, NULL));
+		fids[0] = in_set ? &set->fid : &queue->fid;
+		OK(fi_trywait(fabric, fids, 1));
+		EQUAL(fi_eq_write(queue, FI_NOTIFY, &entry, sizeof(entry), 0), sizeof(entry));
+		for (int i = 0; i < 3; i++) {
+			EQUAL(fi_eq_read(queue, &event, &entry, sizeof(entry), FI_PEEK), sizeof(entry));
+			FAILS(fi_trywait(fabric, fids, 1), FI_EAGAIN);
+			if (in_set)
+				OK(fi_wait(set, MILLISECONDS));
+		}
+		EQUAL(fi_eq_read(queue, &event, &entry, sizeof(entry), 0), sizeof(entry));
+		OK(fi_trywait(fabric, fids, 1));
+		OK(fi_close(&queue->fid));
+		if (in_set)
+			OK(fi_close(&set->fid));
+	}
+	OK(fi_close(&fabric->fid));
+	fi_freeinfo(info);
+}
+
 const struct program waits[] = {
 	{ "waits-blocking-read", blocking_read },
 	{ "waits-threshold", threshold },
@@ -351,5 +463,7 @@ const struct program waits[] = {
 	{ "waits-counter-descriptor", counter_descriptor },
 	{ "waits-poll-set", poll_set },
 	{ "waits-wait-set", wait_set },
+	{ "waits-own-entries", own_entries },
+	{ "waits-peeked-event", peeked_event },
 	{ NULL, NULL },
 };

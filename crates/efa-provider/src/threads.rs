@@ -1,0 +1,239 @@
+//! Which threads are in a call.
+//!
+//! A thread may close an object while another uses it. The call that uses it looks whether it is closed; the call that
+//! closes it marks it first, and then waits until the others that may have missed that have returned:
+//!
+//! ```text
+//!   user     begin (odd) ─► is it closed? ─► use ─► end (even)
+//!   closer   mark it closed ─► barrier in all threads ─► each count that is odd has changed? ─► drop it
+//! ```
+//!
+//! So a call costs two stores and no barrier. A thread that sleeps uses only what is counted
+//! ([`Use`](crate::object::Use)), and nobody waits for it.
+
+#![allow(unsafe_code)]
+
+use std::cell::Cell;
+use std::ptr::{null, null_mut};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, compiler_fence};
+use std::time::{Duration, Instant};
+
+use crate::fork;
+
+/// A thread that has made a call. It is never freed: another thread takes it over.
+struct Thread {
+    /// How many calls have begun and ended: odd in a call.
+    calls: AtomicU64,
+    is_asleep: AtomicBool,
+    is_taken: AtomicBool,
+    next: *const Self,
+}
+
+static LIST: AtomicPtr<Thread> = AtomicPtr::new(null_mut());
+
+thread_local! {
+    static THIS: Cell<*const Thread> = const { Cell::new(null()) };
+    static RELEASE: Release = const { Release };
+}
+
+/// Gives up this thread's place when it ends. In a call that happens if a signal handler interrupted the call and exits:
+/// then the thread stays in it.
+struct Release;
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        // SAFETY: threads in the list are never freed.
+        if let Some(thread) = unsafe { THIS.get().as_ref() }
+            && thread.calls.load(Ordering::Relaxed) & 1 == 0
+        {
+            THIS.set(null());
+            thread.is_taken.store(false, Ordering::Release);
+        }
+    }
+}
+
+/// This thread is in a call, until this is dropped.
+pub(crate) struct InCall {
+    thread: &'static Thread,
+    after: u64,
+}
+
+impl InCall {
+    /// `None` if this thread is in a call already.
+    #[inline(always)]
+    pub(crate) fn begin() -> Option<Self> {
+        // SAFETY: threads in the list are never freed.
+        let thread = match unsafe { THIS.get().as_ref() } {
+            Some(thread) => thread,
+            None => join(),
+        };
+        let calls = thread.calls.load(Ordering::Relaxed);
+        if calls & 1 == 1 {
+            return None;
+        }
+        thread.calls.store(calls + 1, Ordering::Relaxed);
+        // Before any lock is taken, as a signal handler reads it, and before any object is looked at.
+        compiler_fence(Ordering::SeqCst);
+        Some(Self { thread, after: calls + 2 })
+    }
+}
+
+impl Drop for InCall {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.thread.calls.store(self.after, Ordering::Release);
+    }
+}
+
+fn threads() -> impl Iterator<Item = &'static Thread> {
+    let mut next = LIST.load(Ordering::Acquire).cast_const();
+    std::iter::from_fn(move || {
+        // SAFETY: threads in the list are never freed, and `next` of one is set before it is published.
+        let thread = unsafe { next.as_ref() }?;
+        next = thread.next;
+        Some(thread)
+    })
+}
+
+/// This thread's place in the list.
+#[cold]
+fn join() -> &'static Thread {
+    let is_free = |thread: &&Thread| !thread.is_taken.swap(true, Ordering::AcqRel);
+    let thread = threads().find(is_free).unwrap_or_else(|| {
+        static IN_CHILD: OnceLock<()> = OnceLock::new();
+        IN_CHILD.get_or_init(|| fork::closes(forget_others));
+        let thread = Box::leak(Box::new(Thread {
+            calls: AtomicU64::new(0),
+            is_asleep: AtomicBool::new(false),
+            is_taken: AtomicBool::new(true),
+            next: LIST.load(Ordering::Acquire),
+        }));
+        while let Err(first) = LIST.compare_exchange(
+            thread.next.cast_mut(),
+            thread,
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        ) {
+            thread.next = first;
+        }
+        thread
+    });
+    THIS.set(thread);
+    // If this thread ends already, its place is never free again.
+    let _ = RELEASE.try_with(|_| ());
+    thread
+}
+
+/// In a forked child there is this thread alone.
+fn forget_others() {
+    let this = THIS.get();
+    for other in threads().filter(|thread| !std::ptr::eq(*thread, this)) {
+        let calls = other.calls.load(Ordering::Relaxed);
+        other.calls.store(calls + (calls & 1), Ordering::Relaxed);
+        other.is_asleep.store(false, Ordering::Relaxed);
+        other.is_taken.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Sleeps, or does what takes its time, in a call. `sleep` uses only objects that are counted.
+pub(crate) fn asleep<T>(sleep: impl FnOnce() -> T) -> T {
+    struct Awake(Option<&'static Thread>);
+    impl Drop for Awake {
+        fn drop(&mut self) {
+            if let Some(thread) = self.0 {
+                thread.is_asleep.store(false, Ordering::Release);
+            }
+        }
+    }
+    // SAFETY: threads in the list are never freed.
+    let thread = Awake(unsafe { THIS.get().as_ref() });
+    if let Some(thread) = thread.0 {
+        thread.is_asleep.store(true, Ordering::Release);
+    }
+    sleep()
+}
+
+/// How long others may take to return.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Waits until each call of another thread has returned that began before this. Returns whether it has: a thread whose
+/// signal handler doesn't return never does.
+pub(crate) fn wait_for_others() -> bool {
+    let this = THIS.get();
+    let in_call = |thread: &&Thread| {
+        !std::ptr::eq(*thread, this) && thread.calls.load(Ordering::Acquire) & 1 == 1
+    };
+    barrier();
+    let mut begun = None;
+    asleep(|| {
+        threads().filter(in_call).all(|thread| {
+            let calls = thread.calls.load(Ordering::Acquire);
+            let mut looks = 0_u32;
+            while calls & 1 == 1
+                && thread.calls.load(Ordering::Acquire) == calls
+                && !thread.is_asleep.load(Ordering::Acquire)
+            {
+                if begun.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+                    return false;
+                }
+                looks = looks.saturating_add(1);
+                match looks {
+                    0..1000 => std::thread::yield_now(),
+                    _ => std::thread::sleep(Duration::from_micros(100)),
+                }
+            }
+            true
+        })
+    })
+}
+
+/// What this thread wrote before is seen by all others after this, and what they wrote before by this.
+fn barrier() {
+    const EXPEDITED: libc::c_int = 1 << 3;
+    const REGISTER_EXPEDITED: libc::c_int = 1 << 4;
+    static IS_THERE: OnceLock<bool> = OnceLock::new();
+    // SAFETY: it takes numbers only.
+    let call =
+        |command: libc::c_int| unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) } == 0;
+    std::sync::atomic::fence(Ordering::SeqCst);
+    if !*IS_THERE.get_or_init(|| call(REGISTER_EXPEDITED)) || !call(EXPEDITED) {
+        // No processor keeps a store to itself for so long.
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn call_of_another_thread_is_waited_for_unless_it_sleeps() {
+        let (tell, told) = mpsc::channel();
+        let (go, wait) = mpsc::channel::<()>();
+        let has_ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let has_ended = &has_ended;
+            scope.spawn(move || {
+                let call = InCall::begin().unwrap();
+                tell.send(()).unwrap();
+                asleep(|| wait.recv().unwrap());
+                tell.send(()).unwrap();
+                std::thread::sleep(Duration::from_millis(30));
+                has_ended.store(true, Ordering::Release);
+                drop(call);
+            });
+            told.recv().unwrap();
+            assert!(wait_for_others());
+            assert!(!has_ended.load(Ordering::Acquire));
+            go.send(()).unwrap();
+            told.recv().unwrap();
+            assert!(wait_for_others());
+            assert!(has_ended.load(Ordering::Acquire));
+        });
+    }
+}

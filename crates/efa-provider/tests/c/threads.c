@@ -1,0 +1,245 @@
+/* Threads that use the same objects at once, and objects that are closed while threads use them. */
+#include "program.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum { THREADS = 4, ROUNDS = 400, MILLISECONDS = (int)(PATIENCE * 1000) };
+
+static struct world world;
+static double end;
+
+/* Operations that have completed, whoever read it: by thread and kind. */
+static atomic_int done[THREADS][2];
+static int numbers[THREADS][2];
+
+static void read_some(struct fid_cq *queue)
+{
+	struct fi_cq_tagged_entry entries[3];
+	ssize_t count = fi_cq_read(queue, entries, COUNT(entries));
+
+	if (count == -FI_EAGAIN)
+		return;
+	CHECK(count > 0);
+	for (ssize_t i = 0; i < count; i++) {
+		ptrdiff_t number = (int *)entries[i].op_context - &numbers[0][0];
+
+		CHECK(number >= 0 && number < 2 * THREADS);
+		atomic_fetch_add(&done[number / 2][number % 2], 1);
+	}
+}
+
+/* Each thread sends to itself, over both endpoints, which all share. */
+static void *exchange(void *argument)
+{
+	size_t thread = (size_t)(uintptr_t)argument;
+	struct side *from = &world.side[thread % 2], *at = &world.side[1 - thread % 2];
+
+	for (int round = 0; round < ROUNDS; round++) {
+		char here[3000], there[3000];
+		size_t length = (size_t)round % sizeof(here);
+		ssize_t result;
+
+		fill(there, length, (unsigned)(thread + 10));
+		while ((result = fi_trecv(at->ep, here, length, NULL, FI_ADDR_UNSPEC, thread, 0, &numbers[thread][0])) == -FI_EAGAIN)
+			read_some(at->rx);
+		OK(result);
+		while ((result = fi_tsend(from->ep, there, length, NULL, from->to[1 - thread % 2], thread, &numbers[thread][1])) == -FI_EAGAIN)
+			read_some(from->tx);
+		OK(result);
+		while (atomic_load(&done[thread][0]) <= round || atomic_load(&done[thread][1]) <= round) {
+			read_some(from->tx);
+			read_some(at->rx);
+			CHECK(now() < end);
+		}
+		FILLED(here, length, (unsigned)(thread + 10));
+	}
+	return NULL;
+}
+
+static void run_all(void *(*run)(void *))
+{
+	pthread_t thread[THREADS];
+
+	for (uintptr_t i = 0; i < THREADS; i++)
+		OK(pthread_create(&thread[i], NULL, run, (void *)i));
+	for (int i = 0; i < THREADS; i++)
+		OK(pthread_join(thread[i], NULL));
+}
+
+/* Posting and reading at once, with manual and automatic progress. */
+static void both_ways(void)
+{
+	for (int automatic = 0; automatic < 2; automatic++) {
+		struct options options = { .progress = automatic ? FI_PROGRESS_AUTO : FI_PROGRESS_MANUAL };
+
+		memset(done, 0, sizeof(done));
+		open_world(&world, &options);
+		end = now() + PATIENCE;
+		run_all(exchange);
+		close_world(&world);
+	}
+}
+
+/* Threads that open, use and close objects of one domain. */
+static void *opens_and_closes(void *argument)
+{
+	struct side side;
+	static char memory[THREADS][64];
+
+	for (int i = 0; i < 20; i++) {
+		struct region region;
+		char here[8];
+
+		memset(&side, 0, sizeof(side));
+		open_side(&world, &side);
+		side.to[0] = introduce(&side, &side);
+		region.mr = NULL;
+		OK(fi_mr_reg(world.domain, memory[(uintptr_t)argument], 64, FI_REMOTE_READ, 0, 0, 0, &region.mr, NULL));
+		OK(fi_recv(side.ep, here, 8, NULL, FI_ADDR_UNSPEC, CONTEXT(0)));
+		OK(fi_send(side.ep, "x", 1, NULL, side.to[0], CONTEXT(1)));
+		DONE(&world, side.rx, CONTEXT(0), FI_RECV | FI_MSG);
+		OK(fi_close(&region.mr->fid));
+		close_side(&side);
+	}
+	return NULL;
+}
+
+static void opening(void)
+{
+	struct options options = { .caps = FI_MSG | FI_RMA };
+
+	open_world(&world, &options);
+	run_all(opens_and_closes);
+	close_world(&world);
+}
+
+static void *waits_for_completion(void *queue)
+{
+	struct fi_cq_tagged_entry entry;
+
+	FAILS(fi_cq_sread(queue, &entry, 1, NULL, -1), FI_EAGAIN);
+	return NULL;
+}
+
+static void *waits_for_counter(void *counter)
+{
+	OK(fi_cntr_wait(counter, 1, -1));
+	return NULL;
+}
+
+static void *waits_for_event(void *queue)
+{
+	struct fi_eq_entry entry;
+	uint32_t event;
+
+	EQUAL(fi_eq_sread(queue, &event, &entry, sizeof(entry), -1, 0), sizeof(entry));
+	return NULL;
+}
+
+/* What a thread sleeps on isn't closed before it wakes. */
+static void waited_on(void)
+{
+	struct options options = { .wait = FI_WAIT_UNSPEC, .counters = true };
+	struct fi_eq_attr attr = { .size = 4, .flags = FI_WRITE, .wait_obj = FI_WAIT_UNSPEC };
+	struct fi_eq_entry entry = { 0 };
+	struct side *side = &world.side[0];
+	struct fid_eq *queue;
+	pthread_t thread[3];
+
+	if (!is_ours())
+		not_offered("a close that fails");
+	open_world(&world, &options);
+	OK(fi_eq_open(world.fabric, &attr, &queue, NULL));
+	OK(fi_close(&side->ep->fid));
+	OK(pthread_create(&thread[0], NULL, waits_for_completion, side->rx));
+	OK(pthread_create(&thread[1], NULL, waits_for_counter, side->sent));
+	OK(pthread_create(&thread[2], NULL, waits_for_event, queue));
+	usleep(50 * 1000);
+	FAILS(fi_close(&side->rx->fid), FI_EBUSY);
+	FAILS(fi_close(&side->sent->fid), FI_EBUSY);
+	FAILS(fi_close(&queue->fid), FI_EBUSY);
+	OK(fi_cq_signal(side->rx));
+	OK(fi_cntr_add(side->sent, 1));
+	EQUAL(fi_eq_write(queue, FI_NOTIFY, &entry, sizeof(entry), 0), sizeof(entry));
+	for (int i = 0; i < 3; i++)
+		OK(pthread_join(thread[i], NULL));
+	OK(fi_close(&side->rx->fid));
+	OK(fi_close(&side->sent->fid));
+	OK(fi_close(&queue->fid));
+	OK(fi_close(&side->tx->fid));
+	OK(fi_close(&side->received->fid));
+	OK(fi_close(&side->av->fid));
+	close_side(&world.side[1]);
+	world.sides = 0;
+	close_world(&world);
+}
+
+static atomic_int reading;
+
+/* Uses objects until they are closed. */
+static void *reads_until_closed(void *argument)
+{
+	struct side *side = &world.side[0];
+	struct fi_cq_tagged_entry entry;
+	struct fi_cq_err_entry error;
+	char here[8];
+	ssize_t result;
+
+	(void)argument;
+	atomic_fetch_add(&reading, 1);
+	do {
+		(void)fi_recv(side->ep, here, 8, NULL, FI_ADDR_UNSPEC, CONTEXT(1));
+		(void)fi_inject(side->ep, "x", 1, side->to[0]);
+		(void)fi_cancel(&side->ep->fid, CONTEXT(1));
+		(void)fi_cntr_read(side->received);
+		result = fi_cq_read(side->rx, &entry, 1);
+		if (result == -FI_EAVAIL) {
+			memset(&error, 0, sizeof(error));
+			(void)fi_cq_readerr(side->rx, &error, 0);
+		}
+		CHECK(now() < end);
+	} while (result != -FI_EBADF);
+	return NULL;
+}
+
+/* Objects are closed while threads use them, who then get errors. */
+static void closed_meanwhile(void)
+{
+	struct options options = { .counters = true };
+	pthread_t thread[THREADS];
+
+	if (!is_ours())
+		not_offered("closing what others use");
+	for (int round = 0; round < 20; round++) {
+		struct side *side = &world.side[0];
+
+		open_world(&world, &options);
+		end = now() + PATIENCE;
+		atomic_store(&reading, 0);
+		for (int i = 0; i < THREADS; i++)
+			OK(pthread_create(&thread[i], NULL, reads_until_closed, NULL));
+		while (atomic_load(&reading) < THREADS)
+			sched_yield();
+		usleep((useconds_t)round * 100);
+		OK(fi_close(&side->ep->fid));
+		OK(fi_close(&side->tx->fid));
+		OK(fi_close(&side->sent->fid));
+		OK(fi_close(&side->received->fid));
+		OK(fi_close(&side->rx->fid));
+		for (int i = 0; i < THREADS; i++)
+			OK(pthread_join(thread[i], NULL));
+		OK(fi_close(&side->av->fid));
+		close_side(&world.side[1]);
+		world.sides = 0;
+		close_world(&world);
+	}
+}
+
+const struct program threads[] = {
+	{ "threads-both-ways", both_ways },
+	{ "threads-opening", opening },
+	{ "threads-waited-on", waited_on },
+	{ "threads-closed-meanwhile", closed_meanwhile },
+	{ NULL, NULL },
+};

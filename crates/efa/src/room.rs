@@ -1,0 +1,25 @@
+//! How many operations may start.
+
+use crate::any_driver::{AnyDriver, OtherDriver, each_driver, out_of_line};
+use crate::endpoint::{Endpoint, drive};
+use crate::endpoint_builder::Direction;
+
+impl Endpoint {
+    /// How many more sends, writes, reads and atomics may start before completions are read (`fi_tx_size_left`), if
+    /// no other endpoint uses the completion queue.
+    #[must_use]
+    pub fn transmits_left(&self) -> usize {
+        self.left(Direction::Transmit, self.transmit_attributes().size)
+    }
+
+    /// How many more receives may be posted before completions are read (`fi_rx_size_left`), if no other endpoint uses
+    /// the completion queue.
+    #[must_use]
+    pub fn receives_left(&self) -> usize {
+        self.left(Direction::Receive, self.receive_attributes().size)
+    }
+
+    fn left(&self, direction: Direction, most: usize) -> usize {
+        drive!(self.shared, driver => driver.left(direction, most), _ => 0)
+    }
+}
