@@ -186,7 +186,7 @@ pub(crate) struct EntryNumbers {
 pub(crate) const OWN: c_int = 8192;
 
 /// Reasons of this provider's own: what `prov_errno - OWN` means.
-const REASONS: [&str; 12] = [
+const REASONS: [&str; 13] = [
     "another error of the provider",
     "the message is longer than the buffer, which holds its beginning",
     "cancelled",
@@ -199,7 +199,11 @@ const REASONS: [&str; 12] = [
     "the header of the message doesn't have the expected length",
     "too many operations under way",
     "the device matched the receive with a packet that begins no message",
+    "no message is there that the receive would take",
 ];
+
+/// The numbers in the entry of a peek that found nothing.
+pub(crate) const NO_MESSAGE: EntryNumbers = EntryNumbers { error: FI_ENOMSG, provider: OWN + 12 };
 
 /// The numbers in the entry of an operation that failed.
 pub(crate) fn of_operation(error: &OperationError) -> EntryNumbers {
@@ -352,7 +356,7 @@ mod tests {
 
     #[test]
     fn any_number_has_a_text_that_is_cut_to_the_room() {
-        for number in [c_int::MIN, -1, 0, 1, 15, 16, 4096, OWN - 1, OWN + 11, OWN + 12, c_int::MAX]
+        for number in [c_int::MIN, -1, 0, 1, 15, 16, 4096, OWN - 1, OWN + 12, OWN + 13, c_int::MAX]
         {
             assert!(!words(number).is_empty(), "{number}");
         }

@@ -205,6 +205,18 @@ impl<T: Class> Object<T> {
     /// # Safety
     /// No reference to its value is used afterwards.
     pub(crate) unsafe fn close(&self) -> Outcome<T> {
+        // SAFETY: the caller's promise.
+        unsafe { self.close_after(|_| {}) }
+    }
+
+    /// As [`close`](Self::close), but does `last` before a new object may take the memory, and with it the address.
+    ///
+    /// # Errors
+    /// As for [`close`](Self::close).
+    ///
+    /// # Safety
+    /// As for [`close`](Self::close).
+    pub(crate) unsafe fn close_after(&self, last: impl FnOnce(&T)) -> Outcome<T> {
         let free = self.uses.compare_exchange(0, CLOSED, Ordering::SeqCst, Ordering::Acquire);
         free.map_err(|uses| if uses == CLOSED { INVALID } else { Errno(FI_EBUSY) })?;
         // SAFETY: only this call closes the object. Another that reads the tables meanwhile finds either.
@@ -217,6 +229,9 @@ impl<T: Class> Object<T> {
         }
         // SAFETY: nobody depends on the object, who used it has returned, and who comes later finds it closed.
         let value = unsafe { (*self.value.get()).take() };
+        if let Some(value) = &value {
+            last(value);
+        }
         if let Some(mut free) = T::pool().free() {
             free.push(Shell(NonNull::from(self)));
         }
@@ -283,5 +298,63 @@ impl<T: Class> Deref for Use<T> {
 
     fn deref(&self) -> &T {
         self.object()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+    use super::*;
+    use crate::abi::{FI_EBADF, FI_ENOSYS};
+
+    struct Number(u32);
+
+    static TABLE: fi_ops = fi_ops::failing::<FI_ENOSYS>();
+    static CLOSED_TABLE: fi_ops = fi_ops::failing::<FI_EBADF>();
+
+    // SAFETY: its structure is a `fid`.
+    unsafe impl Class for Number {
+        type C = fid;
+
+        const NUMBER: usize = 99;
+
+        fn table() -> &'static fi_ops {
+            &TABLE
+        }
+
+        fn open(fid: fid) -> fid {
+            fid
+        }
+
+        fn closed() -> fid {
+            let ops = (&raw const CLOSED_TABLE).cast_mut();
+            fid { fclass: Self::NUMBER, context: std::ptr::null_mut(), ops }
+        }
+
+        fn pool() -> &'static Pool<Self> {
+            static POOL: Pool<Number> = Pool::new();
+            &POOL
+        }
+    }
+
+    fn create(value: u32) -> &'static Object<Number> {
+        let object = Object::create(Number(value), std::ptr::null_mut());
+        // SAFETY: objects are never freed.
+        unsafe { object.as_ref() }
+    }
+
+    #[test]
+    fn memory_of_an_object_has_no_other_before_its_last_action_is_over() {
+        let first = create(3);
+        let mut second = None;
+        let last = |_: &Number| second = Some(create(4));
+        // SAFETY: nobody else has the object.
+        let closed = unsafe { first.close_after(last) };
+        let (closed, second) = (closed.unwrap(), second.unwrap());
+        assert!(!std::ptr::eq(first, second));
+        assert_eq!((closed.0, second.0), (3, 4));
+        let third = create(5);
+        assert!(std::ptr::eq(first, third));
     }
 }

@@ -291,6 +291,11 @@ programs! {
     object_that_a_thread_waits_for_is_not_closed "threads-waited-on"
     threads_get_errors_for_objects_that_are_closed_meanwhile "threads-closed-meanwhile"
 
+    wait_set_knows_answers_failures_and_events_that_were_looked_at "sleepers-wait-set"
+    thread_gets_its_event_after_another_peeked_at_it "sleepers-event-peeked"
+    message_claimed_is_received_by_who_reads_the_answer "sleepers-claimed"
+    event_of_a_new_vector_outlives_the_close_of_the_one_before "sleepers-vectors-closed"
+
     region_closed_and_unmapped_is_not_touched_by_peers "lifetimes-region-unmapped"
     receives_of_a_closed_endpoint_are_not_written_to "lifetimes-receives-unmapped"
     sends_of_a_closed_endpoint_are_not_touched "lifetimes-sends-unmapped"
@@ -338,6 +343,7 @@ groups! {
     valgrind_finds_no_mistake_between_threads "threads"
     valgrind_finds_no_mistake_at_ends "lifetimes"
     valgrind_finds_no_mistake_at_exit "exits"
+    valgrind_finds_no_mistake_with_sleepers "sleepers"
 }
 
 /// Every program has a test, also under valgrind.

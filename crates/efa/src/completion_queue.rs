@@ -17,7 +17,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -106,6 +106,9 @@ pub enum WaitError {
     /// The operation that completed had failed.
     #[error(transparent)]
     Failed(#[from] CompletionError),
+    /// The program itself [holds](CompletionQueue::hold) entries of the queue.
+    #[error("the program holds entries of the queue")]
+    Held,
     /// [`CompletionQueue::signal`] was called.
     #[error("the wait was interrupted by a signal of the queue")]
     Signalled,
@@ -149,6 +152,8 @@ pub(crate) struct Shared {
     entries: Mutex<VecDeque<(Credit, Entry)>>,
     /// The number of entries, readable without the lock.
     waiting: AtomicUsize,
+    /// Whether the program holds entries besides.
+    is_held: AtomicBool,
     /// Nobody reads it, and it keeps nothing.
     is_unread: bool,
     endpoints: BoundEndpoints,
@@ -222,8 +227,8 @@ impl CompletionQueue {
     /// timeout instead of sleeping.
     ///
     /// # Errors
-    /// Nothing completed in time, the operation that completed had failed, or
-    /// [`signal`](Self::signal) was called.
+    /// Nothing completed in time, the operation that completed had failed, the program [holds](Self::hold) entries,
+    /// or [`signal`](Self::signal) was called.
     pub fn wait(&self, timeout: Duration) -> Result<Completion, WaitError> {
         let mut pause = self.0.pause(timeout);
         loop {
@@ -274,6 +279,26 @@ impl CompletionQueue {
         }
     }
 
+    /// Says whether the program itself holds entries of this queue: some that it made, or that it has read and not
+    /// used. While it does, the queue has something to be read for poll sets, wait sets and
+    /// [`Fabric::try_wait`](crate::Fabric::try_wait), and [`wait`](Self::wait) returns [`WaitError::Held`] instead of
+    /// sleeping. It wakes threads that sleep.
+    ///
+    /// Tasks that wait for the queue don't know of it: a program that holds entries waits by threads.
+    pub fn hold(&self, holds: bool) {
+        self.0.is_held.store(holds, Ordering::Release);
+        if holds {
+            self.0.notify();
+        }
+    }
+
+    /// Whether the program holds entries ([`hold`](Self::hold)).
+    #[inline(always)]
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.0.is_held()
+    }
+
     /// The descriptor of a [waitable](Domain::waitable_completion_queue) queue for poll, select and epoll,
     /// `None` of any other. Before sleeping on it, call
     /// [`Fabric::try_wait`](crate::Fabric::try_wait).
@@ -307,6 +332,7 @@ impl Shared {
             credits_taken: AtomicUsize::new(0),
             entries: Mutex::default(),
             waiting: AtomicUsize::new(0),
+            is_held: AtomicBool::new(false),
             is_unread: false,
             endpoints: BoundEndpoints::default(),
             wait,
@@ -391,6 +417,16 @@ impl Shared {
         self.waiting.load(Ordering::Acquire) > 0
     }
 
+    #[inline(always)]
+    fn is_held(&self) -> bool {
+        self.is_held.load(Ordering::Acquire)
+    }
+
+    /// Whether there is an entry, here or held by the program.
+    fn has_something(&self) -> bool {
+        self.has_entries() || self.is_held()
+    }
+
     /// Appends a completion. Returns it if it holds no credit and the queue is full.
     #[must_use]
     pub(crate) fn push(&self, credit: Credit, entry: Entry) -> Option<Entry> {
@@ -461,13 +497,13 @@ impl Source for Shared {
         if !self.has_entries() {
             self.endpoints.progress();
         }
-        self.has_entries()
+        self.has_something()
     }
 
     fn prepare(&self) -> Result<(), TryWaitError> {
         let wait = self.wait.as_ref().ok_or(TryWaitError::NotWaitable)?;
         wait.reset();
-        self.endpoints.prepare(wait, self.domain.fabric().clock(), || self.has_entries())
+        self.endpoints.prepare(wait, self.domain.fabric().clock(), || self.has_something())
     }
 
     #[cfg(feature = "tokio")]
@@ -517,6 +553,10 @@ impl Pause<'_> {
     fn pass(&mut self) -> Result<(), WaitError> {
         let clock = self.queue.domain.fabric().clock();
         let now = clock.now();
+        // Before a signal: it stays for the next wait.
+        if self.queue.is_held() {
+            return Err(WaitError::Held);
+        }
         if self.queue.wait.as_ref().is_some_and(|wait| wait.take_interrupt()) {
             return Err(WaitError::Signalled);
         }

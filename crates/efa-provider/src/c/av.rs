@@ -151,7 +151,10 @@ impl Object<AddressVector> {
             found,
         });
         let begun = self.addresses.insert_async(&addresses, number);
-        begun.map(|()| 0).map_err(|error| errors::of_insertion(&error))
+        begun.map(|()| 0).map_err(|error| {
+            events.forget_insertion(number);
+            errors::of_insertion(&error)
+        })
     }
 }
 
@@ -355,11 +358,12 @@ unsafe extern "C" fn straddr(
 
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
     status(|| {
-        // SAFETY: the table is that of an address vector; a program doesn't use it while it closes it.
-        let closed = unsafe { Object::<AddressVector>::of(fid.cast()).close() }?;
-        if let Some(events) = closed.events.get() {
-            events.forget_insertions(Pointer::of(fid));
-        }
-        Ok(())
+        let last = |av: &AddressVector| {
+            if let Some(events) = av.events.get() {
+                events.forget_insertions(Pointer::of(fid));
+            }
+        };
+        // SAFETY: the table is that of an address vector.
+        unsafe { Object::<AddressVector>::of(fid.cast()).close_after(last) }.map(drop)
     })
 }

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -25,11 +24,9 @@ pub(crate) struct CompletionQueue {
     /// Whether the condition of a blocking read is a number of entries.
     takes_threshold: bool,
     wait: WaitFor,
-    /// Entries that aren't completions of `efa`, or that failed and wait for `fi_cq_readerr`.
+    /// Entries that aren't completions of `efa`, or that failed and wait for `fi_cq_readerr`. `queue` knows whether
+    /// there are any ([`hold`](efa::CompletionQueue::hold)).
     own: Mutex<VecDeque<OwnEntry>>,
-    has_own: AtomicBool,
-    /// Whether `fi_cq_signal` was called, and no call has returned because of it.
-    is_signalled: AtomicBool,
 }
 
 /// An entry that was made ready for the program.
@@ -141,8 +138,6 @@ impl CompletionQueue {
             takes_threshold,
             wait,
             own: Mutex::default(),
-            has_own: AtomicBool::new(false),
-            is_signalled: AtomicBool::new(false),
         })
     }
 
@@ -150,35 +145,18 @@ impl CompletionQueue {
         self.own.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    #[inline(always)]
-    pub(crate) fn has_own(&self) -> bool {
-        self.has_own.load(Ordering::Acquire)
-    }
-
     /// Keeps a failed operation for `fi_cq_readerr`.
     #[cold]
     fn keep(&self, error: &CompletionError) {
-        self.push_own(OwnEntry::Failed(completion::error_entry(error)));
-    }
-
-    fn push_own(&self, entry: OwnEntry) {
-        let mut own = self.own();
-        own.push_back(entry);
-        self.set_has_own(true);
-    }
-
-    /// With the lock held, so that the wait set's count is right.
-    fn set_has_own(&self, has: bool) {
-        if self.has_own.swap(has, Ordering::AcqRel) != has {
-            self.wait.set_has_own(has);
-        }
+        self.append(OwnEntry::Failed(completion::error_entry(error)));
     }
 
     /// Appends an entry, and wakes who sleeps.
     #[cold]
     pub(crate) fn append(&self, entry: OwnEntry) {
-        self.push_own(entry);
-        self.queue.signal();
+        let mut own = self.own();
+        own.push_back(entry);
+        self.queue.hold(true);
     }
 
     /// Takes the next own entry, unless it failed.
@@ -190,7 +168,7 @@ impl CompletionQueue {
         let mut own = self.own();
         match own.pop_front() {
             Some(OwnEntry::Completed(entry, source)) => {
-                self.set_has_own(!own.is_empty());
+                self.queue.hold(!own.is_empty());
                 Ok((entry, source))
             }
             Some(failed) => {
@@ -206,7 +184,7 @@ impl CompletionQueue {
         let mut own = self.own();
         match own.pop_front()? {
             OwnEntry::Failed(entry) => {
-                self.set_has_own(!own.is_empty());
+                self.queue.hold(!own.is_empty());
                 Some(entry)
             }
             completed => {
@@ -232,7 +210,7 @@ impl CompletionQueue {
         let first = to.count;
         let mut nothing = Errno(FI_EAGAIN);
         while to.count - first < most {
-            if self.has_own() {
+            if self.queue.is_held() {
                 match self.take_completed() {
                     // SAFETY: the caller's promise.
                     Ok((entry, source)) => unsafe { to.put(entry, source, self.format) },
@@ -294,8 +272,7 @@ impl CompletionQueue {
                     unsafe { to.put(entry, source, self.format) }
                 }
                 Err(WaitError::Failed(error)) => self.keep(&error),
-                // Another thread appended an entry.
-                Err(WaitError::Signalled) if !self.is_signalled.swap(false, Ordering::AcqRel) => {}
+                Err(WaitError::Held) => {}
                 Err(_) if to.count > 0 => return Ok(to.count),
                 Err(WaitError::Device(error)) => return Err(errors::of_device(&error)),
                 Err(_) => return Err(Errno(FI_EAGAIN)),
@@ -423,8 +400,11 @@ pub(crate) fn timeout_of(milliseconds: c_int) -> Duration {
 }
 
 /// `fi_cq_readerr`: 1 if there was a failed operation.
-unsafe extern "C" fn readerr(cq: *mut fid_cq, buf: *mut fi_cq_err_entry, _flags: u64) -> isize {
+unsafe extern "C" fn readerr(cq: *mut fid_cq, buf: *mut fi_cq_err_entry, flags: u64) -> isize {
     count(|| {
+        if flags != 0 {
+            return Err(Errno(FI_EBADFLAGS));
+        }
         // SAFETY: the table is that of a completion queue; the program passes room for an entry.
         unsafe {
             let cq = Object::<CompletionQueue>::of(cq);
@@ -447,7 +427,6 @@ unsafe extern "C" fn signal(cq: *mut fid_cq) -> c_int {
         if cq.wait.kind() == FI_WAIT_NONE {
             return Err(Errno(FI_ENOSYS));
         }
-        cq.is_signalled.store(true, Ordering::Release);
         cq.queue.signal();
         Ok(())
     })
@@ -478,7 +457,7 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
     status(|| {
         // SAFETY: the table is that of a completion queue.
         let closed = unsafe { Object::<CompletionQueue>::of(fid.cast()).close() }?;
-        closed.set_has_own(false);
+        closed.queue.hold(false);
         Ok(())
     })
 }

@@ -16,7 +16,7 @@ use crate::boundary::{Errno, INVALID, Outcome, count, started, status};
 use crate::c::av::{self, AddressVector};
 use crate::c::cm::{self, Connection};
 use crate::c::counter::{self, Counter};
-use crate::c::cq::{CompletionQueue, OwnEntry};
+use crate::c::cq::CompletionQueue;
 use crate::c::domain::{self, Domain};
 use crate::c::eq::EventQueue;
 use crate::c::event::{Pointer, Source};
@@ -285,20 +285,12 @@ impl Endpoint {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Appends an entry to the queue for receives.
+    /// The completion queue of receives.
     ///
     /// # Errors
     /// `FI_ENOCQ` if there is none.
-    pub(crate) fn report(&self, entry: OwnEntry) -> Outcome<()> {
-        self.disabled().receive.as_ref().ok_or(Errno(FI_ENOCQ))?.append(entry);
-        Ok(())
-    }
-
-    /// Progresses the endpoint.
-    pub(crate) fn progress(&self) {
-        if let Some(queue) = &self.disabled().receive {
-            queue.progress();
-        }
+    pub(crate) fn receive_queue(&self) -> Outcome<Use<CompletionQueue>> {
+        self.disabled().receive.clone().ok_or(Errno(FI_ENOCQ))
     }
 
     /// Binds what the program bound to it.

@@ -4,19 +4,18 @@
 //!   efa's queue ─► Event, when it is read ─► ready ─► the program's buffer
 //! ```
 //!
-//! An event stays in `ready` while the program peeks, or its buffer is too small. Those of an object are dropped when
-//! that is closed.
+//! An event stays in `ready` while the program peeks, or its buffer is too small; efa's queue knows whether one is
+//! there ([`hold`](efa::EventQueue::hold)). Threads sleep in efa's queue and take nothing from it there: events leave
+//! it in order, under the lock of `ready`. Those of an object are dropped when that is closed.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::AsFd;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use efa::{
-    Address, ControlError, ControlEvent, DeviceError, EventQueueOptions, EventWaitError, FiAddr,
-};
+use efa::{Address, ControlError, ControlEvent, DeviceError, EventQueueOptions, FiAddr};
 use slab::Slab;
 
 use crate::abi::*;
@@ -44,8 +43,6 @@ pub(crate) struct EventQueue {
     /// Insertions under way, by their context in `efa`.
     insertions: Mutex<HashMap<u64, Insertion>>,
     ready: Mutex<VecDeque<Event>>,
-    /// Whether there was one when `ready` last changed.
-    is_ready: AtomicBool,
     /// What the last error entry points to.
     err_data: Mutex<Vec<u8>>,
 }
@@ -125,9 +122,6 @@ pub(crate) fn new_number() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// An event in `efa` that only wakes: no event of the program has this number.
-const WAKES: u64 = usize::MAX as u64;
-
 impl EventQueue {
     fn new(fabric: &Object<Fabric>, attr: &fi_eq_attr) -> Outcome<Self> {
         if attr.flags & !(FI_WRITE | FI_AFFINITY) != 0 {
@@ -152,7 +146,6 @@ impl EventQueue {
             sources: Mutex::default(),
             insertions: Mutex::default(),
             ready: Mutex::default(),
-            is_ready: AtomicBool::new(false),
             err_data: Mutex::default(),
         })
     }
@@ -181,10 +174,7 @@ impl EventQueue {
         let ended = self.set_connected(number, false);
         let what = || What::Changed(FI_SHUTDOWN, Vec::new());
         ready.extend(ended.map(|of| Event { of, what: what() }));
-        self.changed(&ready);
-        drop(ready);
-        // Wakes who sleeps; a full queue has woken them.
-        let _ = self.events.write(WAKES);
+        self.events.hold(!ready.is_empty());
     }
 
     /// Drops events of an object that is closed.
@@ -200,6 +190,11 @@ impl EventQueue {
         number
     }
 
+    /// An insertion didn't begin.
+    pub(crate) fn forget_insertion(&self, number: u64) {
+        lock(&self.insertions).remove(&number);
+    }
+
     /// Drops events of an address vector that is closed.
     pub(crate) fn forget_insertions(&self, vector: Pointer) {
         lock(&self.insertions).retain(|_, insertion| insertion.of != vector);
@@ -209,20 +204,7 @@ impl EventQueue {
     fn forget_ready(&self, fid: Pointer) {
         let mut ready = lock(&self.ready);
         ready.retain(|event| event.of != fid);
-        self.changed(&ready);
-    }
-
-    /// Whether there is an event that `efa` has given up already.
-    pub(crate) fn is_ready(&self) -> bool {
-        self.is_ready.load(Ordering::Acquire)
-    }
-
-    /// `ready` has changed.
-    fn changed(&self, ready: &VecDeque<Event>) {
-        let is_ready = !ready.is_empty();
-        if self.is_ready.swap(is_ready, Ordering::AcqRel) != is_ready {
-            self.wait.set_has_own(is_ready);
-        }
+        self.events.hold(!ready.is_empty());
     }
 
     /// Runs `take` on the next event, which is removed if that returns `true` besides its result.
@@ -231,14 +213,15 @@ impl EventQueue {
         while ready.is_empty() {
             let entry = self.events.read().ok_or(Errno(FI_EAGAIN))?;
             self.keep(entry, &mut ready);
-            self.changed(&ready);
         }
-        let (taken, is_over) = take(ready.front().ok_or(Errno(FI_EAGAIN))?)?;
-        if is_over && let Some(event) = ready.pop_front() {
-            self.changed(&ready);
+        let taken = ready.front().ok_or(Errno(FI_EAGAIN)).and_then(take);
+        if let Ok((_, true)) = taken
+            && let Some(event) = ready.pop_front()
+        {
             event.delivered();
         }
-        Ok(taken)
+        self.events.hold(!ready.is_empty());
+        taken.map(|(taken, _)| taken)
     }
 
     /// Translates an event; those of closed objects are dropped.
@@ -323,16 +306,11 @@ impl EventQueue {
             Some(deadline) => deadline.saturating_duration_since(Instant::now()),
             None => timeout_of(-1),
         };
-        let entry = match self.events.wait(left) {
-            Ok(event) => Ok(event),
-            Err(EventWaitError::Failed(error)) => Err(error),
-            Err(EventWaitError::Device(error)) => return Err(errors::of_device(&error)),
-            Err(_) => return Err(Errno(FI_EAGAIN)),
-        };
-        let mut ready = lock(&self.ready);
-        self.keep(entry, &mut ready);
-        self.changed(&ready);
-        Ok(())
+        match self.events.wait_pending(left) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Errno(FI_EAGAIN)),
+            Err(error) => Err(errors::of_device(&error)),
+        }
     }
 }
 
@@ -526,8 +504,7 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
     status(|| {
         // SAFETY: the table is that of an event queue.
         let closed = unsafe { Object::<EventQueue>::of(fid.cast()).close() }?;
-        lock(&closed.ready).clear();
-        closed.changed(&lock(&closed.ready));
+        closed.events.hold(false);
         Ok(())
     })
 }

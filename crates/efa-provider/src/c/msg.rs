@@ -74,7 +74,7 @@ unsafe extern "C" fn recvmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) ->
         }
         let buffer = || memory::received_pieces(ep, msg.msg_iov, msg.desc, msg.iov_count);
         let receive = ep.from(Receive::untagged(), msg.addr);
-        transfer::receive_flags(ep, receive, flags, buffer, context(msg.context))
+        transfer::receive_flags(ep, receive, FI_MSG, flags, buffer, context(msg.context))
     })
 }
 

@@ -272,15 +272,16 @@ unsafe extern "C" fn setopt(
 
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
     status(|| {
-        // SAFETY: the table is that of a passive endpoint; a program doesn't use it while it closes it.
-        let passive = unsafe { Object::<Passive>::of(fid.cast()).close() }?;
-        let State { listening, events, .. } = &mut *lock(&passive.state);
-        if let Some((listener, number)) = listening.take() {
-            drop(listener);
-            if let Some(events) = events {
-                events.forget(number);
+        let last = |pep: &Passive| {
+            let State { listening, events, .. } = &mut *lock(&pep.state);
+            if let Some((listener, number)) = listening.take() {
+                drop(listener);
+                if let Some(events) = events {
+                    events.forget(number);
+                }
             }
-        }
-        Ok(())
+        };
+        // SAFETY: the table is that of a passive endpoint.
+        unsafe { Object::<Passive>::of(fid.cast()).close_after(last) }.map(drop)
     })
 }

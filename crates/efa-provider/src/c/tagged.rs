@@ -69,7 +69,7 @@ unsafe extern "C" fn recvmsg(ep: *mut fid_ep, msg: *const fi_msg_tagged, flags: 
         let msg = msg.as_ref().ok_or(INVALID)?;
         let receive = ep.from(Receive::masked(msg.tag, msg.ignore), msg.addr);
         let buffer = || memory::received_pieces(ep, msg.msg_iov, msg.desc, msg.iov_count);
-        transfer::receive_flags(ep, receive, flags, buffer, context(msg.context))
+        transfer::receive_flags(ep, receive, FI_TAGGED, flags, buffer, context(msg.context))
     })
 }
 

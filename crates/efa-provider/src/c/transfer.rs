@@ -105,10 +105,11 @@ pub(crate) fn receive_many(
     posted.map(drop).map_err(refused)
 }
 
-/// Receives with these flags, or looks at what arrived.
+/// Receives with these flags, or looks at what arrived. `kind` is `FI_TAGGED` or `FI_MSG`.
 pub(crate) fn receive_flags(
     ep: &Endpoint,
     receive: Receive,
+    kind: u64,
     flags: u64,
     buffer: impl FnOnce() -> Outcome<ReceiveBuffer>,
     context: u64,
@@ -123,8 +124,8 @@ pub(crate) fn receive_flags(
             self::receive(ep, receive, buffer()?, context)
         }
         FI_CLAIM => unexpected::receive_claimed(ep, buffer()?, context),
-        CLAIM_AND_DISCARD => unexpected::discard_claimed(ep, context),
-        looks if looks & FI_PEEK != 0 => unexpected::peek(ep, receive, looks, context),
+        CLAIM_AND_DISCARD => unexpected::discard_claimed(ep, kind, context),
+        looks if looks & FI_PEEK != 0 => unexpected::peek(ep, receive, kind, looks, context),
         _ => Err(Errno(FI_EBADFLAGS)),
     }
 }

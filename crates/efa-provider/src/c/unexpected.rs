@@ -1,67 +1,90 @@
 //! Messages that arrived before a receive was posted: `FI_PEEK`, `FI_CLAIM` and `FI_DISCARD`.
 
-use efa::{Claim, FiAddr, Receive, ReceiveBuffer, UnexpectedMessage};
+use efa::{FiAddr, Receive, ReceiveBuffer, StartError, UnexpectedMessage};
 
 use crate::abi::*;
 use crate::boundary::{Errno, INVALID, Outcome};
 use crate::c::cq::OwnEntry;
 use crate::c::endpoint::Endpoint;
-use crate::errors;
+use crate::errors::{self, EntryNumbers};
 
 /// Looks for a message, and claims or discards it if the flags say so. The answer is an entry of the completion queue.
-pub(super) fn peek(ep: &Endpoint, receive: Receive, looks: u64, context: u64) -> Outcome<()> {
-    let endpoint = ep.endpoint()?;
+/// `kind` is `FI_TAGGED` or `FI_MSG`.
+///
+/// # Errors
+/// `FI_EINVAL` if a message was claimed with this context already.
+pub(super) fn peek(
+    ep: &Endpoint,
+    receive: Receive,
+    kind: u64,
+    looks: u64,
+    context: u64,
+) -> Outcome<()> {
+    let (endpoint, queue) = (ep.endpoint()?, ep.receive_queue()?);
     if looks & FI_CLAIM != 0 && looks & FI_DISCARD != 0 {
         return Err(Errno(FI_EBADFLAGS));
     }
     // A program that only peeks reads no queue meanwhile.
-    ep.progress();
-    if looks == FI_PEEK {
-        let found = endpoint.peek(receive).map_err(|error| errors::of_start(&error))?;
-        return ep.report(answer(found.as_ref(), context));
-    }
-    let claim = endpoint.claim(receive).map_err(|error| errors::of_start(&error))?;
-    ep.report(answer(claim.as_ref().map(Claim::message), context))?;
-    match claim {
-        Some(claim) if looks & FI_CLAIM != 0 => drop(ep.claims().insert(context, claim)),
-        Some(claim) => claim.discard(),
-        None => {}
-    }
+    queue.progress();
+    let message = if looks == FI_PEEK {
+        endpoint.peek(receive).map_err(|error| errors::of_start(&error))?
+    } else {
+        let mut claims = ep.claims();
+        if looks & FI_CLAIM != 0 && claims.contains_key(&context) {
+            return Err(INVALID);
+        }
+        let claim = endpoint.claim(receive).map_err(|error| errors::of_start(&error))?;
+        let message = claim.as_ref().map(|claim| *claim.message());
+        match claim {
+            // Before the answer: who reads that may receive the message.
+            Some(claim) if looks & FI_CLAIM != 0 => drop(claims.insert(context, claim)),
+            Some(claim) => claim.discard(),
+            None => {}
+        }
+        message
+    };
+    queue.append(answer(message.as_ref(), kind, context));
     Ok(())
 }
 
 /// Receives a claimed message.
 pub(super) fn receive_claimed(ep: &Endpoint, buffer: ReceiveBuffer, context: u64) -> Outcome<()> {
     ep.endpoint()?;
-    let claim = ep.claims().remove(&context).ok_or(INVALID)?;
+    // The lock is held until it is clear that the claim is gone.
+    let mut claims = ep.claims();
+    let claim = claims.remove(&context).ok_or(INVALID)?;
     claim.receive(buffer, context).map_err(|refused| {
-        ep.claims().insert(context, refused.claim);
+        if !matches!(refused.error, StartError::ClaimEnded) {
+            claims.insert(context, refused.claim);
+        }
         errors::of_start(&refused.error)
     })
 }
 
 /// Discards a claimed message.
-pub(super) fn discard_claimed(ep: &Endpoint, context: u64) -> Outcome<()> {
+pub(super) fn discard_claimed(ep: &Endpoint, kind: u64, context: u64) -> Outcome<()> {
+    let queue = ep.receive_queue()?;
     let claim = ep.claims().remove(&context).ok_or(INVALID)?;
     let message = *claim.message();
     claim.discard();
-    ep.report(answer(Some(&message), context))
+    queue.append(answer(Some(&message), kind, context));
+    Ok(())
 }
 
 /// The entry for what was found.
-fn answer(found: Option<&UnexpectedMessage>, context: u64) -> OwnEntry {
+fn answer(found: Option<&UnexpectedMessage>, kind: u64, context: u64) -> OwnEntry {
     let op_context = std::ptr::with_exposed_provenance_mut(context as usize);
     let Some(message) = found else {
-        let entry = fi_cq_err_entry {
+        let EntryNumbers { error: err, provider: prov_errno } = errors::NO_MESSAGE;
+        let flags = FI_RECV | kind;
+        return OwnEntry::Failed(fi_cq_err_entry {
             op_context,
-            flags: FI_RECV,
-            err: FI_ENOMSG,
-            prov_errno: FI_ENOMSG,
+            flags,
+            err,
+            prov_errno,
             ..zeroed()
-        };
-        return OwnEntry::Failed(entry);
+        });
     };
-    let kind = if message.tag.is_some() { FI_TAGGED } else { FI_MSG };
     let data = if message.cq_data.is_some() { FI_REMOTE_CQ_DATA } else { 0 };
     let entry = fi_cq_tagged_entry {
         op_context,

@@ -8,7 +8,6 @@
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use efa::{TryWaitError, Wait, Waitable};
 
@@ -30,7 +29,7 @@ pub(crate) struct WaitFor {
     kind: fi_wait_obj,
     object: Option<Wait>,
     /// It isn't closed before the object.
-    set: Option<Use<WaitSet>>,
+    _set: Option<Use<WaitSet>>,
 }
 
 impl WaitFor {
@@ -62,16 +61,7 @@ impl WaitFor {
             FI_WAIT_MUTEX_COND | FI_WAIT_POLLFD => return Err(Errno(FI_ENOSYS)),
             _ => return Err(INVALID),
         };
-        Ok(Self { kind, object, set })
-    }
-
-    /// Tells the wait set that the object has entries which `efa` has given up already, or has them no more.
-    pub(crate) fn set_has_own(&self, has: bool) {
-        match (&self.set, has) {
-            (Some(set), true) => drop(set.with_own.fetch_add(1, Ordering::AcqRel)),
-            (Some(set), false) => drop(set.with_own.fetch_sub(1, Ordering::AcqRel)),
-            (None, _) => {}
-        }
+        Ok(Self { kind, object, _set: set })
     }
 
     /// As `efa` has it; `None` for an object that isn't waited on.
@@ -159,16 +149,6 @@ impl Member {
         }
     }
 
-    /// Whether it has entries that `efa` has given up already.
-    fn has_own(&self) -> bool {
-        match self {
-            Self::Completions(queue) => queue.has_own(),
-            Self::Events(queue) => queue.is_ready(),
-            Self::Counter(_) => false,
-            Self::Set(set) => set.has_own(),
-        }
-    }
-
     fn fabric(&self) -> &Use<Fabric> {
         match self {
             Self::Completions(queue) => &queue.domain.fabric,
@@ -224,9 +204,6 @@ pub(crate) unsafe extern "C" fn try_wait(
             if !member.fabric().is(fabric) {
                 return Err(INVALID);
             }
-            if member.has_own() {
-                return Err(Errno(FI_EAGAIN));
-            }
             let prepared = match &member {
                 Member::Set(set) => set.set.try_wait(),
                 member => member.waitable().map_or(Ok(()), |one| fabric.fabric.try_wait(&[one])),
@@ -242,8 +219,6 @@ pub(crate) unsafe extern "C" fn try_wait(
 /// A wait set.
 pub(crate) struct WaitSet {
     set: efa::WaitSet,
-    /// How many of its objects have entries that `efa` has given up already.
-    with_own: AtomicUsize,
     fabric: Use<Fabric>,
     kind: fi_wait_obj,
 }
@@ -282,12 +257,6 @@ unsafe impl Class for WaitSet {
     }
 }
 
-impl WaitSet {
-    fn has_own(&self) -> bool {
-        self.with_own.load(Ordering::Acquire) > 0
-    }
-}
-
 /// `fi_wait_open`.
 pub(crate) unsafe extern "C" fn open_wait_set(
     fabric: *mut fid_fabric,
@@ -309,8 +278,7 @@ pub(crate) unsafe extern "C" fn open_wait_set(
                 _ => return Err(INVALID),
             };
             let set = fabric.fabric.wait_set().map_err(|error| errors::of_error(&error))?;
-            let with_own = AtomicUsize::new(0);
-            let opened = WaitSet { set, with_own, fabric: Use::new(fabric), kind };
+            let opened = WaitSet { set, fabric: Use::new(fabric), kind };
             *to = Object::create(opened, std::ptr::null_mut()).as_ref().address();
         }
         Ok(())
@@ -321,9 +289,6 @@ unsafe extern "C" fn wait(waitset: *mut fid_wait, timeout: c_int) -> c_int {
     status(|| {
         // SAFETY: the table is that of a wait set.
         let set = unsafe { Object::<WaitSet>::of(waitset) };
-        if set.has_own() {
-            return Ok(());
-        }
         // It isn't closed meanwhile.
         let set = Use::new(set);
         match threads::asleep(|| set.set.wait(timeout_of(timeout))) {
@@ -339,7 +304,7 @@ unsafe extern "C" fn control_wait_set(fid: *mut fid, command: c_int, arg: *mut c
         // SAFETY: the table is that of a wait set; each command says what `arg` points to.
         unsafe {
             let set = Object::<WaitSet>::of(fid.cast());
-            let wait = WaitFor { kind: set.kind, object: None, set: None };
+            let wait = WaitFor { kind: set.kind, object: None, _set: None };
             control(&wait, Some(set.set.as_fd()), command, arg)
         }
     })
@@ -431,7 +396,7 @@ unsafe extern "C" fn poll(
         let mut found = 0;
         for (member, of_efa) in crate::boundary::lock(&set.members).iter() {
             // All are progressed, also those there is no more room for.
-            let is_pending = of_efa.poll(&mut [0]) > 0 || member.has_own();
+            let is_pending = of_efa.poll(&mut [0]) > 0;
             if is_pending && found < count {
                 // SAFETY: the program passes room for `count` contexts.
                 unsafe { context.add(found).write_unaligned(member.context()) };

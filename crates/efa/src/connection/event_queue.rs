@@ -108,6 +108,8 @@ pub(super) struct Shared {
     watch: Watch,
     /// A request was answered at a listener that had too many.
     has_room_again: AtomicBool,
+    /// Whether the program holds events besides.
+    is_held: AtomicBool,
 }
 
 /// Longest sleep while something has to be tried again, such as a completion queue that was full.
@@ -137,6 +139,7 @@ impl EventQueue {
             insertions: Mutex::default(),
             watch: Watch { epoll, wait: Arc::clone(&object) },
             has_room_again: AtomicBool::new(false),
+            is_held: AtomicBool::new(false),
         }));
         if let Wait::Set(set) = wait {
             let shared = Arc::downgrade(&queue.0);
@@ -163,24 +166,43 @@ impl EventQueue {
     /// # Errors
     /// Nothing happened in time, an attempt to connect failed, or the system can't make the thread sleep.
     pub fn wait(&self, timeout: Duration) -> Result<ControlEvent, EventWaitError> {
-        let clock = self.0.fabric.clock();
-        let deadline = clock.now() + timeout;
+        let deadline = self.0.now() + timeout;
         let mut polls = 0_u32;
         loop {
             if let Some(entry) = self.read() {
                 return Ok(entry?);
             }
-            let now = clock.now();
-            if now >= deadline {
+            if !self.0.pass(deadline, &mut polls)? {
                 return Err(EventWaitError::TimedOut(timeout));
             }
-            if clock.is_manual() {
-                let next = self.0.timeout_of(&self.0.sources.lock());
-                polls = polls.wrapping_add(1);
-                clock.pass(Some(next.map_or(deadline, |next| next.min(deadline))), polls);
-                continue;
+        }
+    }
+
+    /// Waits until there is an event, which stays in the queue, or the program [holds](Self::hold) one. Returns `false`
+    /// if there was none in time.
+    ///
+    /// # Errors
+    /// The system can't make the thread sleep.
+    pub fn wait_pending(&self, timeout: Duration) -> Result<bool, DeviceError> {
+        let deadline = self.0.now() + timeout;
+        let mut polls = 0_u32;
+        while !self.0.is_pending() {
+            if !self.0.pass(deadline, &mut polls)? {
+                return Ok(false);
             }
-            self.0.watch.wait.pass(|| self.0.prepare(), deadline - now)?;
+        }
+        Ok(true)
+    }
+
+    /// Says whether the program itself holds events of this queue, which it has read and not used. While it does, the
+    /// queue has something to be read for [`wait_pending`](Self::wait_pending), poll sets, wait sets and
+    /// [`Fabric::try_wait`](crate::Fabric::try_wait). It wakes threads that sleep.
+    ///
+    /// Tasks that wait for the queue don't know of it: a program that holds events waits by threads.
+    pub fn hold(&self, holds: bool) {
+        self.0.is_held.store(holds, Ordering::Release);
+        if holds {
+            self.0.watch.wait.notify();
         }
     }
 
@@ -246,13 +268,13 @@ impl sealed::Waitable for EventQueue {
 
 impl WaitSource for Shared {
     fn is_pending(&self) -> bool {
-        !self.progress().0.entries.is_empty()
+        !self.progress().0.entries.is_empty() || self.is_held()
     }
 
     fn prepare(&self) -> Result<(), TryWaitError> {
         for _ in 0..TRIES {
             let (sources, more) = self.progress();
-            if !sources.entries.is_empty() {
+            if !sources.entries.is_empty() || self.is_held() {
                 return Err(TryWaitError::Pending);
             }
             if !more {
@@ -272,6 +294,27 @@ impl WaitSource for Shared {
 impl Shared {
     pub(super) fn fabric(&self) -> &Fabric {
         &self.fabric
+    }
+
+    fn is_held(&self) -> bool {
+        self.is_held.load(Ordering::Acquire)
+    }
+
+    /// Lets time pass until there may be an event; returns `false` if none is left.
+    fn pass(&self, deadline: Time, polls: &mut u32) -> Result<bool, DeviceError> {
+        let clock = self.fabric.clock();
+        let now = clock.now();
+        if now >= deadline {
+            return Ok(false);
+        }
+        if clock.is_manual() {
+            let next = self.timeout_of(&self.sources.lock());
+            *polls = polls.wrapping_add(1);
+            clock.pass(Some(next.map_or(deadline, |next| next.min(deadline))), *polls);
+        } else {
+            self.watch.wait.pass(|| self.prepare(), deadline - now)?;
+        }
+        Ok(true)
     }
 
     fn has_pipes(&self) -> bool {

@@ -15,9 +15,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use efa::{
-    CompletionQueue, CompletionQueueOptions, CounterOptions, Direction, DomainOptions,
-    EndpointOptions, Fabric, LocalOptions, ManualClock, PollSet, Progress, Receive, ShmOptions,
-    TcpOptions, TryWaitError, Wait, WaitError,
+    CompletionQueue, CompletionQueueOptions, ControlEvent, CounterOptions, Direction,
+    DomainOptions, EndpointOptions, EventQueueOptions, Fabric, LocalOptions, ManualClock, PollSet,
+    Progress, Receive, ShmOptions, TcpOptions, TryWaitError, Wait, WaitError,
 };
 use rustix::time::ClockId;
 use sleepers::{End, LOST, Network, Sleeps, TIMEOUT, pair, rounds, two_readers_and_a_peer_sleep};
@@ -178,6 +178,63 @@ fn blocking_read_returns_at_the_threshold_the_timeout_or_a_signal() {
     b.receive.signal();
     let (result, after) = asleep.join().unwrap();
     assert!(matches!(result, Err(WaitError::Signalled)) && after < TIMEOUT / 2, "{after:?}");
+}
+
+#[test]
+fn queue_whose_entries_the_program_holds_is_pending_and_ends_waits_before_a_signal() {
+    let fabric = Fabric::local(LocalOptions::default());
+    let domain = fabric.domain().unwrap();
+    let set = fabric.wait_set().unwrap();
+    let wait = Wait::Set(set.clone());
+    let options = CompletionQueueOptions::default();
+    let queue = domain.waitable_completion_queue(options, wait.clone()).unwrap();
+    let events = fabric.waitable_event_queue(EventQueueOptions::default(), wait).unwrap();
+    let mut polled = PollSet::new();
+    polled.add(&queue, 0);
+    polled.add(&events, 1);
+    let check = |of: &dyn efa::Waitable, is_held: bool| {
+        let pending = Err(TryWaitError::Pending);
+        let expected = if is_held { pending } else { Ok(()) };
+        for _ in 0..2 {
+            assert_eq!(fabric.try_wait(&[of]), expected);
+            assert_eq!(set.try_wait(), expected);
+            assert_eq!(set.wait(Duration::from_millis(5)).unwrap(), is_held);
+            assert_eq!(polled.poll(&mut [0]), usize::from(is_held));
+        }
+    };
+    check(&queue, false);
+    queue.hold(true);
+    check(&queue, true);
+    queue.signal();
+    for _ in 0..2 {
+        assert!(matches!(queue.wait(TIMEOUT), Err(WaitError::Held)));
+    }
+    queue.hold(false);
+    assert!(matches!(queue.wait(TIMEOUT), Err(WaitError::Signalled)));
+    check(&queue, false);
+    events.hold(true);
+    check(&events, true);
+    assert!(events.wait_pending(TIMEOUT).unwrap());
+    events.hold(false);
+    check(&events, false);
+    assert!(!events.wait_pending(Duration::from_millis(5)).unwrap());
+    // An event that is there stays.
+    events.write(7).unwrap();
+    assert!(events.wait_pending(TIMEOUT).unwrap());
+    assert!(matches!(events.read(), Some(Ok(ControlEvent::User(7)))));
+
+    let asleep = thread::scope(|scope| {
+        let completions = scope.spawn(|| queue.wait(TIMEOUT));
+        let control = scope.spawn(|| events.wait_pending(TIMEOUT));
+        thread::sleep(Duration::from_millis(50));
+        let begin = Instant::now();
+        queue.hold(true);
+        events.hold(true);
+        assert!(matches!(completions.join().unwrap(), Err(WaitError::Held)));
+        assert!(control.join().unwrap().unwrap());
+        begin.elapsed()
+    });
+    assert!(asleep < TIMEOUT / 2, "{asleep:?}");
 }
 
 #[test]
