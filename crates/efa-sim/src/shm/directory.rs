@@ -267,7 +267,7 @@ impl HostDirectory {
     ) -> Result<(FileName, OwnedFd), DeviceError> {
         self.lock_new(|nonce| {
             let name = name(nonce);
-            Ok((name, self.create(name, length)?))
+            Ok(Some((name, self.create(name, length)?)))
         })
     }
 
@@ -279,9 +279,7 @@ impl HostDirectory {
             mknodat(&self.file, name.to_string(), FileType::Fifo, FILE_MODE, 0).map_err(
                 |errno| system(format!("creating a FIFO in {}", self.path.display()), errno),
             )?;
-            let file = self.find_fifo(name)?;
-            let gone = || inconsistent(&self.path.join(name.to_string()), "was removed".into());
-            Ok((name, file.ok_or_else(gone)?))
+            Ok(self.find_fifo(name)?.map(|file| (name, file)))
         })
     }
 
@@ -290,14 +288,14 @@ impl HostDirectory {
         self.open_file(name, OFlags::RDWR)
     }
 
-    /// Locks what `create` makes with a random number in its name.
+    /// Locks what `create` makes with a random number in its name; it returns `None` if that was removed already.
     fn lock_new(
         &self,
-        create: impl Fn(u64) -> Result<(FileName, OwnedFd), DeviceError>,
+        create: impl Fn(u64) -> Result<Option<(FileName, OwnedFd)>, DeviceError>,
     ) -> Result<(FileName, OwnedFd), DeviceError> {
         // A sweep of another process may remove the file before it is locked.
         for _ in 0..16 {
-            let (name, file) = create(fastrand::u64(1..))?;
+            let Some((name, file)) = create(fastrand::u64(1..))? else { continue };
             let locked = try_lock(&file, FlockOperation::NonBlockingLockExclusive)
                 .and_then(|locked| Ok(locked && fstat(&file)?.st_nlink > 0))
                 .map_err(|errno| self.error("locking", name, errno))?;
@@ -644,6 +642,28 @@ mod tests {
         drop(file);
         let again = HostDirectory::open(Some(&base), "host").unwrap();
         assert!(again.find_fifo(name).unwrap().is_none());
+        std::fs::remove_dir_all(base).unwrap();
+    }
+
+    #[test]
+    fn fifo_that_another_process_removes_before_it_is_locked_is_made_anew() {
+        let base = std::env::temp_dir().join(format!("efa-swept-{:016x}", fastrand::u64(..)));
+        let directory = HostDirectory::open(Some(&base), "host").unwrap();
+        let makers = AtomicUsize::new(4);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while makers.load(Ordering::Relaxed) > 0 {
+                        directory.sweep().unwrap();
+                    }
+                });
+                scope.spawn(|| {
+                    let failed = (0..500).find_map(|_| directory.create_fifo().err());
+                    makers.fetch_sub(1, Ordering::Relaxed);
+                    assert_eq!(failed, None);
+                });
+            }
+        });
         std::fs::remove_dir_all(base).unwrap();
     }
 
