@@ -292,13 +292,6 @@ impl CompletionQueue {
         }
     }
 
-    /// Whether the program holds entries ([`hold`](Self::hold)).
-    #[inline(always)]
-    #[must_use]
-    pub fn is_held(&self) -> bool {
-        self.0.is_held()
-    }
-
     /// The descriptor of a [waitable](Domain::waitable_completion_queue) queue for poll, select and epoll,
     /// `None` of any other. Before sleeping on it, call
     /// [`Fabric::try_wait`](crate::Fabric::try_wait).
@@ -417,7 +410,6 @@ impl Shared {
         self.waiting.load(Ordering::Acquire) > 0
     }
 
-    #[inline(always)]
     fn is_held(&self) -> bool {
         self.is_held.load(Ordering::Acquire)
     }
