@@ -227,7 +227,8 @@ impl Step {
                     "--test=provider",
                 ]);
                 // As above.
-                run_tests(cargo.env("EFA_INTEROP", "1"), tests)
+                run_tests(cargo.env("EFA_INTEROP", "1"), tests)?;
+                bench::provider::gate(workspace)
             }
             Self::Verbs => verbs::step(workspace, |cargo| run_tests(cargo, tests)),
             Self::Doctests => {

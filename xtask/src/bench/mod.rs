@@ -6,10 +6,12 @@
 //!
 //! [`soft`] compares the software device with libfabric's own providers, [`matching`] the cost of
 //! matching with that of MPI libraries, [`vs_libfabric`] the instructions of a round with those of
-//! libfabric's EFA provider, [`asleep`] the time of a round between processes that sleep.
+//! libfabric's EFA provider, [`provider`] our provider for libfabric with libfabric's own, [`asleep`] the time of a round between processes that sleep.
 
 mod asleep;
+mod counting;
 mod matching;
+pub(crate) mod provider;
 mod soft;
 pub(crate) mod vs_libfabric;
 
@@ -58,6 +60,8 @@ enum What {
     Match(matching::Args),
     /// Compare the instructions of a ping-pong with those of libfabric's EFA provider
     VsLibfabric(vs_libfabric::Args),
+    /// Compare our provider for libfabric with libfabric's own: instructions and times
+    Provider(provider::Args),
     /// Compare a ping-pong of sleeping processes with libfabric's tcp provider
     Asleep(asleep::Args),
 }
@@ -77,6 +81,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
         Some(What::Soft(args)) => return soft::run(workspace, args),
         Some(What::Match(args)) => return matching::run(workspace, args),
         Some(What::VsLibfabric(args)) => return vs_libfabric::run(workspace, args),
+        Some(What::Provider(args)) => return provider::run(workspace, args),
         Some(What::Asleep(args)) => return asleep::run(workspace, args),
         None => {}
     }

@@ -1,0 +1,337 @@
+/* A tagged ping-pong, messages in a row, and reads that find nothing, on a provider of libfabric. The steps of `round`
+ * are those of ../vs-libfabric/src/main.rs. Arguments:
+ *
+ *   client|server DIR PROVIDER TEST COUNT
+ *
+ * Both sides write their address into the directory. Prints `calls N` and `ns T`: the calls of the library, and the
+ * time from the first message on. The process exits without closing anything.
+ *
+ *   round   post a receive, inject 8 bytes, read                     COUNT rounds
+ *   rate    the client sends 8 bytes, at most 64 under way           COUNT messages
+ *   large   post a receive, send 1 MiB, read                         COUNT rounds
+ *   reads   after a round, the client reads in vain                  COUNT reads
+ */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <rdma/fabric.h>
+#include <rdma/fi_cm.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_tagged.h>
+
+enum { TAG = 7, LAST = 8, ADDRESS = 256, LAST_READS = 2000, ADDRESS_TIMEOUT = 60, WINDOW = 64, LARGE = 1 << 20 };
+
+static struct fid_fabric *fabric;
+static struct fid_domain *domain;
+static struct fid_ep *ep;
+static struct fid_cq *cq;
+static struct fid_av *av;
+static fi_addr_t peer;
+static uint64_t calls;
+
+static void check(long code, const char *what)
+{
+	if (code >= 0)
+		return;
+	fprintf(stderr, "%s: %s\n", what, fi_strerror((int)-code));
+	exit(1);
+}
+
+static uint64_t now(void)
+{
+	struct timespec at;
+
+	clock_gettime(CLOCK_MONOTONIC, &at);
+	return (uint64_t)at.tv_sec * 1000000000 + (uint64_t)at.tv_nsec;
+}
+
+static void open_endpoint(const char *provider)
+{
+	struct fi_info *hints = fi_allocinfo(), *info;
+	struct fi_cq_attr cq_attr = { .format = FI_CQ_FORMAT_TAGGED, .size = 1024 };
+	struct fi_av_attr av_attr = { .type = FI_AV_TABLE };
+
+	hints->ep_attr->type = FI_EP_RDM;
+	hints->caps = FI_TAGGED;
+	hints->mode = FI_CONTEXT;
+	hints->domain_attr->mr_mode =
+		FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_VIRT_ADDR | FI_MR_PROV_KEY;
+	hints->domain_attr->threading = FI_THREAD_DOMAIN;
+	hints->fabric_attr->prov_name = strdup(provider);
+	check(fi_getinfo(FI_VERSION(1, 14), NULL, NULL, 0, hints, &info), "fi_getinfo");
+	check(fi_fabric(info->fabric_attr, &fabric, NULL), "fi_fabric");
+	check(fi_domain(fabric, info, &domain, NULL), "fi_domain");
+	check(fi_endpoint(domain, info, &ep, NULL), "fi_endpoint");
+	check(fi_cq_open(domain, &cq_attr, &cq, NULL), "fi_cq_open");
+	check(fi_av_open(domain, &av_attr, &av, NULL), "fi_av_open");
+	check(fi_ep_bind(ep, &cq->fid, FI_TRANSMIT | FI_RECV), "fi_ep_bind to the queue");
+	check(fi_ep_bind(ep, &av->fid, 0), "fi_ep_bind to the addresses");
+	check(fi_enable(ep), "fi_enable");
+	fi_freeinfo(info);
+	fi_freeinfo(hints);
+}
+
+/* Writes our address into the directory, and waits for that of the other side. */
+static void meet(const char *directory, const char *ours, const char *theirs)
+{
+	char address[ADDRESS] = { 0 }, place[512], unfinished[520];
+	size_t length = sizeof(address);
+	struct timespec pause = { .tv_nsec = 2000000 };
+	time_t until = time(NULL) + ADDRESS_TIMEOUT;
+	FILE *file;
+
+	check(fi_getname(&ep->fid, address, &length), "fi_getname");
+	snprintf(place, sizeof(place), "%s/%s", directory, ours);
+	snprintf(unfinished, sizeof(unfinished), "%s.new", place);
+	file = fopen(unfinished, "w");
+	if (!file || fwrite(address, sizeof(address), 1, file) != 1 || fclose(file) ||
+	    rename(unfinished, place)) {
+		perror(place);
+		exit(1);
+	}
+	snprintf(place, sizeof(place), "%s/%s", directory, theirs);
+	while (!(file = fopen(place, "r"))) {
+		if (time(NULL) > until) {
+			fprintf(stderr, "no %s\n", theirs);
+			exit(1);
+		}
+		nanosleep(&pause, NULL);
+	}
+	if (fread(address, sizeof(address), 1, file) != 1) {
+		perror(place);
+		exit(1);
+	}
+	fclose(file);
+	if (fi_av_insert(av, address, 1, &peer, 0, NULL) != 1)
+		check(-FI_EINVAL, "fi_av_insert");
+}
+
+static void post(void *buffer, size_t length, uint64_t tag, struct fi_context *context)
+{
+	ssize_t code;
+
+	do {
+		calls++;
+		code = fi_trecv(ep, buffer, length, NULL, FI_ADDR_UNSPEC, tag, 0, context);
+		if (code != -FI_EAGAIN)
+			break;
+		fi_cq_read(cq, NULL, 0);
+	} while (1);
+	check(code, "fi_trecv");
+}
+
+static void inject(uint64_t round)
+{
+	ssize_t code;
+
+	for (;;) {
+		calls++;
+		code = fi_tinject(ep, &round, sizeof(round), peer, TAG);
+		if (code != -FI_EAGAIN)
+			break;
+		calls++;
+		fi_cq_read(cq, NULL, 0);
+	}
+	check(code, "fi_tinject");
+}
+
+static ssize_t read_some(struct fi_cq_tagged_entry *entries, size_t most)
+{
+	ssize_t count;
+
+	calls++;
+	count = fi_cq_read(cq, entries, most);
+	if (count == -FI_EAGAIN)
+		return 0;
+	if (count == -FI_EAVAIL) {
+		struct fi_cq_err_entry error = { 0 };
+
+		fi_cq_readerr(cq, &error, 0);
+		check(-error.err, "a completion");
+	}
+	check(count, "fi_cq_read");
+	return count;
+}
+
+static uint64_t *await_message(uint64_t *buffer, uint64_t round)
+{
+	struct fi_cq_tagged_entry entry;
+
+	do {
+		while (!read_some(&entry, 1))
+			;
+	} while (!(entry.flags & FI_RECV));
+	if (*buffer != round) {
+		fprintf(stderr, "round %lu brought %lu\n", (unsigned long)round,
+			(unsigned long)*buffer);
+		exit(1);
+	}
+	return buffer;
+}
+
+static void rounds(int is_client, uint64_t count)
+{
+	static uint64_t buffer;
+	static struct fi_context context;
+	uint64_t round;
+
+	for (round = 0; round < count; round++) {
+		post(&buffer, sizeof(buffer), TAG, &context);
+		if (is_client)
+			inject(round);
+		await_message(&buffer, round);
+		if (!is_client)
+			inject(round);
+	}
+}
+
+static void send_large(uint64_t *buffer, struct fi_context *context)
+{
+	ssize_t code;
+
+	while ((code = fi_tsend(ep, buffer, LARGE, NULL, peer, TAG, context)) == -FI_EAGAIN)
+		fi_cq_read(cq, NULL, 0);
+	check(code, "fi_tsend");
+}
+
+/* Reads until the receive and the send of a round have completed. */
+static void large_rounds(int is_client, uint64_t count)
+{
+	static struct fi_context sent, received;
+	uint64_t *out = aligned_alloc(4096, LARGE), *in = aligned_alloc(4096, LARGE), round;
+	struct fi_cq_tagged_entry entry;
+	int wanted;
+
+	memset(out, 1, LARGE);
+	memset(in, 1, LARGE);
+	for (round = 0; round < count; round++) {
+		post(in, LARGE, TAG, &received);
+		wanted = 2;
+		if (is_client) {
+			out[0] = out[LARGE / 8 - 1] = round;
+			send_large(out, &sent);
+		}
+		while (wanted) {
+			if (!read_some(&entry, 1))
+				continue;
+			wanted--;
+			if (!is_client && (entry.flags & FI_RECV)) {
+				out[0] = out[LARGE / 8 - 1] = round;
+				send_large(out, &sent);
+			}
+		}
+		if (in[0] != round || in[LARGE / 8 - 1] != round) {
+			fprintf(stderr, "round %lu brought something else\n", (unsigned long)round);
+			exit(1);
+		}
+	}
+}
+
+static void many(int is_client, uint64_t count)
+{
+	static uint64_t buffers[WINDOW], last;
+	static struct fi_context contexts[WINDOW], of_last;
+	struct fi_cq_tagged_entry entries[16];
+	uint64_t started = 0, ended = 0;
+	ssize_t found, code;
+
+	if (is_client)
+		post(&last, sizeof(last), LAST, &of_last);
+	while (ended < count) {
+		while (started < count && started - ended < WINDOW) {
+			unsigned slot = started % WINDOW;
+
+			if (is_client) {
+				calls++;
+				code = fi_tsend(ep, &buffers[slot], 8, NULL, peer, TAG, &contexts[slot]);
+				if (code == -FI_EAGAIN)
+					break;
+				check(code, "fi_tsend");
+			} else {
+				post(&buffers[slot], 8, TAG, &contexts[slot]);
+			}
+			started++;
+		}
+		found = read_some(entries, 16);
+		ended += (uint64_t)found;
+	}
+	if (is_client) {
+		while (!read_some(entries, 1))
+			;
+	} else {
+		code = fi_tinject(ep, &last, sizeof(last), peer, LAST);
+		check(code, "fi_tinject");
+	}
+}
+
+/* What it does is counted. */
+static __attribute__((noinline)) void in_vain(uint64_t count)
+{
+	struct fi_cq_tagged_entry entry;
+
+	calls = count;
+	while (count--)
+		fi_cq_read(cq, &entry, 1);
+}
+
+/* Sends nothing until the client has removed its address. */
+static void idle(const char *directory)
+{
+	struct timespec pause = { .tv_nsec = 2000000 };
+	time_t until = time(NULL) + ADDRESS_TIMEOUT;
+	char place[512];
+
+	snprintf(place, sizeof(place), "%s/client", directory);
+	while (!access(place, F_OK) && time(NULL) < until) {
+		fi_cq_read(cq, NULL, 0);
+		nanosleep(&pause, NULL);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	int is_client, round;
+	uint64_t count, began;
+	const char *test;
+
+	if (argc != 6) {
+		fprintf(stderr, "client|server DIR PROVIDER TEST COUNT are expected\n");
+		return 1;
+	}
+	is_client = !strcmp(argv[1], "client");
+	test = argv[4];
+	count = strtoull(argv[5], NULL, 10);
+	open_endpoint(argv[3]);
+	meet(argv[2], argv[1], is_client ? "server" : "client");
+	/* The first round sets up what each side knows of the other. */
+	if (strcmp(test, "round"))
+		rounds(is_client, 1);
+	began = now();
+	if (!strcmp(test, "round"))
+		rounds(is_client, count);
+	else if (!strcmp(test, "rate"))
+		many(is_client, count);
+	else if (!strcmp(test, "large"))
+		large_rounds(is_client, count);
+	else if (!strcmp(test, "reads") && is_client)
+		in_vain(count);
+	else if (!strcmp(test, "reads"))
+		idle(argv[2]);
+	printf("calls %lu ns %lu\n", (unsigned long)calls, (unsigned long)(now() - began));
+	fflush(stdout);
+	if (is_client && !strcmp(test, "reads")) {
+		char place[512];
+
+		snprintf(place, sizeof(place), "%s/client", argv[2]);
+		unlink(place);
+	}
+	if (!is_client)
+		for (round = 0; round < LAST_READS; round++)
+			fi_cq_read(cq, NULL, 0);
+	_exit(0);
+}
