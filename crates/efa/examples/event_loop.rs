@@ -11,7 +11,7 @@
 //! the clients have exited: true
 //! ```
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::error::Error;
 use std::io::{Read, Write};
 use std::mem::MaybeUninit;
@@ -41,7 +41,7 @@ struct Server {
     queue: CompletionQueue,
     events: EventQueue,
     clients: HashMap<EndpointId, MsgEndpoint>,
-    connected: usize,
+    connected: HashSet<EndpointId>,
     answered: u64,
     gone: usize,
 }
@@ -101,7 +101,9 @@ impl Server {
                 client.accept(request, b"")?;
                 self.clients.insert(client.id(), client);
             }
-            ControlEvent::Connected { .. } => self.connected += 1,
+            ControlEvent::Connected { endpoint, .. } => {
+                self.connected.insert(endpoint);
+            }
             ControlEvent::Shutdown { endpoint, .. } => {
                 self.clients.remove(&endpoint);
                 self.gone += 1;
@@ -112,6 +114,11 @@ impl Server {
     }
 
     fn completed(&mut self, completion: efa::Completion) -> Result<(), Box<dyn Error>> {
+        // A client may send as soon as it is connected; its message can be here before the event that says so.
+        while completion.is_received() && !self.connected.contains(&completion.endpoint) {
+            let event = self.events.wait(TIMEOUT)?;
+            self.happened(event)?;
+        }
         let Some(client) = self.clients.get(&completion.endpoint) else { return Ok(()) };
         if completion.is_received() {
             client.receive(Receive::untagged(), vec![0; 8], 0)?;
@@ -143,7 +150,7 @@ fn serve() -> Result<(), Box<dyn Error>> {
         let all_well = exits.into_iter().all(|exit| exit.is_ok_and(|exit| exit.success()));
         other.write_all(&[u8::from(all_well)])
     });
-    let (clients, connected) = (HashMap::new(), 0);
+    let (clients, connected) = (HashMap::new(), HashSet::new());
     let mut server =
         Server { fabric, domain, queue, events, clients, connected, answered: 0, gone: 0 };
     server.run(&socket)?;
@@ -154,7 +161,7 @@ fn serve() -> Result<(), Box<dyn Error>> {
     }
     let mut all_well = [0];
     socket.read_exact(&mut all_well)?;
-    println!("{} clients connected", server.connected);
+    println!("{} clients connected", server.connected.len());
     println!("{} messages answered", server.answered);
     println!("{} clients have shut down", server.gone);
     println!("the clients have exited: {}", all_well == [1]);
