@@ -9,9 +9,11 @@ use efa::{
     Query, RegistrationMode, ResourceManagement, Threading, Version,
 };
 
+use crate::abi::later::FI_PROGRESS_CONTROL_UNIFIED;
 use crate::abi::*;
 use crate::bits;
 use crate::boundary::{Errno, Outcome};
+use crate::c::cm::MOST_DATA;
 
 /// Hints, and the attributes that they point to.
 #[derive(Clone, Copy)]
@@ -21,6 +23,7 @@ pub(crate) struct Asked<'a> {
     pub(crate) receive: Option<&'a fi_rx_attr>,
     pub(crate) endpoint: Option<&'a fi_ep_attr>,
     pub(crate) domain: Option<&'a fi_domain_attr>,
+    pub(crate) fabric: Option<&'a fi_fabric_attr>,
     /// The names of fabric and domain; libfabric itself looks at that of the provider.
     pub(crate) fabric_name: Option<&'a str>,
     pub(crate) domain_name: Option<&'a str>,
@@ -201,7 +204,11 @@ fn fill_endpoint(asked: &fi_ep_attr, hints: &mut Hints) -> Outcome<()> {
 }
 
 fn fill_domain(asked: &fi_domain_attr, hints: &mut Hints) -> Outcome<()> {
-    if asked.auth_key_size != 0 || bits::capabilities(asked.caps).is_none() {
+    if asked.auth_key_size != 0
+        || bits::capabilities(asked.caps).is_none()
+        || asked.mr_iov_limit > 1
+        || asked.max_err_data > MOST_DATA
+    {
         return Err(NO_DATA);
     }
     let domain = &mut hints.domain;
@@ -213,7 +220,12 @@ fn fill_domain(asked: &fi_domain_attr, hints: &mut Hints) -> Outcome<()> {
     };
     domain.progress = match (asked.control_progress, asked.data_progress) {
         (FI_PROGRESS_AUTO, _) | (_, FI_PROGRESS_AUTO) => Some(Progress::Automatic),
-        _ => Some(Progress::Manual),
+        // The program says how it calls, which is always enough.
+        (FI_PROGRESS_CONTROL_UNIFIED, _) => Some(Progress::Manual),
+        (FI_PROGRESS_UNSPEC | FI_PROGRESS_MANUAL, FI_PROGRESS_UNSPEC | FI_PROGRESS_MANUAL) => {
+            Some(Progress::Manual)
+        }
+        _ => return Err(NO_DATA),
     };
     domain.resource_management = match asked.resource_mgmt {
         FI_RM_UNSPEC | FI_RM_DISABLED => None,
@@ -253,6 +265,8 @@ pub(crate) struct Echo {
     /// Any number of threads may call, so what the program keeps to is right; MPICH takes no other answer.
     threading: fi_threading,
     av_type: fi_av_type,
+    /// Addresses of connections are those of IPv6.
+    pub(crate) is_ipv6: bool,
     /// Addresses of endpoints without a connection, or sites.
     pub(crate) source: Option<[u8; Address::SIZE]>,
     pub(crate) destination: Option<[u8; Address::SIZE]>,
@@ -272,6 +286,7 @@ impl Echo {
                 .and_then(|asked| asked.domain)
                 .map_or(FI_THREAD_UNSPEC, |it| it.threading),
             av_type: asked.and_then(|asked| asked.domain).map_or(FI_AV_UNSPEC, |it| it.av_type),
+            is_ipv6: asked.is_some_and(|asked| asked.info.addr_format == FI_SOCKADDR_IN6),
             source: None,
             destination: None,
         }
@@ -347,6 +362,7 @@ pub(crate) fn answer(info: &Info, echo: &Echo, to: &mut Answer<'_>) {
     domain.max_ep_rx_ctx = CONTEXTS;
     domain.cntr_cnt = MOST;
     domain.mr_iov_limit = 1;
+    domain.max_err_data = MOST_DATA;
     domain.caps = FI_LOCAL_COMM | FI_REMOTE_COMM | FI_SHARED_AV;
     domain.mr_cnt = from.max_regions.min(MOST);
 }

@@ -149,6 +149,15 @@ impl Settings {
         if self.in_place { "efa".to_owned() } else { entry.fabric.clone() }
     }
 
+    /// The name of the device that a domain with this name opens: what [`domain_name`](Self::domain_name) adds is taken
+    /// away.
+    pub(crate) fn device_name<'a>(&self, domain: &'a str) -> &'a str {
+        match self.in_place {
+            true => domain.strip_suffix("-rdm").unwrap_or(domain),
+            false => domain,
+        }
+    }
+
     /// The name of an entry's domain.
     pub(crate) fn domain_name(&self, entry: &Info) -> String {
         match (self.in_place, entry.endpoint.kind) {

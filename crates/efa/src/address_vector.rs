@@ -70,7 +70,7 @@ impl FiAddr {
 pub struct AddressVectorOptions {
     /// What it returns for a peer; indices by default.
     pub kind: AddressVectorKind,
-    /// Peers that the program expects; space for them is allocated at once. Not a limit.
+    /// Peers that the program expects; space for up to 2^20 of them is allocated at once. Not a limit.
     pub count: usize,
     /// Endpoints of a host that the program expects; 0 if it doesn't know. This crate makes no use of it.
     pub endpoints_per_node: usize,
@@ -198,6 +198,9 @@ const _: () = assert!(size_of::<Slot>() <= 28, "a peer takes at most 28 bytes");
 
 /// Most peers; that is also the limit of an endpoint.
 const MOST_PEERS: usize = 1 << 31;
+
+/// Most peers that space is allocated for before they are inserted.
+const MOST_RESERVED: usize = 1 << 20;
 
 impl AddressVector {
     pub(crate) fn new(domain: &Domain, options: AddressVectorOptions) -> Result<Self, Error> {
@@ -469,7 +472,7 @@ impl Table {
             },
             ..Self::default()
         };
-        let count = options.count.min(MOST_PEERS);
+        let count = options.count.min(MOST_RESERVED);
         table.slots.reserve(count);
         table.by_address.reserve(count, |_| 0);
         table

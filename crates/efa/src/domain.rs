@@ -371,6 +371,8 @@ pub struct DomainOptions {
     pub progress: Progress,
     /// How peers name memory regions.
     pub registration: RegistrationMode,
+    /// On a fabric of EFA interfaces, the interface of this domain instead of the fabric's.
+    pub interface: Option<String>,
     /// A number of the program ([`Object::context`](crate::Object::context)).
     pub context: u64,
 }
@@ -398,6 +400,12 @@ impl DomainOptions {
     #[must_use]
     pub fn registration(self, registration: RegistrationMode) -> Self {
         Self { registration, ..self }
+    }
+
+    /// Sets [`interface`](Self#structfield.interface).
+    #[must_use]
+    pub fn interface(self, interface: &str) -> Self {
+        Self { interface: Some(interface.to_owned()), ..self }
     }
 
     /// Sets [`context`](Self#structfield.context).

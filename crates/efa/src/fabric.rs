@@ -216,7 +216,7 @@ impl Fabric {
     /// [`DeviceError::Unsupported`](crate::DeviceError::Unsupported) if the device can't notify, and
     /// [`Error::NoData`] with a manual clock.
     pub fn domain_with(&self, options: DomainOptions) -> Result<Domain, Error> {
-        let device = self.open_device()?;
+        let device = self.open_device(options.interface.as_deref())?;
         let domain = Domain::new(self.clone(), device, options)?;
         self.add(&domain);
         Ok(domain)
@@ -280,9 +280,9 @@ impl Fabric {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    fn open_device(&self) -> Result<Device, DeviceError> {
+    fn open_device(&self, wanted: Option<&str>) -> Result<Device, DeviceError> {
         match &self.0.network {
-            Network::Verbs(interface) => open_interface(interface.as_deref()),
+            Network::Verbs(interface) => open_interface(wanted.or(interface.as_deref())),
             #[cfg(feature = "sim")]
             Network::Shm(options) => Ok(ShmDevice::open(options.clone())?.into()),
             #[cfg(feature = "sim")]

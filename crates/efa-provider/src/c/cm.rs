@@ -155,13 +155,19 @@ impl Connection {
     }
 }
 
-/// Private data; what is beyond the most is cut off.
+/// Private data.
+///
+/// # Errors
+/// There is more than [`MOST_DATA`], or none where it should be.
 ///
 /// # Safety
 /// `length` bytes at `param` are readable.
 pub(crate) unsafe fn data<'a>(param: *const c_void, length: usize) -> Outcome<&'a [u8]> {
+    if length > MOST_DATA {
+        return Err(INVALID);
+    }
     // SAFETY: the caller's promise.
-    unsafe { crate::memory::copied(param, length.min(MOST_DATA)) }
+    unsafe { crate::memory::copied(param, length) }
 }
 
 /// The connection of an endpoint and the endpoint, which is enabled if it wasn't.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use efa::{CompletionError, CompletionQueueOptions, PollSet, WaitError};
+use efa::{CompletionError, CompletionQueueOptions, Environment, PollSet, WaitError};
 
 use crate::abi::*;
 use crate::boundary::{Errno, INVALID, Outcome, count, status, value};
@@ -103,16 +103,22 @@ pub(crate) unsafe extern "C" fn open(
     })
 }
 
+/// Options of a queue with room for `size` entries: a program says what it needs at least. Operations that an endpoint
+/// may have under way never wait for room, as what entries of discovery promise doesn't depend on the queue.
+fn capacity(environment: &Environment, size: usize) -> CompletionQueueOptions {
+    let (options, protocol) =
+        (environment.completion_queue.clone(), &environment.endpoint.protocol);
+    let under_way = protocol.max_sends.saturating_add(protocol.max_receives);
+    let unread = size.max(options.capacity);
+    options.capacity(unread.saturating_add(under_way))
+}
+
 impl CompletionQueue {
     fn new(domain: &Object<Domain>, attr: &fi_cq_attr) -> Outcome<Self> {
         if attr.flags & !FI_AFFINITY != 0 {
             return Err(Errno(FI_EBADFLAGS));
         }
-        let mut options: CompletionQueueOptions =
-            domain.fabric.settings.environment.completion_queue.clone();
-        if attr.size > 0 {
-            options = options.capacity(attr.size);
-        }
+        let options = capacity(&domain.fabric.settings.environment, attr.size);
         let format = match attr.format {
             FI_CQ_FORMAT_UNSPEC => FI_CQ_FORMAT_TAGGED,
             FI_CQ_FORMAT_CONTEXT | FI_CQ_FORMAT_MSG | FI_CQ_FORMAT_DATA | FI_CQ_FORMAT_TAGGED => {
@@ -414,6 +420,9 @@ pub(crate) fn timeout_of(milliseconds: c_int) -> Duration {
     }
 }
 
+/// The first release whose entries of failures say how much room for error data there is.
+pub(crate) const ERR_DATA_SIZE: u32 = FI_VERSION(1, 5);
+
 /// `fi_cq_readerr`: 1 if there was a failed operation.
 unsafe extern "C" fn readerr(cq: *mut fid_cq, buf: *mut fi_cq_err_entry, flags: u64) -> isize {
     count(|| {
@@ -427,9 +436,16 @@ unsafe extern "C" fn readerr(cq: *mut fid_cq, buf: *mut fi_cq_err_entry, flags: 
                 return Err(INVALID);
             }
             let mut entry = cq.take_failed().ok_or(Errno(FI_EAGAIN))?;
-            // The program's buffer for further data, of which there is none, stays the program's.
-            entry.err_data = buf.read_unaligned().err_data;
-            buf.write_unaligned(entry);
+            let knows_size = cq.domain.api_version >= ERR_DATA_SIZE;
+            if knows_size {
+                // The program's buffer for further data, of which there is none, stays the program's.
+                entry.err_data = (&raw const (*buf).err_data).read_unaligned();
+            }
+            let length = match knows_size {
+                true => size_of::<fi_cq_err_entry>(),
+                false => std::mem::offset_of!(fi_cq_err_entry, err_data_size),
+            };
+            buf.cast::<u8>().copy_from_nonoverlapping((&raw const entry).cast(), length);
         }
         Ok(1)
     })

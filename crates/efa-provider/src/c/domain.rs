@@ -14,6 +14,8 @@ use crate::object::{Class, Object, Pool, Use};
 /// A domain.
 pub(crate) struct Domain {
     pub(crate) domain: efa::Domain,
+    /// The name of its device, if the program gave one.
+    pub(crate) device: Option<String>,
     pub(crate) fabric: Use<Fabric>,
     pub(crate) addresses: AddressVectorKind,
     /// The newest release that the program knows.
@@ -74,8 +76,8 @@ pub(crate) unsafe extern "C" fn open(
             let to = domain.as_mut().ok_or(INVALID)?;
             let attr = info.domain_attr.as_ref().ok_or(INVALID)?;
             let api_version = (*fabric.address()).api_version;
-            entry::text(attr.name)?;
-            let opened = Domain::new(fabric, info.caps, attr, api_version)?;
+            let name = entry::text(attr.name)?;
+            let opened = Domain::new(fabric, name, info.caps, attr, api_version)?;
             *to = Object::create(opened, context).as_ref().address();
         }
         Ok(())
@@ -85,6 +87,7 @@ pub(crate) unsafe extern "C" fn open(
 impl Domain {
     fn new(
         fabric: &Object<Fabric>,
+        name: Option<&str>,
         caps: u64,
         attr: &fi_domain_attr,
         api_version: u32,
@@ -96,6 +99,11 @@ impl Domain {
         };
         let registration = crate::info::registration(api_version, Some(caps), Some(attr))?;
         let options = DomainOptions::new().progress(progress).registration(registration);
+        let name = name.map(|name| fabric.settings.device_name(name));
+        let options = match name {
+            Some(name) => options.interface(name),
+            None => options,
+        };
         let domain =
             fabric.fabric.domain_with(options).map_err(|error| errors::of_error(&error))?;
         domain.limit_registrations(fabric.settings.environment.registrations);
@@ -103,7 +111,8 @@ impl Domain {
             FI_AV_MAP => AddressVectorKind::Map,
             _ => AddressVectorKind::Table,
         };
-        Ok(Self { domain, fabric: Use::new(fabric), addresses, api_version })
+        let device = name.map(str::to_owned);
+        Ok(Self { domain, device, fabric: Use::new(fabric), addresses, api_version })
     }
 
     /// Whether keys of memory are the program's, and addresses are offsets.

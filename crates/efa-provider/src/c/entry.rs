@@ -1,7 +1,7 @@
 //! What libfabric calls first: the provider, its discovery, and its fabrics.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::OnceLock;
 
 use efa::{Address, EndpointKind, Info};
@@ -9,9 +9,12 @@ use efa::{Address, EndpointKind, Info};
 use crate::abi::*;
 use crate::boundary::{Errno, INVALID, Outcome, status};
 use crate::c;
+use crate::c::domain::Domain;
+use crate::c::fabric::Fabric;
 use crate::info::{Answer, Asked, Echo, answer, query};
 use crate::libfabric::{self, Libfabric, OwnedInfo, libfabric};
 use crate::lookup::Site;
+use crate::object::Object;
 use crate::settings::Settings;
 use crate::threads;
 
@@ -104,6 +107,7 @@ unsafe fn asked(hints: &fi_info) -> Outcome<Asked<'_>> {
             receive: hints.rx_attr.as_ref(),
             endpoint: hints.ep_attr.as_ref(),
             domain,
+            fabric,
             fabric_name: name(fabric.map(|fabric| fabric.name))?,
             domain_name: name(domain.map(|domain| domain.name))?,
         })
@@ -126,7 +130,13 @@ unsafe fn discover(
     let asked = hints.map(|hints| unsafe { asked(hints) }).transpose()?;
     let settings = Settings::read()?;
     let mut query = query(version, asked)?;
+    if settings.is_in_place() && query.hints.fabric.as_deref() == Some("efa") {
+        query.hints.fabric = None;
+    }
     if let Some(node) = node {
+        if flags & FI_NUMERICHOST != 0 && node.parse::<IpAddr>().is_err() {
+            return Err(Errno(FI_ENODATA));
+        }
         query = query.node(node);
     }
     if let Some(service) = service {
@@ -143,7 +153,8 @@ unsafe fn discover(
                 socket_address(asked.info.dest_addr, asked.info.dest_addrlen),
             ]
         };
-        query.hints.source = source.filter(|source| *source != ANYWHERE);
+        query.hints.source =
+            source.filter(|source| !source.ip().is_unspecified() || source.port() != 0);
         query.hints.destination = destination;
     }
     let entries = settings.device.discover(query)?;
@@ -151,22 +162,37 @@ unsafe fn discover(
     if let Some(asked) = asked
         && asked.info.addr_format == FI_ADDR_EFA
     {
+        // A node and a service take the place of one of them.
+        let is_source = flags & FI_SOURCE != 0;
+        let is_named = node.is_some() || service.is_some();
         // SAFETY: the program says that so many bytes are there.
         unsafe {
-            echo.source = address(asked.info.src_addr, asked.info.src_addrlen);
-            echo.destination = address(asked.info.dest_addr, asked.info.dest_addrlen);
+            if !is_source {
+                echo.source = address(asked.info.src_addr, asked.info.src_addrlen);
+            }
+            if is_source || !is_named {
+                echo.destination = address(asked.info.dest_addr, asked.info.dest_addrlen);
+            }
         }
     }
+    // SAFETY: the program's objects are open.
+    let open_domain = asked.map(|asked| unsafe { open_domain(asked) }).transpose()?.flatten();
     let libfabric = libfabric().ok_or(Errno(FI_ENODATA))?;
     let mut first: Option<OwnedInfo<'static>> = None;
     for entry in entries.iter().rev() {
         let domain_name = settings.domain_name(entry);
-        if asked.and_then(|asked| asked.domain_name).is_some_and(|asked| asked != domain_name) {
+        if asked.and_then(|asked| asked.domain_name).is_some_and(|asked| asked != domain_name)
+            || open_domain.as_ref().is_some_and(|open| *open != entry.domain.name)
+        {
             continue;
         }
         let filled = fill(libfabric, entry, &echo, &settings, version)?;
         // SAFETY: both are entries of libfabric, and the list is only ours.
         unsafe {
+            let format = (*filled.as_ptr()).addr_format;
+            if asked.is_some_and(|asked| !is_format(format, asked.info.addr_format)) {
+                continue;
+            }
             let filled = &mut *filled.as_ptr();
             filled.next = first.map_or_else(std::ptr::null_mut, OwnedInfo::into_raw);
             if let (Some(asked), EndpointKind::Connected) = (asked, entry.endpoint.kind) {
@@ -206,6 +232,38 @@ unsafe fn socket_address(at: *const c_void, length: usize) -> Option<SocketAddr>
     }
 }
 
+/// The device of the open domain that the entries must be of, if the hints have one.
+///
+/// # Errors
+/// `FI_ENODATA` if it, or the open fabric, is another provider's.
+///
+/// # Safety
+/// The objects in the hints are open, or null.
+unsafe fn open_domain(asked: Asked<'_>) -> Outcome<Option<String>> {
+    let fabric = asked.fabric.map_or(std::ptr::null_mut(), |fabric| fabric.fabric);
+    let domain = asked.domain.map_or(std::ptr::null_mut(), |domain| domain.domain);
+    // SAFETY: the caller's promise.
+    unsafe {
+        if !fabric.is_null() {
+            Object::<Fabric>::argument(fabric.cast()).map_err(|_| Errno(FI_ENODATA))?;
+        }
+        if domain.is_null() {
+            return Ok(None);
+        }
+        let domain = Object::<Domain>::argument(domain.cast()).map_err(|_| Errno(FI_ENODATA))?;
+        Ok(domain.device.clone())
+    }
+}
+
+/// Whether addresses of this format are of the one that was asked for.
+fn is_format(format: u32, asked: u32) -> bool {
+    match asked {
+        FI_FORMAT_UNSPEC => true,
+        FI_SOCKADDR => matches!(format, FI_SOCKADDR_IN | FI_SOCKADDR_IN6),
+        _ => format == asked,
+    }
+}
+
 /// The entry as libfabric's structure.
 fn fill(
     libfabric: &'static Libfabric,
@@ -233,7 +291,11 @@ fn fill(
         // libfabric sets the name of the provider itself.
         fabric.prov_version = VERSION;
         fabric.api_version = version;
-        let source = entry.source.unwrap_or(ANYWHERE);
+        let anywhere = match echo.is_ipv6 {
+            true => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0),
+            false => ANYWHERE,
+        };
+        let source = entry.source.unwrap_or(anywhere);
         let (source, destination) = match entry.endpoint.kind {
             EndpointKind::Connected => {
                 let (source, destination) =

@@ -21,7 +21,7 @@ use slab::Slab;
 use crate::abi::*;
 use crate::boundary::{Errno, INVALID, Outcome, count, lock, status, value};
 use crate::c::av;
-use crate::c::cq::timeout_of;
+use crate::c::cq::{ERR_DATA_SIZE, timeout_of};
 use crate::c::event::{Event, Failed, Pointer, Request, Source, What};
 use crate::c::fabric::Fabric;
 use crate::c::wait::{self, WaitFor};
@@ -121,6 +121,9 @@ pub(crate) fn new_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
+
+/// Most bytes of an event of the program.
+const MOST_WRITTEN: usize = 64 << 10;
 
 impl EventQueue {
     fn new(fabric: &Object<Fabric>, attr: &fi_eq_attr) -> Outcome<Self> {
@@ -450,9 +453,6 @@ unsafe extern "C" fn readerr(eq: *mut fid_eq, buf: *mut fi_eq_err_entry, flags: 
     })
 }
 
-/// The first release whose programs say how much room for `err_data` they have.
-const ERR_DATA_SIZE: u32 = FI_VERSION(1, 5);
-
 /// `fi_eq_write`: the length of what was written.
 unsafe extern "C" fn write(
     eq: *mut fid_eq,
@@ -467,6 +467,9 @@ unsafe extern "C" fn write(
             let eq = Object::<EventQueue>::of(eq);
             if !eq.is_writable || flags != 0 {
                 return Err(INVALID);
+            }
+            if len > MOST_WRITTEN {
+                return Err(Errno(FI_EMSGSIZE));
             }
             let bytes = crate::memory::copied(buf, len)?.to_vec();
             let number = lock(&eq.written).insert((event, bytes));

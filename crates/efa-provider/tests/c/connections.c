@@ -481,7 +481,7 @@ static void most_data(void)
 	size_t most = 0, length = sizeof(most);
 
 	if (!is_ours())
-		not_offered("the cut of private data");
+		not_offered("a limit of private data");
 	fill(data, sizeof(data), 1);
 	open_server(&server);
 	OK(fi_getopt(&server.pep->fid, FI_OPT_ENDPOINT, FI_OPT_CM_DATA_SIZE, &most, &length));
@@ -492,7 +492,8 @@ static void most_data(void)
 	OK(fi_getopt(&client.ep->fid, FI_OPT_ENDPOINT, FI_OPT_CM_DATA_SIZE, &most, &length));
 	EQUAL(most, 256);
 	FAILS(fi_connect(client.ep, info->dest_addr, NULL, 5), FI_EINVAL);
-	OK(fi_connect(client.ep, info->dest_addr, data, sizeof(data)));
+	FAILS(fi_connect(client.ep, info->dest_addr, data, 257), FI_EINVAL);
+	OK(fi_connect(client.ep, info->dest_addr, data, 256));
 	EQUAL(next_event(server.eq, FI_CONNREQ, &room.entry, 256), 256);
 	FILLED(room.entry.data, 256, 1);
 	open_end(&server, room.entry.info, &other);
