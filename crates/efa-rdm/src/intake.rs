@@ -217,7 +217,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     }
 
     /// Whether a sender that was removed sends its first message: it has removed us too, or never sent one.
-    #[cold]
     fn begins_anew(&self, gone: PeerId, header: &Header<'_>) -> bool {
         let first = MsgId(self.config.first_msg_id);
         self.peers.may_return(gone) && matches!(header, Header::Rtm(rtm) if rtm.msg_id == first)

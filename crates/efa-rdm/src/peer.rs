@@ -457,6 +457,11 @@ impl<P, B> Peers<P, B> {
     }
 
     /// The state in a slot.
+    pub(crate) fn at_slot(&self, slot: u32) -> Option<&Active<P, B>> {
+        self.active.get(slot as usize)
+    }
+
+    /// The state in a slot.
     pub(crate) fn at_slot_mut(&mut self, slot: u32) -> Option<&mut Active<P, B>> {
         self.active.get_mut(slot as usize)
     }

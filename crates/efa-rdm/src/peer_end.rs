@@ -31,22 +31,23 @@ use crate::work::{Work, abandon};
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Ends a peer, unless it is gone already: nothing is sent to it any more, and what it sends is
-    /// dropped. Its operations fail when the end is settled. Returns whether it wasn't gone.
-    #[inline]
-    pub(crate) fn end_peer(&mut self, peer: PeerId, error: OperationError) -> bool {
-        let Some((handle, slot)) = self.peers.retire(peer) else { return false };
+    /// dropped. Its operations fail when the end is settled.
+    pub(crate) fn end_peer(&mut self, peer: PeerId, error: OperationError) {
+        let Some((handle, slot)) = self.peers.retire(peer) else { return };
         self.transmit.device.destroy_address_handle(handle);
         // Without state there were no operations.
         if let Some(slot) = slot {
             self.ended.push(EndedPeer { peer, slot, error });
         }
-        true
     }
 
     /// Ends a peer that the application removes.
     pub(crate) fn remove_peer(&mut self, peer: PeerId, may_return: bool) {
-        if self.end_peer(peer, OperationError::PeerRemoved) && may_return {
-            self.peers.let_return(peer);
+        if self.peers.status_of(peer) == PeerStatus::Live {
+            self.end_peer(peer, OperationError::PeerRemoved);
+            if may_return {
+                self.peers.let_return(peer);
+            }
         }
     }
 
@@ -102,7 +103,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     pub(crate) fn is_arriving_from(&self, peer: PeerId) -> bool {
         let peers = &self.core().peers;
         peers.slot(peer).is_some_and(|slot| {
-            let is_ahead = peers.active(peer).is_some_and(|active| !active.window.is_empty());
+            let is_ahead = peers.at_slot(slot).is_some_and(|active| !active.window.is_empty());
             is_ahead
                 || self.matching.partial.first(slot).is_some()
                 || self.matching.ops.receives.has_any(slot)
