@@ -166,6 +166,15 @@ impl What {
 
 const NONE: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
 
+/// An operand or comparand; a copy of it if it is injected.
+fn given(ep: &Endpoint, operand: Buffer, is_injected: bool) -> Outcome<Buffer> {
+    match is_injected {
+        false => Ok(operand),
+        true if operand.len() > ep.endpoint()?.transmit_attributes().inject_size => Err(INVALID),
+        true => Ok(operand.into_vec().into()),
+    }
+}
+
 /// Starts an atomic that returns nothing, on a copy of the operand if it is injected.
 fn start(
     ep: &Endpoint,
@@ -175,13 +184,8 @@ fn start(
     is_injected: bool,
     context: u64,
 ) -> Outcome<()> {
-    let endpoint = ep.endpoint()?;
-    let operand = match is_injected {
-        false => operand,
-        true if operand.len() > endpoint.transmit_attributes().inject_size => return Err(INVALID),
-        true => operand.into_vec().into(),
-    };
-    let started = endpoint.atomic(rma, what.operation(operand), context);
+    let operand = given(ep, operand, is_injected)?;
+    let started = ep.endpoint()?.atomic(rma, what.operation(operand), context);
     started.map_err(|error| errors::of_start(&error))
 }
 
@@ -310,7 +314,8 @@ unsafe extern "C" fn readwrite(
     started(|| unsafe {
         let (ep, what) = (Object::<Endpoint>::of(ep), What::new(datatype, op)?);
         let rma = what.at(ep.peer(dest_addr), addr, count, key)?;
-        let operation = what.operation(what.operand(ep, buf, count)?);
+        let operation =
+            what.operation(given(ep, what.operand(ep, buf, count)?, ep.defaults.inject)?);
         let result = memory::received(ep, result, what.bytes(count)?, result_desc)?;
         fetch(ep, rma, operation, result, context(ctx))
     })
@@ -334,7 +339,8 @@ unsafe extern "C" fn readwritev(
     // SAFETY: as said above.
     started(|| unsafe {
         let (ep, what) = (Object::<Endpoint>::of(ep), What::new(datatype, op)?);
-        let operation = what.operation(what.operands(ep, iov, count)?);
+        let operation =
+            what.operation(given(ep, what.operands(ep, iov, count)?, ep.defaults.inject)?);
         let result = what.results(ep, resultv, result_desc, result_count)?;
         let rma = what.at(ep.peer(dest_addr), addr, result.len() / what.datatype.size(), key)?;
         fetch(ep, rma, operation, result, context(ctx))
@@ -353,8 +359,9 @@ unsafe extern "C" fn readwritemsg(
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
         let msg = msg.as_ref().ok_or(INVALID)?;
-        let Parts { what, rma, context, .. } = Parts::of(ep, msg, flags)?;
-        let operation = what.operation(what.operands(ep, msg.msg_iov, msg.iov_count)?);
+        let Parts { what, rma, is_injected, context } = Parts::of(ep, msg, flags)?;
+        let operation =
+            what.operation(given(ep, what.operands(ep, msg.msg_iov, msg.iov_count)?, is_injected)?);
         let result = what.results(ep, resultv, result_desc, result_count)?;
         fetch(ep, rma, operation, result, context)
     })
@@ -380,8 +387,10 @@ unsafe extern "C" fn compwrite(
     started(|| unsafe {
         let (ep, what) = (Object::<Endpoint>::of(ep), What::new(datatype, op)?);
         let rma = what.at(ep.peer(dest_addr), addr, count, key)?;
-        let comparand = what.operand(ep, compare, count)?;
-        let operation = what.operation(what.operand(ep, buf, count)?).against(comparand);
+        let comparand = given(ep, what.operand(ep, compare, count)?, ep.defaults.inject)?;
+        let operation = what
+            .operation(given(ep, what.operand(ep, buf, count)?, ep.defaults.inject)?)
+            .against(comparand);
         let result = memory::received(ep, result, what.bytes(count)?, result_desc)?;
         fetch(ep, rma, operation, result, context(ctx))
     })
@@ -408,8 +417,10 @@ unsafe extern "C" fn compwritev(
     // SAFETY: as said above.
     started(|| unsafe {
         let (ep, what) = (Object::<Endpoint>::of(ep), What::new(datatype, op)?);
-        let comparand = what.operands(ep, comparev, compare_count)?;
-        let operation = what.operation(what.operands(ep, iov, count)?).against(comparand);
+        let comparand = given(ep, what.operands(ep, comparev, compare_count)?, ep.defaults.inject)?;
+        let operation = what
+            .operation(given(ep, what.operands(ep, iov, count)?, ep.defaults.inject)?)
+            .against(comparand);
         let result = what.results(ep, resultv, result_desc, result_count)?;
         let rma = what.at(ep.peer(dest_addr), addr, result.len() / what.datatype.size(), key)?;
         fetch(ep, rma, operation, result, context(ctx))
@@ -431,10 +442,11 @@ unsafe extern "C" fn compwritemsg(
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
         let msg = msg.as_ref().ok_or(INVALID)?;
-        let Parts { what, rma, context, .. } = Parts::of(ep, msg, flags)?;
-        let comparand = what.operands(ep, comparev, compare_count)?;
-        let operation =
-            what.operation(what.operands(ep, msg.msg_iov, msg.iov_count)?).against(comparand);
+        let Parts { what, rma, is_injected, context } = Parts::of(ep, msg, flags)?;
+        let comparand = given(ep, what.operands(ep, comparev, compare_count)?, is_injected)?;
+        let operation = what
+            .operation(given(ep, what.operands(ep, msg.msg_iov, msg.iov_count)?, is_injected)?)
+            .against(comparand);
         let result = what.results(ep, resultv, result_desc, result_count)?;
         fetch(ep, rma, operation, result, context)
     })
