@@ -162,9 +162,7 @@ macro_rules! programs {
         $(
             #[test]
             fn $name() {
-                if let Some(built) = built() {
-                    run(built, &[], $program, DEADLINE);
-                }
+                check($program);
             }
         )*
 
@@ -176,8 +174,6 @@ programs! {
     entries_without_hints_are_of_this_provider_alone "discovery-no-hints"
     entry_given_as_hints_is_found_again_in_each_version "discovery-own-answer"
     endpoints_of_entries_of_each_version_exchange_messages "discovery-answers-open"
-    hint_is_met_or_no_entry_is_returned_in_each_version "discovery-each-hint"
-    entry_has_no_capability_or_mode_that_was_not_asked_for "discovery-no-more-than-asked"
     search_for_an_unknown_host_fails_within_seconds "discovery-unknown-host"
     source_node_becomes_the_source_address "discovery-source-node"
     search_with_bad_arguments_fails "discovery-bad-arguments"
@@ -262,7 +258,6 @@ programs! {
     read_of_many_entries_ends_before_a_failure "settings-many-entries"
     entry_is_printed_with_the_names_of_its_values "settings-printed"
 
-    structures_of_each_version_are_not_touched_beyond_their_end "versions-lengths"
     capability_is_met_in_its_meaning_of_each_version_or_not_found "versions-bits"
     program_of_the_oldest_version_registers_by_words "versions-before-mode-bits"
 
@@ -272,7 +267,6 @@ programs! {
     calls_on_closed_objects_fail "refused-closed-objects"
     object_that_others_use_is_not_closed "refused-in-use"
     more_pieces_or_bytes_than_the_limits_are_refused "refused-too-much"
-    indices_and_flags_that_there_are_not_are_refused "refused-unknown-values"
     calls_not_offered_say_so "refused-not-offered"
     calls_that_fail_use_nothing_up "refused-many-failures"
 
@@ -303,6 +297,44 @@ programs! {
     library_stays_loaded_after_dlclose "lifetimes-unloaded"
 
     process_exits_from_destructors_handlers_and_beside_threads "exits-in-any-way"
+}
+
+/// The programs of requirements that only C programs can show.
+const OF_ROWS: [&str; 4] = [
+    "discovery-each-hint",
+    "discovery-no-more-than-asked",
+    "versions-lengths",
+    "refused-unknown-values",
+];
+
+fn check(program: &str) {
+    if let Some(built) = built() {
+        run(built, &[], program, DEADLINE);
+    }
+}
+
+// conformance: C11 C12
+#[test]
+fn hint_is_met_or_no_entry_is_returned_in_each_version() {
+    check("discovery-each-hint");
+}
+
+// conformance: C14
+#[test]
+fn entry_has_no_capability_or_mode_that_was_not_asked_for() {
+    check("discovery-no-more-than-asked");
+}
+
+// conformance: C28
+#[test]
+fn structures_of_each_version_are_not_touched_beyond_their_end() {
+    check("versions-lengths");
+}
+
+// conformance: C105
+#[test]
+fn indices_and_flags_that_there_are_not_are_refused() {
+    check("refused-unknown-values");
 }
 
 /// A test for each group of programs. They take minutes, so `EFA_INTEROP=1` asks for them.
@@ -352,9 +384,10 @@ fn list_of_tests_names_every_program() {
     let Some(built) = built() else { return };
     let listed = Command::new(&built.programs).output().unwrap();
     let listed = String::from_utf8(listed.stdout).unwrap();
-    let missing: Vec<_> = listed.lines().filter(|name| !PROGRAMS.contains(name)).collect();
+    let programs = [PROGRAMS, &OF_ROWS].concat();
+    let missing: Vec<_> = listed.lines().filter(|name| !programs.contains(name)).collect();
     assert!(missing.is_empty(), "{missing:?}");
-    assert_eq!(listed.lines().count(), PROGRAMS.len());
+    assert_eq!(listed.lines().count(), programs.len());
     let has_group = |name: &&str| GROUPS.contains(&name.split('-').next().unwrap());
-    assert_eq!(PROGRAMS.iter().find(|name| !has_group(name)), None);
+    assert_eq!(programs.iter().find(|name| !has_group(name)), None);
 }
