@@ -211,6 +211,7 @@ fn failing_step_prints_the_command_that_repeats_it() {
 fn missing_package_is_installed_by_root() {
     let repository = Repository::new("root");
     repository.write("fuzz/Cargo.toml", "");
+    repository.program("fi_info", "");
     repository.program("id", "echo 0");
     repository.program("cargo-fuzz", "");
     let installed = repository.root.join("bin/c++").display().to_string();
@@ -229,6 +230,7 @@ fn missing_package_is_installed_by_root() {
 fn missing_package_is_named_without_root() {
     let repository = Repository::new("user");
     repository.write("fuzz/Cargo.toml", "");
+    repository.program("fi_info", "");
     repository.program("id", "echo 1000");
     repository.program("apt-get", "exit 1");
     let output = repository.on_bare_machine(&["test", "--only", "fuzz"]);
@@ -244,6 +246,7 @@ fn missing_package_is_named_without_root() {
 fn package_without_the_expected_program_is_an_error() {
     let repository = Repository::new("useless");
     repository.write("fuzz/Cargo.toml", "");
+    repository.program("fi_info", "");
     repository.program("id", "echo 0");
     repository.program("apt-get", "");
     let output = repository.on_bare_machine(&["test", "--only", "fuzz"]);
