@@ -62,6 +62,7 @@ macro_rules! count {
         )
     };
 }
+#[cfg(feature = "sim")]
 pub(super) use count;
 
 /// As [`count!`], a `u64`.
@@ -76,6 +77,7 @@ macro_rules! long {
         )
     };
 }
+#[cfg(feature = "sim")]
 pub(super) use long;
 
 /// As [`count!`], a `Duration` in microseconds.
@@ -90,6 +92,7 @@ macro_rules! microseconds {
         )
     };
 }
+#[cfg(feature = "sim")]
 pub(super) use microseconds;
 
 /// As [`count!`], a `bool`.
@@ -103,6 +106,7 @@ macro_rules! flag {
         )
     };
 }
+#[cfg(feature = "sim")]
 pub(super) use flag;
 
 pub(super) const ANY: (u64, u64) = (0, u64::MAX);
