@@ -16,27 +16,27 @@ const CAPABILITIES: [(u64, Capabilities); 9] = [
     (FI_DIRECTED_RECV, Capabilities::DIRECTED_RECV),
 ];
 
-/// What every entry offers without a word: it narrows remote memory to one direction, or says which peers are
+/// What every entry offers also if the hints don't ask for it: the directions of remote memory, and which peers are
 /// reached.
-const ALWAYS: u64 = REMOTE_MEMORY | FI_LOCAL_COMM | FI_REMOTE_COMM;
+const IMPLIED_CAPS: u64 = REMOTE_MEMORY | FI_LOCAL_COMM | FI_REMOTE_COMM;
 
 /// The directions of `FI_RMA` and `FI_ATOMIC`.
 const REMOTE_MEMORY: u64 = FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
 
-/// What is offered beyond the [capabilities](Capabilities) of `efa`.
-const BEYOND: u64 = ALWAYS | FI_NAMED_RX_CTX | FI_SHARED_AV;
+/// Capabilities of the domain and of every entry, which an endpoint doesn't have by itself: they are no
+/// [`Capabilities`] of `efa`.
+const DOMAIN_CAPS: u64 = IMPLIED_CAPS | FI_NAMED_RX_CTX | FI_SHARED_AV;
+
+/// What the bits of libfabric are by a table; `None` if there is a bit that the table doesn't have.
+pub(crate) fn translate<T: Copy + FromIterator<T>>(bits: u64, table: &[(u64, T)]) -> Option<T> {
+    let known = table.iter().fold(0, |known, (bit, _)| known | bit);
+    let set = table.iter().filter(|(bit, _)| bits & bit != 0);
+    (bits & !known == 0).then(|| set.map(|(_, meaning)| *meaning).collect())
+}
 
 /// The capabilities of `efa` among these; `None` if there is one that isn't offered.
 pub(crate) fn capabilities(caps: u64) -> Option<Capabilities> {
-    let mut rest = caps & !BEYOND;
-    let mut found = Capabilities::empty();
-    for (bit, capability) in CAPABILITIES {
-        if rest & bit != 0 {
-            found |= capability;
-            rest &= !bit;
-        }
-    }
-    (rest == 0).then_some(found)
+    translate(caps & !DOMAIN_CAPS, &CAPABILITIES)
 }
 
 /// The capabilities of an entry. `asked` are those of the hints.
@@ -74,15 +74,7 @@ const FLAGS: [(u64, OperationFlags); 4] = [
 /// Flags of operations that send; `None` if there is one that they can't have. `FI_INJECT` and `FI_MORE` are left
 /// to the caller.
 pub(crate) fn transmit_flags(flags: u64) -> Option<OperationFlags> {
-    let mut rest = flags & !(FI_INJECT | FI_MORE);
-    let mut found = OperationFlags::empty();
-    for (bit, flag) in FLAGS {
-        if rest & bit != 0 {
-            found |= flag;
-            rest &= !bit;
-        }
-    }
-    (rest == 0).then_some(found)
+    translate(flags & !(FI_INJECT | FI_MORE), &FLAGS)
 }
 
 /// The same of libfabric.

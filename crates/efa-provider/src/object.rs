@@ -25,7 +25,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
-use crate::abi::{FI_EBUSY, fi_ops, fid};
+use crate::abi::{FI_EBADF, FI_EBUSY, fi_ops, fid};
 use crate::boundary::{Errno, INVALID, Outcome, leave_closed};
 use crate::{fork, threads};
 
@@ -49,8 +49,8 @@ pub(crate) unsafe trait Class: Send + Sync + Sized + 'static {
     /// The structure of an open object.
     fn open(fid: fid) -> Self::C;
 
-    /// The structure of a closed one.
-    fn closed() -> Self::C;
+    /// The structure of a closed one: all functions of its tables fail with `FI_EBADF`.
+    fn closed(fid: fid) -> Self::C;
 
     /// Objects that were closed.
     fn pool() -> &'static Pool<Self>;
@@ -109,9 +109,15 @@ fn close_inherited<T: Class>() {
     // written at any time: an object that another thread of the parent was making has no user here.
     while let Some(object) = unsafe { next.as_ref() } {
         // SAFETY: as above.
-        unsafe { object.c.get().write(T::closed()) };
+        unsafe { object.c.get().write(closed::<T>()) };
         next = object.older;
     }
+}
+
+/// The structure of a closed object of a class.
+fn closed<T: Class>() -> T::C {
+    static TABLE: fi_ops = fi_ops::failing::<FI_EBADF>();
+    T::closed(fid { fclass: T::NUMBER, context: std::ptr::null_mut(), ops: &TABLE })
 }
 
 /// How many uses a closed object has.
@@ -130,8 +136,7 @@ pub(crate) struct Object<T: Class> {
 impl<T: Class> Object<T> {
     /// A new object with this value. It is the program's until [`close`](Self::close).
     pub(crate) fn create(value: T, context: *mut c_void) -> NonNull<Self> {
-        let fid =
-            fid { fclass: T::NUMBER, context, ops: std::ptr::from_ref(T::table()).cast_mut() };
+        let fid = fid { fclass: T::NUMBER, context, ops: T::table() };
         let free = T::pool().free().and_then(|mut free| free.pop());
         let c = UnsafeCell::new(T::open(fid));
         let value = UnsafeCell::new(Some(value));
@@ -181,14 +186,15 @@ impl<T: Class> Object<T> {
         Ok(unsafe { Self::of(at.cast()) })
     }
 
-    /// Its address, for the program.
+    /// Its address, for the program. The pointer is to the whole object, as [`of`](Self::of) needs it, and not only to
+    /// the structure at its beginning.
     pub(crate) fn address(&self) -> *mut T::C {
-        self.c.get()
+        std::ptr::from_ref(self).cast::<T::C>().cast_mut()
     }
 
     /// Its address as `fid`.
     pub(crate) fn fid(&self) -> *mut fid {
-        self.c.get().cast()
+        self.address().cast()
     }
 
     /// The number that the program gave it.
@@ -220,7 +226,7 @@ impl<T: Class> Object<T> {
         let free = self.uses.compare_exchange(0, CLOSED, Ordering::SeqCst, Ordering::Acquire);
         free.map_err(|uses| if uses == CLOSED { INVALID } else { Errno(FI_EBUSY) })?;
         // SAFETY: only this call closes the object. Another that reads the tables meanwhile finds either.
-        unsafe { self.c.get().write(T::closed()) };
+        unsafe { self.c.get().write(closed::<T>()) };
         if T::IS_USED && !threads::wait_for_others() {
             crate::log::warn(format_args!(
                 "a thread doesn't return from a call: its object isn't freed"
@@ -306,12 +312,11 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
     use super::*;
-    use crate::abi::{FI_EBADF, FI_ENOSYS};
+    use crate::abi::FI_ENOSYS;
 
     struct Number(u32);
 
     static TABLE: fi_ops = fi_ops::failing::<FI_ENOSYS>();
-    static CLOSED_TABLE: fi_ops = fi_ops::failing::<FI_EBADF>();
 
     // SAFETY: its structure is a `fid`.
     unsafe impl Class for Number {
@@ -327,9 +332,8 @@ mod tests {
             fid
         }
 
-        fn closed() -> fid {
-            let ops = (&raw const CLOSED_TABLE).cast_mut();
-            fid { fclass: Self::NUMBER, context: std::ptr::null_mut(), ops }
+        fn closed(fid: fid) -> fid {
+            fid
         }
 
         fn pool() -> &'static Pool<Self> {

@@ -36,7 +36,6 @@ const MOST: usize = 1 << 20;
 
 static FID: fi_ops =
     fi_ops { close: Some(close), bind: Some(bind), ..fi_ops::failing::<FI_ENOSYS>() };
-static CLOSED_FID: fi_ops = fi_ops::failing::<FI_EBADF>();
 static TABLE: fi_ops_av = fi_ops_av {
     insert: Some(insert),
     remove: Some(remove),
@@ -60,8 +59,7 @@ unsafe impl Class for AddressVector {
         fid_av { fid, ops: &TABLE }
     }
 
-    fn closed() -> fid_av {
-        let fid = fid { fclass: Self::NUMBER, ops: &CLOSED_FID, ..zeroed() };
+    fn closed(fid: fid) -> fid_av {
         fid_av { fid, ops: &CLOSED }
     }
 

@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_void};
 use efa::{Counted, CounterError, CounterOptions};
 
 use crate::abi::*;
+use crate::bits;
 use crate::boundary::{Errno, INVALID, Outcome, status, value};
 use crate::c::cq::timeout_of;
 use crate::c::domain::Domain;
@@ -22,7 +23,6 @@ pub(crate) struct Counter {
 
 static FID: fi_ops =
     fi_ops { close: Some(close), control: Some(control), ..fi_ops::failing::<FI_ENOSYS>() };
-static CLOSED_FID: fi_ops = fi_ops::failing::<FI_EBADF>();
 static TABLE: fi_ops_cntr = fi_ops_cntr {
     size: size_of::<fi_ops_cntr>(),
     read: Some(read),
@@ -54,8 +54,7 @@ unsafe impl Class for Counter {
         fid_cntr { fid, ops: &TABLE }
     }
 
-    fn closed() -> fid_cntr {
-        let fid = fid { fclass: Self::NUMBER, ops: &CLOSED_FID, ..zeroed() };
+    fn closed(fid: fid) -> fid_cntr {
         fid_cntr { fid, ops: &CLOSED }
     }
 
@@ -118,17 +117,8 @@ pub(crate) fn counted(flags: u64) -> Outcome<Counted> {
         (FI_REMOTE_READ, Counted::REMOTE_READ),
         (FI_REMOTE_WRITE, Counted::REMOTE_WRITE),
     ];
-    let (mut kinds, mut rest) = (Counted::empty(), flags);
-    for (flag, kind) in KINDS {
-        if flags & flag != 0 {
-            kinds |= kind;
-            rest &= !flag;
-        }
-    }
-    match rest == 0 && !kinds.is_empty() {
-        true => Ok(kinds),
-        false => Err(Errno(FI_EBADFLAGS)),
-    }
+    let kinds = bits::translate(flags, &KINDS).filter(|kinds| !kinds.is_empty());
+    kinds.ok_or(Errno(FI_EBADFLAGS))
 }
 
 unsafe extern "C" fn nothing(_cntr: *mut fid_cntr) -> u64 {

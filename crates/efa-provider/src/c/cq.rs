@@ -44,7 +44,6 @@ unsafe impl Send for OwnEntry {}
 
 static FID: fi_ops =
     fi_ops { close: Some(close), control: Some(control), ..fi_ops::failing::<FI_ENOSYS>() };
-static CLOSED_FID: fi_ops = fi_ops::failing::<FI_EBADF>();
 static TABLE: fi_ops_cq = fi_ops_cq {
     size: size_of::<fi_ops_cq>(),
     read: Some(read),
@@ -71,8 +70,7 @@ unsafe impl Class for CompletionQueue {
         fid_cq { fid, ops: &TABLE }
     }
 
-    fn closed() -> fid_cq {
-        let fid = fid { fclass: Self::NUMBER, ops: &CLOSED_FID, ..zeroed() };
+    fn closed(fid: fid) -> fid_cq {
         fid_cq { fid, ops: &CLOSED }
     }
 

@@ -23,7 +23,6 @@ pub(crate) struct Domain {
 }
 
 static FID: fi_ops = fi_ops { close: Some(close), ..fi_ops::failing::<FI_ENOSYS>() };
-static CLOSED_FID: fi_ops = fi_ops::failing::<FI_EBADF>();
 static TABLE: fi_ops_domain = fi_ops_domain {
     av_open: Some(av::open),
     cntr_open: Some(counter::open),
@@ -50,8 +49,7 @@ unsafe impl Class for Domain {
         fid_domain { fid, ops: &TABLE, mr: &mr::TABLE }
     }
 
-    fn closed() -> fid_domain {
-        let fid = fid { fclass: Self::NUMBER, ops: &CLOSED_FID, ..zeroed() };
+    fn closed(fid: fid) -> fid_domain {
         fid_domain { fid, ops: &CLOSED, mr: &CLOSED_REGISTRATION }
     }
 

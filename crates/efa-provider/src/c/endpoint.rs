@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::ops::Deref;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use efa::{
     Claim, ContextOptions, Counted, Direction, EnableError, EndpointBuilder, EndpointOptions,
@@ -12,7 +12,7 @@ use efa::{
 
 use crate::abi::*;
 use crate::bits;
-use crate::boundary::{Errno, INVALID, Outcome, count, started, status};
+use crate::boundary::{Errno, INVALID, Outcome, count, lock, started, status};
 use crate::c::av::{self, AddressVector};
 use crate::c::cm::{self, Connection};
 use crate::c::counter::{self, Counter};
@@ -91,7 +91,6 @@ static FID: fi_ops = fi_ops {
     control: Some(control),
     ..fi_ops::failing::<FI_ENOSYS>()
 };
-static CLOSED_FID: fi_ops = fi_ops::failing::<FI_EBADF>();
 static TABLE: fi_ops_ep = fi_ops_ep {
     cancel: Some(cancel),
     getopt: Some(getopt),
@@ -131,9 +130,9 @@ unsafe impl Class for Endpoint {
         }
     }
 
-    fn closed() -> fid_ep {
+    fn closed(fid: fid) -> fid_ep {
         fid_ep {
-            fid: fid { fclass: Self::NUMBER, ops: &CLOSED_FID, ..zeroed() },
+            fid,
             ops: &CLOSED,
             cm: &CLOSED_NAMES,
             msg: &CLOSED_MSG,
@@ -222,7 +221,7 @@ impl Endpoint {
     }
 
     fn disabled(&self) -> MutexGuard<'_, Disabled> {
-        self.disabled.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.disabled)
     }
 
     /// The endpoint, once it is enabled.
@@ -282,7 +281,7 @@ impl Endpoint {
 
     /// Messages that were claimed, by the contexts of their claims.
     pub(crate) fn claims(&self) -> MutexGuard<'_, HashMap<u64, Claim>> {
-        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.claims)
     }
 
     /// The completion queue of receives.

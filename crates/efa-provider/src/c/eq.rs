@@ -60,7 +60,6 @@ pub(crate) struct Insertion {
 
 static FID: fi_ops =
     fi_ops { close: Some(close), control: Some(control), ..fi_ops::failing::<FI_ENOSYS>() };
-static CLOSED_FID: fi_ops = fi_ops::failing::<FI_EBADF>();
 static TABLE: fi_ops_eq = fi_ops_eq {
     size: size_of::<fi_ops_eq>(),
     read: Some(read),
@@ -85,8 +84,7 @@ unsafe impl Class for EventQueue {
         fid_eq { fid, ops: &TABLE }
     }
 
-    fn closed() -> fid_eq {
-        let fid = fid { fclass: Self::NUMBER, ops: &CLOSED_FID, ..zeroed() };
+    fn closed(fid: fid) -> fid_eq {
         fid_eq { fid, ops: &CLOSED }
     }
 

@@ -15,7 +15,6 @@ pub(crate) struct Fabric {
 }
 
 static FID: fi_ops = fi_ops { close: Some(close), ..fi_ops::failing::<FI_ENOSYS>() };
-static CLOSED_FID: fi_ops = fi_ops::failing::<FI_EBADF>();
 static TABLE: fi_ops_fabric = fi_ops_fabric {
     domain: Some(domain::open),
     eq_open: Some(eq::open),
@@ -40,8 +39,7 @@ unsafe impl Class for Fabric {
         fid_fabric { fid, ops: &TABLE, api_version: 0 }
     }
 
-    fn closed() -> fid_fabric {
-        let fid = fid { fclass: Self::NUMBER, ops: &CLOSED_FID, ..zeroed() };
+    fn closed(fid: fid) -> fid_fabric {
         fid_fabric { fid, ops: &CLOSED, api_version: 0 }
     }
 

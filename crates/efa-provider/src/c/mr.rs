@@ -10,6 +10,7 @@ use std::ptr::NonNull;
 use efa::{Access, ForeignMemory, Link, LocalAccess, MemoryRegion};
 
 use crate::abi::*;
+use crate::bits;
 use crate::boundary::{Errno, INVALID, Outcome, status};
 use crate::c::domain::Domain;
 use crate::errors;
@@ -30,7 +31,6 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 static FID: fi_ops = fi_ops { close: Some(close), ..fi_ops::failing::<FI_ENOSYS>() };
-static CLOSED_FID: fi_ops = fi_ops::failing::<FI_EBADF>();
 
 pub(crate) static TABLE: fi_ops_mr = fi_ops_mr {
     size: size_of::<fi_ops_mr>(),
@@ -53,8 +53,7 @@ unsafe impl Class for Region {
         fid_mr { fid, mem_desc: std::ptr::null_mut(), key: FI_KEY_NOTAVAIL }
     }
 
-    fn closed() -> fid_mr {
-        let fid = fid { fclass: Self::NUMBER, ops: &CLOSED_FID, ..zeroed() };
+    fn closed(fid: fid) -> fid_mr {
         fid_mr { fid, mem_desc: std::ptr::null_mut(), key: FI_KEY_NOTAVAIL }
     }
 
@@ -121,19 +120,13 @@ fn accesses(access: u64) -> Outcome<(Access, LocalAccess)> {
         (FI_READ, LocalAccess::READ),
         (FI_WRITE, LocalAccess::WRITE),
     ];
-    let mut rest = access & !(FI_REMOTE_READ | FI_REMOTE_WRITE);
-    let mut local = LocalAccess::empty();
-    for (bit, access) in LOCAL {
-        if rest & bit != 0 {
-            local |= access;
-            rest &= !bit;
-        }
-    }
+    const REMOTE: u64 = FI_REMOTE_READ | FI_REMOTE_WRITE;
+    let local = bits::translate(access & !REMOTE, &LOCAL).ok_or(INVALID)?;
     let remote = Access {
         remote_read: access & FI_REMOTE_READ != 0,
         remote_write: access & FI_REMOTE_WRITE != 0,
     };
-    if rest == 0 { Ok((remote, local)) } else { Err(INVALID) }
+    Ok((remote, local))
 }
 
 /// Registers, and gives the program the object.

@@ -39,7 +39,6 @@ static FID: fi_ops = fi_ops {
     control: Some(control),
     ..fi_ops::failing::<FI_ENOSYS>()
 };
-static CLOSED_FID: fi_ops = fi_ops::failing::<FI_EBADF>();
 static OPTIONS: fi_ops_ep =
     fi_ops_ep { getopt: Some(getopt), setopt: Some(setopt), ..fi_ops_ep::failing::<FI_ENOSYS>() };
 static CLOSED: fi_ops_ep = fi_ops_ep::failing::<FI_EBADF>();
@@ -66,8 +65,7 @@ unsafe impl Class for Passive {
         fid_pep { fid, ops: &OPTIONS, cm: &TABLE }
     }
 
-    fn closed() -> fid_pep {
-        let fid = fid { fclass: Self::NUMBER, ops: &CLOSED_FID, ..zeroed() };
+    fn closed(fid: fid) -> fid_pep {
         fid_pep { fid, ops: &CLOSED, cm: &CLOSED_TABLE }
     }
 

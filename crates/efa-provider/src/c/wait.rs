@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use efa::{TryWaitError, Wait, Waitable};
 
 use crate::abi::*;
-use crate::boundary::{Errno, INVALID, Outcome, number, status};
+use crate::boundary::{Errno, INVALID, Outcome, lock, number, status};
 use crate::c::counter::Counter;
 use crate::c::cq::{CompletionQueue, timeout_of};
 use crate::c::domain::{self, Domain};
@@ -229,7 +229,6 @@ static WAIT_FID: fi_ops = fi_ops {
     ..fi_ops::failing::<FI_ENOSYS>()
 };
 static WAIT: fi_ops_wait = fi_ops_wait { size: size_of::<fi_ops_wait>(), wait: Some(wait) };
-static CLOSED_FID: fi_ops = fi_ops::failing::<FI_EBADF>();
 static CLOSED_WAIT: fi_ops_wait = fi_ops_wait::failing::<FI_EBADF>();
 
 // SAFETY: `fid_wait` begins with a `fid`.
@@ -246,8 +245,7 @@ unsafe impl Class for WaitSet {
         fid_wait { fid, ops: &WAIT }
     }
 
-    fn closed() -> fid_wait {
-        let fid = fid { fclass: Self::NUMBER, ops: &CLOSED_FID, ..zeroed() };
+    fn closed(fid: fid) -> fid_wait {
         fid_wait { fid, ops: &CLOSED_WAIT }
     }
 
@@ -347,8 +345,7 @@ unsafe impl Class for PollSet {
         fid_poll { fid, ops: &POLL }
     }
 
-    fn closed() -> fid_poll {
-        let fid = fid { fclass: Self::NUMBER, ops: &CLOSED_FID, ..zeroed() };
+    fn closed(fid: fid) -> fid_poll {
         fid_poll { fid, ops: &CLOSED_POLL }
     }
 
@@ -394,7 +391,7 @@ unsafe extern "C" fn poll(
         // SAFETY: the table is that of a poll set.
         let set = unsafe { Object::<PollSet>::of(pollset) };
         let mut found = 0;
-        for (member, of_efa) in crate::boundary::lock(&set.members).iter() {
+        for (member, of_efa) in lock(&set.members).iter() {
             // All are progressed, also those there is no more room for.
             let is_pending = of_efa.poll(&mut [0]) > 0;
             if is_pending && found < count {
@@ -422,7 +419,7 @@ unsafe extern "C" fn poll_add(pollset: *mut fid_poll, event_fid: *mut fid, flags
         }
         let mut of_efa = efa::PollSet::new();
         of_efa.add(member.waitable().ok_or(INVALID)?, 0);
-        let mut members = crate::boundary::lock(&set.members);
+        let mut members = lock(&set.members);
         members.retain(|(there, _)| there.fid() != event_fid);
         members.push((member, of_efa));
         Ok(())
@@ -436,7 +433,7 @@ unsafe extern "C" fn poll_del(pollset: *mut fid_poll, event_fid: *mut fid, flags
         }
         // SAFETY: the table is that of a poll set.
         let set = unsafe { Object::<PollSet>::of(pollset) };
-        let mut members = crate::boundary::lock(&set.members);
+        let mut members = lock(&set.members);
         let before = members.len();
         members.retain(|(there, _)| there.fid() != event_fid);
         if members.len() == before { Err(INVALID) } else { Ok(()) }
