@@ -5,8 +5,13 @@
 //!   OperationError ─► of_operation ─► fi_cq_err_entry: err, prov_errno ─► text(prov_errno)
 //! ```
 //!
-//! Numbers of `prov_errno` below 4,096 are the device's statuses, those from 4,096 on are of a peer with
-//! Amazon's provider, those from [`OWN`] on are this provider's.
+//! `prov_errno` of an entry in a completion queue is
+//!
+//! * a status of the device (0 to 255), or the reason for which a peer gave the operation up, which is such a status or
+//!   a number of Amazon's provider (4,096 and some more),
+//! * or a number of this provider: [`OWN`] and more.
+//!
+//! In an event queue it is the same number as `err`.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::io;

@@ -17,7 +17,7 @@ use crate::c::cm::MOST_DATA;
 
 /// Hints, and the attributes that they point to.
 #[derive(Clone, Copy)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct ProgramHints<'a> {
     pub(crate) info: &'a fi_info,
     pub(crate) transmit: Option<&'a fi_tx_attr>,
     pub(crate) receive: Option<&'a fi_rx_attr>,
@@ -41,8 +41,8 @@ const BASIC: c_int = FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
 /// All modes of registration.
 const MR_MODES: c_int = (1 << 12) - 1;
 
-/// What limits that have no end are said to be: programs may keep them in an `int`.
-const MOST: usize = c_int::MAX as usize;
+/// The value of an attribute that has no limit: programs may keep it in an `int`.
+const NO_LIMIT: usize = c_int::MAX as usize;
 
 /// Contexts of an endpoint, on either side.
 const CONTEXTS: usize = 1;
@@ -55,7 +55,7 @@ where
 }
 
 /// The query of a program.
-pub(crate) fn query(version: u32, asked: Option<Asked<'_>>) -> Outcome<Query> {
+pub(crate) fn query(version: u32, asked: Option<ProgramHints<'_>>) -> Outcome<Query> {
     let asked_version =
         Version { major: FI_MAJOR(version) as u16, minor: FI_MINOR(version) as u16 };
     let mut hints = Hints::new();
@@ -96,7 +96,7 @@ pub(crate) fn registration(
     }
 }
 
-impl Asked<'_> {
+impl ProgramHints<'_> {
     fn fill(&self, hints: &mut Hints) -> Outcome<()> {
         let info = self.info;
         hints.capabilities = bits::capabilities(info.caps).ok_or(NO_DATA)?;
@@ -255,7 +255,7 @@ fn fill_domain(asked: &fi_domain_attr, hints: &mut Hints) -> Outcome<()> {
 // ---- answers ------------------------------------------------------------------------------------
 
 /// The hints that an answer repeats.
-pub(crate) struct Echo {
+pub(crate) struct RequestedAttributes {
     pub(crate) version: u32,
     pub(crate) caps: u64,
     /// The default flags of operations are those that were asked for.
@@ -272,8 +272,8 @@ pub(crate) struct Echo {
     pub(crate) destination: Option<[u8; Address::SIZE]>,
 }
 
-impl Echo {
-    pub(crate) fn of(version: u32, asked: Option<Asked<'_>>) -> Self {
+impl RequestedAttributes {
+    pub(crate) fn of(version: u32, asked: Option<ProgramHints<'_>>) -> Self {
         Self {
             version,
             caps: asked.map_or(0, |asked| asked.info.caps),
@@ -308,8 +308,8 @@ impl Echo {
 }
 
 /// Fills the attributes of an entry that are numbers. `to` is an entry of zeros.
-pub(crate) fn answer(info: &Info, echo: &Echo, to: &mut Answer<'_>) {
-    let caps = bits::caps(info.capabilities, echo.caps);
+pub(crate) fn answer(info: &Info, requested: &RequestedAttributes, to: &mut Answer<'_>) {
+    let caps = bits::caps(info.capabilities, requested.caps);
     let is_msg = info.endpoint.kind == EndpointKind::Connected;
     to.info.caps = caps;
     to.info.mode = 0;
@@ -317,19 +317,19 @@ pub(crate) fn answer(info: &Info, echo: &Echo, to: &mut Answer<'_>) {
 
     let (from, transmit) = (&info.transmit, &mut *to.transmit);
     transmit.caps = bits::side_caps(from.capabilities, caps, FI_READ | FI_WRITE | FI_NAMED_RX_CTX);
-    transmit.op_flags = echo.transmit_flags.unwrap_or(bits::op_flags(from.flags));
+    transmit.op_flags = requested.transmit_flags.unwrap_or(bits::op_flags(from.flags));
     transmit.msg_order = MESSAGE_ORDER;
     transmit.inject_size = from.inject_size;
-    transmit.size = from.size.min(MOST);
+    transmit.size = from.size.min(NO_LIMIT);
     transmit.iov_limit = from.iov_limit;
     transmit.rma_iov_limit = from.rma_iov_limit;
 
     let (from, receive) = (&info.receive, &mut *to.receive);
     receive.caps = bits::side_caps(from.capabilities, caps, FI_REMOTE_READ | FI_REMOTE_WRITE);
-    receive.op_flags = echo.receive_flags.unwrap_or(bits::op_flags(from.flags));
+    receive.op_flags = requested.receive_flags.unwrap_or(bits::op_flags(from.flags));
     receive.msg_order = MESSAGE_ORDER;
     receive.total_buffered_recv = from.total_buffered;
-    receive.size = from.size.min(MOST);
+    receive.size = from.size.min(NO_LIMIT);
     receive.iov_limit = from.iov_limit;
 
     let (from, endpoint) = (&info.endpoint, &mut *to.endpoint);
@@ -342,7 +342,7 @@ pub(crate) fn answer(info: &Info, echo: &Echo, to: &mut Answer<'_>) {
     endpoint.rx_ctx_cnt = CONTEXTS;
 
     let (from, limits, domain) = (&info.domain, &info.limits, &mut *to.domain);
-    domain.threading = match echo.threading {
+    domain.threading = match requested.threading {
         FI_THREAD_UNSPEC => FI_THREAD_SAFE,
         asked => asked,
     };
@@ -350,21 +350,21 @@ pub(crate) fn answer(info: &Info, echo: &Echo, to: &mut Answer<'_>) {
     domain.data_progress = progress(from.progress);
     domain.resource_mgmt = FI_RM_ENABLED;
     // Programs that ask for no type may open either.
-    domain.av_type = echo.av_type;
-    domain.mr_mode = echo.mr_mode(from.registration_mode);
+    domain.av_type = requested.av_type;
+    domain.mr_mode = requested.mr_mode(from.registration_mode);
     domain.mr_key_size = from.mr_key_size;
     domain.cq_data_size = from.cq_data_size;
-    domain.cq_cnt = limits.completion_queues.min(MOST);
-    domain.ep_cnt = limits.endpoints.min(MOST);
-    domain.tx_ctx_cnt = limits.transmit_contexts.min(MOST);
-    domain.rx_ctx_cnt = limits.receive_contexts.min(MOST);
+    domain.cq_cnt = limits.completion_queues.min(NO_LIMIT);
+    domain.ep_cnt = limits.endpoints.min(NO_LIMIT);
+    domain.tx_ctx_cnt = limits.transmit_contexts.min(NO_LIMIT);
+    domain.rx_ctx_cnt = limits.receive_contexts.min(NO_LIMIT);
     domain.max_ep_tx_ctx = CONTEXTS;
     domain.max_ep_rx_ctx = CONTEXTS;
-    domain.cntr_cnt = MOST;
+    domain.cntr_cnt = NO_LIMIT;
     domain.mr_iov_limit = 1;
     domain.max_err_data = MOST_DATA;
     domain.caps = FI_LOCAL_COMM | FI_REMOTE_COMM | FI_SHARED_AV;
-    domain.mr_cnt = from.max_regions.min(MOST);
+    domain.mr_cnt = from.max_regions.min(NO_LIMIT);
 }
 
 fn progress(progress: Progress) -> fi_progress {

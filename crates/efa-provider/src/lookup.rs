@@ -1,7 +1,7 @@
 //! Endpoints without a connection that are found by host and port.
 //!
 //! The address of such an endpoint is known when it is enabled, not before, so what `fi_getinfo` knows of node and
-//! service is a [`Site`]: host and port in the form of an address. A server whose entry has one as its source
+//! service is a [`HostPort`]: host and port in the form of an address. A server whose entry has one as its source
 //! answers there; a client that inserts one into an address vector asks there:
 //!
 //! ```text
@@ -28,7 +28,7 @@ const GREETING: [u8; 8] = *b"EfaA\x01\0\0\0";
 
 const ANSWER: usize = GREETING.len() + Address::SIZE;
 
-/// The end of a site, where addresses have zeros.
+/// The last bytes of a [`HostPort`], where addresses have zeros.
 const MARK: [u8; 8] = *b"EfaSite\x01";
 
 /// How long a client tries to reach a server that isn't there yet.
@@ -40,9 +40,9 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// Host and port of an endpoint, as 32 bytes:
 /// IPv6 address or mapped IPv4 address, 2 zeros, port, scope, mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Site(pub(crate) SocketAddr);
+pub(crate) struct HostPort(pub(crate) SocketAddr);
 
-impl Site {
+impl HostPort {
     pub(crate) fn to_bytes(self) -> Bytes {
         let (ip, scope) = match self.0 {
             SocketAddr::V4(address) => (address.ip().to_ipv6_mapped(), 0),
@@ -104,18 +104,18 @@ fn ask(at: SocketAddr, patience: Duration) -> io::Result<Bytes> {
 
 /// Answers all who ask at a port, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Answering {
+pub(crate) struct AddressServer {
     stop: OwnedFd,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Answering {
+impl AddressServer {
     /// Answers with this address.
     ///
     /// # Errors
-    /// If the site isn't of this host, or its port is used.
-    pub(crate) fn start(site: Site, address: &Bytes) -> io::Result<Self> {
-        Self::on(TcpListener::bind(site.0)?, address)
+    /// If the IP address isn't one of this host, or its port is used.
+    pub(crate) fn start(at: HostPort, address: &Bytes) -> io::Result<Self> {
+        Self::on(TcpListener::bind(at.0)?, address)
     }
 
     fn on(listener: TcpListener, address: &Bytes) -> io::Result<Self> {
@@ -131,7 +131,7 @@ impl Answering {
     }
 }
 
-impl Drop for Answering {
+impl Drop for AddressServer {
     fn drop(&mut self) {
         // An eventfd of its own takes a one at any time.
         let told = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
@@ -172,37 +172,37 @@ mod tests {
 
     use super::*;
 
-    fn here(port: u16) -> Site {
-        Site((Ipv4Addr::LOCALHOST, port).into())
+    fn here(port: u16) -> HostPort {
+        HostPort((Ipv4Addr::LOCALHOST, port).into())
     }
 
     #[test]
-    fn site_of_either_family_is_written_and_read_back() {
+    fn host_and_port_of_either_family_is_written_and_read_back() {
         for text in ["10.1.2.3:70", "0.0.0.0:9228", "[fe80::1%3]:65535", "[::1]:0"] {
-            let site = Site(text.parse().unwrap());
-            assert_eq!(Site::from_bytes(&site.to_bytes()), Some(site), "{text}");
+            let at = HostPort(text.parse().unwrap());
+            assert_eq!(HostPort::from_bytes(&at.to_bytes()), Some(at), "{text}");
         }
     }
 
     #[test]
-    fn address_is_no_site() {
+    fn address_is_no_host_and_port() {
         let address: Address = "[fe80::1]:12/0x0000002a".parse().unwrap();
-        assert_eq!(Site::from_bytes(&address.to_bytes()), None);
+        assert_eq!(HostPort::from_bytes(&address.to_bytes()), None);
     }
 
     #[test]
     fn everyone_who_asks_gets_the_address() {
         let listener = TcpListener::bind(here(0).0).unwrap();
-        let site = Site(listener.local_addr().unwrap());
-        let answering = Answering::on(listener, &[7; 32]).unwrap();
+        let at = HostPort(listener.local_addr().unwrap());
+        let server = AddressServer::on(listener, &[7; 32]).unwrap();
         // Says nothing and takes nothing.
-        let _silent = TcpStream::connect(site.0).unwrap();
+        let _silent = TcpStream::connect(at.0).unwrap();
         for _ in 0..3 {
-            assert_eq!(site.look_up(PATIENCE).unwrap(), [7; 32]);
+            assert_eq!(at.look_up(PATIENCE).unwrap(), [7; 32]);
         }
-        drop(answering);
+        drop(server);
         let begin = Instant::now();
-        site.look_up(Duration::from_millis(20)).unwrap_err();
+        at.look_up(Duration::from_millis(20)).unwrap_err();
         assert!(begin.elapsed() < PATIENCE);
     }
 
@@ -210,7 +210,7 @@ mod tests {
     fn client_waits_for_a_server_that_is_late() {
         let port = TcpListener::bind(here(0).0).unwrap().local_addr().unwrap().port();
         let client = std::thread::spawn(move || here(port).look_up(Duration::from_secs(20)));
-        let _answering = Answering::start(here(port), &[9; 32]).unwrap();
+        let _server = AddressServer::start(here(port), &[9; 32]).unwrap();
         assert_eq!(client.join().unwrap().unwrap(), [9; 32]);
     }
 
@@ -221,8 +221,8 @@ mod tests {
             (&GREETING[..], ErrorKind::UnexpectedEof),
         ] {
             let other = TcpListener::bind(here(0).0).unwrap();
-            let site = here(other.local_addr().unwrap().port());
-            let client = std::thread::spawn(move || site.look_up(PATIENCE));
+            let at = here(other.local_addr().unwrap().port());
+            let client = std::thread::spawn(move || at.look_up(PATIENCE));
             other.accept().unwrap().0.write_all(answer).unwrap();
             assert_eq!(client.join().unwrap().unwrap_err().kind(), kind);
         }
@@ -231,8 +231,8 @@ mod tests {
     #[test]
     fn port_that_is_used_is_an_error() {
         let first = TcpListener::bind(here(0).0).unwrap();
-        let site = Site(first.local_addr().unwrap());
-        let error = Answering::start(site, &[2; 32]).unwrap_err();
+        let at = HostPort(first.local_addr().unwrap());
+        let error = AddressServer::start(at, &[2; 32]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::AddrInUse);
     }
 }

@@ -3,6 +3,10 @@
 //! Memory that a program gives to an operation is mapped, and given up to the operation until its completion: nobody
 //! writes what is sent, and nobody reads or writes what is received into. libfabric asks that of its programs
 //! (fi_msg(3)), and this library relies on it.
+//!
+//! Buffers, addresses, entries of queues and values of options may lie at any address. Structures of libfabric that
+//! describe an operation (`fi_msg`, `iovec`, `fi_ioc`, `fi_rma_iov`, …) and attributes are aligned, as a C compiler
+//! aligns them.
 
 #![allow(unsafe_code)]
 

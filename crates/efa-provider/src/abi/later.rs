@@ -1,17 +1,16 @@
 //! What libfabric 1.18 to 2.6 appended to structures and tables, and bits that changed their meaning.
 //!
-//! The provider tells by the API version that a program asked for (`fi_getinfo`, `fi_fabric_attr.api_version`)
-//! what the program knows:
+//! The provider uses the 1.17 forms throughout:
 //!
-//! * A structure that the program gives is read, and one that it wants filled is written, no further than that
-//!   version has it: [`since`]. What the `fi_dupinfo` of the loaded libfabric allocates has that release's
-//!   tails, zeroed; the provider leaves them so.
-//! * A bit means what it means in that version: bits 45, 46 and 48 got another name in 2.0.
+//! * It writes no appended member. What the `fi_dupinfo` of the loaded libfabric allocates has that release's
+//!   tails, zeroed; `src_addr` of an error entry is set by `fi_cq_readerr` of libfabric's header.
+//! * It offers none of the capabilities whose bits, 45, 46 and 48, got another name in 2.0.
+//! * Tables have the `size` of their 1.17 form, whatever library and program they meet: where libfabric appended a
+//!   function, it calls it only if the table's `size` reaches beyond its place, and else answers `-FI_ENOSYS`.
+//!   Of the tables here only [`fi_ops_av`](super::fi_ops_av) has grown, by three functions in 1.20.
 //!
-//! Tables don't need it: where libfabric appended a function, it calls it only if the table's `size` reaches
-//! beyond its place, and else answers `-FI_ENOSYS`. So each table has the `size` of its 1.17 form, whatever
-//! library and program it meets; programs compiled with older headers don't look at its last functions. Of
-//! the tables here only [`fi_ops_av`](super::fi_ops_av) has grown since, by three functions in 1.20.
+//! So most of this file is for `tests/layout.rs`, which shows that nothing was inserted before the appended members.
+//! What programs older than 1.17 don't know is decided where it is used, by the API version that they asked for.
 
 use std::ffi::{c_int, c_void};
 
@@ -19,22 +18,6 @@ use super::{FI_CNTR_EVENTS_COMP, FI_MSWAP, FI_OPT_EFA_RNR_RETRY};
 use super::{FI_OPT_XPU_TRIGGER, FI_PROGRESS_MANUAL, FI_UINT128, fi_cntr_events, fi_datatype};
 use super::{enums, fi_addr_t, fi_op, fi_progress, structs};
 use super::{fi_cq_err_entry, fi_domain_attr, fi_mr_attr, fid_mr};
-
-/// API versions since which programs know of members. Everything else is there since 1.5.
-pub mod since {
-    use crate::abi::FI_VERSION;
-
-    /// `nic` of `fi_info`.
-    pub const NIC: u32 = FI_VERSION(1, 7);
-    /// `tclass` of `fi_tx_attr` and `fi_domain_attr`.
-    pub const TCLASS: u32 = FI_VERSION(1, 9);
-    /// `iface` and `device` of `fi_mr_attr`.
-    pub const HMEM: u32 = FI_VERSION(1, 9);
-    /// `src_addr` of [`fi_cq_err_entry_1_20`](super::fi_cq_err_entry_1_20).
-    pub const ERROR_SOURCE: u32 = FI_VERSION(1, 20);
-    /// Bits 45, 46 and 48 in the meaning of 2.0.
-    pub const TAGGED_BITS: u32 = FI_VERSION(2, 0);
-}
 
 structs! {
     /// `fi_cq_err_entry` since 1.20. The program's `fi_cq_readerr` has set `src_addr` to `FI_ADDR_NOTAVAIL`.

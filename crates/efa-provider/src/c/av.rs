@@ -12,7 +12,7 @@ use crate::c::entry;
 use crate::c::eq::{EventQueue, Insertion};
 use crate::c::event::Pointer;
 use crate::errors;
-use crate::lookup::{PATIENCE, Site};
+use crate::lookup::{HostPort, PATIENCE};
 use crate::object::{Class, Object, Pool, Use};
 
 /// An address vector.
@@ -27,12 +27,12 @@ pub(crate) struct AddressVector {
 }
 
 /// The upper half of the first address of a slot in an [`AddressVectorKind::Map`].
-const FIRST: fi_addr_t = 1 << 32;
+const FIRST_OF_SLOT: fi_addr_t = 1 << 32;
 
-/// Slots of a named address vector for which no count was given.
-const USUAL: usize = 4096;
-/// Most of them that are listed.
-const MOST: usize = 1 << 20;
+/// Addresses that `map_addr` lists of a named address vector opened without a count.
+const LISTED_BY_DEFAULT: usize = 4096;
+/// Most addresses that `map_addr` lists.
+const MOST_LISTED: usize = 1 << 20;
 
 static FID: fi_ops =
     fi_ops { close: Some(close), bind: Some(bind), ..fi_ops::failing::<FI_ENOSYS>() };
@@ -103,8 +103,9 @@ pub(crate) unsafe extern "C" fn open(
             let mut first = Box::default();
             if attr.flags & FI_READ != 0 {
                 options = options.read_only();
-                let count = if attr.count == 0 { USUAL } else { attr.count.min(MOST) };
-                let upper = if kind == AddressVectorKind::Map { FIRST } else { 0 };
+                let count =
+                    if attr.count == 0 { LISTED_BY_DEFAULT } else { attr.count.min(MOST_LISTED) };
+                let upper = if kind == AddressVectorKind::Map { FIRST_OF_SLOT } else { 0 };
                 first = (0..count as fi_addr_t).map(|index| upper | index).collect();
             }
             let addresses = domain
@@ -142,7 +143,7 @@ impl Object<AddressVector> {
         context: *mut c_void,
     ) -> Outcome<usize> {
         let addresses: Vec<Address> = found.iter().filter_map(|found| found.ok()).collect();
-        let number = events.report_insertion(Insertion {
+        let number = events.register_insertion(Insertion {
             of: Pointer::of(self.fid()),
             context: Pointer::of(context),
             to: Pointer::of(to),
@@ -250,10 +251,10 @@ pub(crate) fn indices(
 
 /// The address of an endpoint, which is asked for if only host and port are known.
 fn endpoint_at(bytes: [u8; Address::SIZE]) -> Outcome<Address> {
-    let bytes = match Site::from_bytes(&bytes) {
+    let bytes = match HostPort::from_bytes(&bytes) {
         None => bytes,
-        Some(site) => site.look_up(PATIENCE).map_err(|error| {
-            crate::log::warn(format_args!("no address from {}: {error}", site.0));
+        Some(server) => server.look_up(PATIENCE).map_err(|error| {
+            crate::log::warn(format_args!("no address from {}: {error}", server.0));
             errors::of_io(&error)
         })?,
     };

@@ -30,12 +30,12 @@ pub(crate) static TABLE: fi_ops_cm = fi_ops_cm {
 // ---- requests -----------------------------------------------------------------------------------
 
 /// A request to be connected, as `fi_info.handle` names it.
-pub(crate) struct Request(Mutex<Option<ConnectionRequest>>);
+pub(crate) struct RequestHandle(Mutex<Option<ConnectionRequest>>);
 
 static FID: fi_ops = fi_ops { close: Some(close), ..fi_ops::failing::<FI_ENOSYS>() };
 
 // SAFETY: a request is nothing but a `fid`.
-unsafe impl Class for Request {
+unsafe impl Class for RequestHandle {
     type C = fid;
 
     const NUMBER: usize = FI_CLASS_CONNREQ;
@@ -56,12 +56,12 @@ unsafe impl Class for Request {
     }
 
     fn pool() -> &'static Pool<Self> {
-        static POOL: Pool<Request> = Pool::new();
+        static POOL: Pool<RequestHandle> = Pool::new();
         &POOL
     }
 }
 
-impl Request {
+impl RequestHandle {
     /// A handle, until it is [taken](Self::take).
     pub(crate) fn create(request: ConnectionRequest) -> fid_t {
         let object = Object::create(Self(Mutex::new(Some(request))), std::ptr::null_mut());
@@ -86,7 +86,7 @@ impl Request {
 /// Closing a request rejects it.
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
     // SAFETY: the table is that of a request.
-    status(|| unsafe { Request::take(fid) }.map(drop))
+    status(|| unsafe { RequestHandle::take(fid) }.map(drop))
 }
 
 // ---- endpoints ----------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ impl Connection {
             state.name = Some(passive.name());
         } else if !info.handle.is_null() {
             // SAFETY: as above.
-            let request = unsafe { Request::take(info.handle) }?;
+            let request = unsafe { RequestHandle::take(info.handle) }?;
             (state.name, state.peer) = (Some(request.listener_address()), Some(request.caller()));
             state.request = Some(request);
         }

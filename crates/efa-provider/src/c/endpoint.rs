@@ -19,10 +19,10 @@ use crate::c::counter::{self, Counter};
 use crate::c::cq::CompletionQueue;
 use crate::c::domain::{self, Domain};
 use crate::c::eq::EventQueue;
-use crate::c::event::{Pointer, Source};
+use crate::c::event::{EventSource, Pointer};
 use crate::c::{atomic, entry, msg, rma, tagged};
 use crate::errors;
-use crate::lookup::{Answering, Site};
+use crate::lookup::{AddressServer, HostPort};
 use crate::object::{Class, Object, Pool, Use};
 
 /// An endpoint.
@@ -34,10 +34,10 @@ pub(crate) struct Endpoint {
     /// `None` if it is for reliable datagrams.
     pub(crate) connection: Option<Connection>,
     /// Where peers ask for its address.
-    site: Option<Site>,
+    host_port: Option<HostPort>,
     /// Answers there.
-    answering: OnceLock<Answering>,
-    disabled: Mutex<Disabled>,
+    address_server: OnceLock<AddressServer>,
+    setup: Mutex<Setup>,
     claims: Mutex<HashMap<u64, Claim>>,
     pub(crate) defaults: Defaults,
     pub(crate) domain: Use<Domain>,
@@ -75,7 +75,7 @@ pub(crate) struct Defaults {
 
 /// What the program sets before it enables the endpoint.
 #[derive(Default)]
-struct Disabled {
+struct Setup {
     options: EndpointOptions,
     transmit: Option<Use<CompletionQueue>>,
     receive: Option<Use<CompletionQueue>>,
@@ -205,23 +205,24 @@ impl Endpoint {
         };
         // SAFETY: an entry's address has the length that it says.
         let source = unsafe { entry::address(info.src_addr, info.src_addrlen) };
-        let site = source.as_ref().and_then(Site::from_bytes).filter(|site| site.0.port() != 0);
-        let disabled = Disabled { options, ..Disabled::default() };
+        let host_port = source.as_ref().and_then(HostPort::from_bytes);
+        let host_port = host_port.filter(|host_port| host_port.0.port() != 0);
+        let setup = Setup { options, ..Setup::default() };
         Ok(Self {
             enabled: OnceLock::new(),
             addressed: if connection.is_none() { u64::MAX } else { 0 },
             connection,
-            site,
-            answering: OnceLock::new(),
-            disabled: Mutex::new(disabled),
+            host_port,
+            address_server: OnceLock::new(),
+            setup: Mutex::new(setup),
             claims: Mutex::default(),
             defaults,
             domain: Use::new(domain),
         })
     }
 
-    fn disabled(&self) -> MutexGuard<'_, Disabled> {
-        lock(&self.disabled)
+    fn setup(&self) -> MutexGuard<'_, Setup> {
+        lock(&self.setup)
     }
 
     /// The endpoint, once it is enabled.
@@ -289,12 +290,12 @@ impl Endpoint {
     /// # Errors
     /// `FI_ENOCQ` if there is none.
     pub(crate) fn receive_queue(&self) -> Outcome<Use<CompletionQueue>> {
-        self.disabled().receive.clone().ok_or(Errno(FI_ENOCQ))
+        self.setup().receive.clone().ok_or(Errno(FI_ENOCQ))
     }
 
     /// Binds what the program bound to it.
-    fn bind_all(&self, disabled: &Disabled, builder: EndpointBuilder) -> EndpointBuilder {
-        let Disabled { transmit, receive, selective, addresses, counters, .. } = disabled;
+    fn bind_all(&self, setup: &Setup, builder: EndpointBuilder) -> EndpointBuilder {
+        let Setup { transmit, receive, selective, addresses, counters, .. } = setup;
         let builder = counters.iter().fold(builder, |builder, (counter, kinds)| {
             builder.bind_counter(&counter.counter, *kinds)
         });
@@ -327,19 +328,15 @@ impl Endpoint {
     }
 
     /// An endpoint with a connection, whose events have this context.
-    fn with_connection(
-        &self,
-        disabled: &Disabled,
-        context: u64,
-    ) -> Result<MsgEndpoint, EnableError> {
+    fn with_connection(&self, setup: &Setup, context: u64) -> Result<MsgEndpoint, EnableError> {
         let usual = MsgEndpointOptions::default();
-        let mut options = disabled.options.clone().context(context);
+        let mut options = setup.options.clone().context(context);
         options.protocol.min_receive_buffers = usual.endpoint.protocol.min_receive_buffers;
         let mut builder = self.domain.domain.msg_endpoint(usual.endpoint(options));
-        if let Some(events) = &disabled.events {
+        if let Some(events) = &setup.events {
             builder = builder.bind_event_queue(&events.events);
         }
-        builder.bind_with(|builder| self.bind_all(disabled, builder)).enable()
+        builder.bind_with(|builder| self.bind_all(setup, builder)).enable()
     }
 
     fn bind(&self, to: *const fid, flags: u64) -> Outcome<()> {
@@ -366,8 +363,8 @@ impl Endpoint {
             return Err(Errno(FI_EBADFLAGS));
         }
         domain::of_same(&self.domain, &queue.domain)?;
-        let mut disabled = self.disabled();
-        let Disabled { transmit, receive, selective, .. } = &mut *disabled;
+        let mut setup = self.setup();
+        let Setup { transmit, receive, selective, .. } = &mut *setup;
         let asked = [flags & FI_TRANSMIT != 0, flags & FI_RECV != 0];
         if (asked[0] && transmit.is_some()) || (asked[1] && receive.is_some()) {
             return Err(INVALID);
@@ -385,7 +382,7 @@ impl Endpoint {
         if !self.domain.fabric.is(events.fabric.object()) {
             return Err(INVALID);
         }
-        match &mut self.disabled().events {
+        match &mut self.setup().events {
             Some(_) => Err(INVALID),
             slot => {
                 *slot = Some(Use::new(events));
@@ -397,7 +394,7 @@ impl Endpoint {
     fn bind_counter(&self, counter: &Object<Counter>, flags: u64) -> Outcome<()> {
         let kinds = counter::counted(flags)?;
         domain::of_same(&self.domain, &counter.domain)?;
-        let counters = &mut self.disabled().counters;
+        let counters = &mut self.setup().counters;
         if counters.iter().any(|(_, taken)| taken.intersects(kinds)) {
             return Err(INVALID);
         }
@@ -410,7 +407,7 @@ impl Endpoint {
             return Err(Errno(FI_EBADFLAGS));
         }
         domain::of_same(&self.domain, &addresses.domain)?;
-        match &mut self.disabled().addresses {
+        match &mut self.setup().addresses {
             Some(_) => Err(INVALID),
             slot => {
                 *slot = Some(Use::new(addresses));
@@ -423,24 +420,24 @@ impl Endpoint {
 impl Object<Endpoint> {
     /// `fi_enable`.
     pub(crate) fn enable(&self) -> Outcome<()> {
-        let disabled = self.disabled();
+        let setup = self.setup();
         if self.enabled.get().is_some() {
             return Err(Errno(FI_EOPBADSTATE));
         }
         let enabled = match &self.connection {
             None => {
-                let builder = self.domain.domain.endpoint(disabled.options.clone());
-                self.bind_all(&disabled, builder).enable().map(Enabled::Datagram)
+                let builder = self.domain.domain.endpoint(setup.options.clone());
+                self.bind_all(&setup, builder).enable().map(Enabled::Datagram)
             }
             Some(connection) => {
-                let events = disabled.events.as_ref().ok_or(Errno(FI_ENOEQ))?;
-                let number = events.report(Source {
+                let events = setup.events.as_ref().ok_or(Errno(FI_ENOEQ))?;
+                let number = events.register_source(EventSource {
                     fid: Pointer::of(self.fid()),
                     context: Pointer::of(self.context()),
                     info: None,
                     is_connected: false,
                 });
-                let enabled = self.with_connection(&disabled, number);
+                let enabled = self.with_connection(&setup, number);
                 match enabled {
                     Ok(_) => connection.set_number(number),
                     Err(_) => events.forget(number),
@@ -452,14 +449,14 @@ impl Object<Endpoint> {
             crate::log::warn(format_args!("the endpoint can't be enabled: {error}"));
             errors::of_enable(&error)
         })?;
-        if let (Some(site), Enabled::Datagram(endpoint)) = (self.site, &enabled) {
-            let answering = Answering::start(site, &endpoint.address().to_bytes());
-            let answering = answering.map_err(|error| {
-                crate::log::warn(format_args!("can't answer at {}: {error}", site.0));
+        if let (Some(host_port), Enabled::Datagram(endpoint)) = (self.host_port, &enabled) {
+            let started = AddressServer::start(host_port, &endpoint.address().to_bytes());
+            let server = started.map_err(|error| {
+                crate::log::warn(format_args!("can't answer at {}: {error}", host_port.0));
                 errors::of_io(&error)
             })?;
             // The lock is held: nobody else has set it.
-            let _ = self.answering.set(answering);
+            let _ = self.address_server.set(server);
         }
         // As above.
         let _ = self.enabled.set(enabled);
@@ -469,14 +466,14 @@ impl Object<Endpoint> {
     /// Reports at its event queue that it is no longer connected.
     pub(crate) fn report_shutdown(&self) {
         let number = self.connection.as_ref().and_then(Connection::number);
-        if let (Some(events), Some(number)) = (&self.disabled().events, number) {
+        if let (Some(events), Some(number)) = (&self.setup().events, number) {
             events.shut_down(number);
         }
     }
 
     /// Does what can be done for its connection now, and not only when the event queue is read: a request goes out.
     pub(crate) fn progress_events(&self) {
-        if let Some(events) = &self.disabled().events {
+        if let Some(events) = &self.setup().events {
             // What is found stays in the queue.
             let _ = events.fabric.fabric.try_wait(&[&events.events]);
         }
@@ -494,7 +491,7 @@ impl Object<Endpoint> {
             crate::log::warn(format_args!("closed an endpoint: {error}"));
         }
         let number = self.connection.as_ref().and_then(Connection::number);
-        if let (Some(events), Some(number)) = (&self.disabled().events, number) {
+        if let (Some(events), Some(number)) = (&self.setup().events, number) {
             events.forget(number);
         }
     }
@@ -566,7 +563,7 @@ unsafe extern "C" fn getopt(
             let ep = Object::<Endpoint>::of(fid.cast());
             let number = match optname {
                 FI_OPT_CM_DATA_SIZE if ep.connection.is_some() => cm::MOST_DATA as u64,
-                FI_OPT_MIN_MULTI_RECV => ep.disabled().options.protocol.min_multi_receive,
+                FI_OPT_MIN_MULTI_RECV => ep.setup().options.protocol.min_multi_receive,
                 _ => return Err(Errno(FI_ENOPROTOOPT)),
             };
             let number = usize::try_from(number).unwrap_or(usize::MAX);
@@ -595,7 +592,7 @@ unsafe extern "C" fn setopt(
                         return Err(INVALID);
                     }
                     let number = optval.cast::<usize>().read_unaligned().max(1) as u64;
-                    ep.disabled().options.protocol.min_multi_receive = number;
+                    ep.setup().options.protocol.min_multi_receive = number;
                     if let Some(endpoint) = ep.enabled.get() {
                         endpoint.set_min_multi_receive(number);
                     }

@@ -11,9 +11,9 @@ use crate::boundary::{Errno, INVALID, Outcome, status};
 use crate::c;
 use crate::c::domain::Domain;
 use crate::c::fabric::Fabric;
-use crate::info::{Answer, Asked, Echo, answer, query};
+use crate::info::{Answer, ProgramHints, RequestedAttributes, answer, query};
 use crate::libfabric::{self, Libfabric, OwnedInfo, libfabric};
-use crate::lookup::Site;
+use crate::lookup::HostPort;
 use crate::object::Object;
 use crate::settings::Settings;
 use crate::threads;
@@ -96,12 +96,12 @@ pub(super) unsafe fn text<'a>(at: *const c_char) -> Outcome<Option<&'a str>> {
 ///
 /// # Safety
 /// All pointers in `hints` are null or as libfabric's programs set them.
-unsafe fn asked(hints: &fi_info) -> Outcome<Asked<'_>> {
+unsafe fn asked(hints: &fi_info) -> Outcome<ProgramHints<'_>> {
     // SAFETY: the caller's promise.
     unsafe {
         let (fabric, domain) = (hints.fabric_attr.as_ref(), hints.domain_attr.as_ref());
         let name = |name: Option<*mut c_char>| text(name.unwrap_or_default().cast_const());
-        Ok(Asked {
+        Ok(ProgramHints {
             info: hints,
             transmit: hints.tx_attr.as_ref(),
             receive: hints.rx_attr.as_ref(),
@@ -158,7 +158,7 @@ unsafe fn discover(
         query.hints.destination = destination;
     }
     let entries = settings.device.discover(query)?;
-    let mut echo = Echo::of(version, asked);
+    let mut requested = RequestedAttributes::of(version, asked);
     if let Some(asked) = asked
         && asked.info.addr_format == FI_ADDR_EFA
     {
@@ -168,10 +168,10 @@ unsafe fn discover(
         // SAFETY: the program says that so many bytes are there.
         unsafe {
             if !is_source {
-                echo.source = address(asked.info.src_addr, asked.info.src_addrlen);
+                requested.source = address(asked.info.src_addr, asked.info.src_addrlen);
             }
             if is_source || !is_named {
-                echo.destination = address(asked.info.dest_addr, asked.info.dest_addrlen);
+                requested.destination = address(asked.info.dest_addr, asked.info.dest_addrlen);
             }
         }
     }
@@ -186,7 +186,7 @@ unsafe fn discover(
         {
             continue;
         }
-        let filled = fill(libfabric, entry, &echo, &settings, version)?;
+        let filled = fill(libfabric, entry, &requested, &settings, version)?;
         // SAFETY: both are entries of libfabric, and the list is only ours.
         unsafe {
             let format = (*filled.as_ptr()).addr_format;
@@ -207,7 +207,7 @@ unsafe fn discover(
 /// The source of entries for which nothing was asked.
 pub(super) const ANYWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
-/// The address of an endpoint in hints, or a [`Site`].
+/// The address of an endpoint in hints, or a [`HostPort`].
 ///
 /// # Safety
 /// `at` is null, or `length` bytes are there.
@@ -217,7 +217,7 @@ pub(super) unsafe fn address(at: *const c_void, length: usize) -> Option<[u8; Ad
     is_one.then(|| unsafe { at.cast::<[u8; Address::SIZE]>().read_unaligned() })
 }
 
-/// The internet address in hints, or that of a [`Site`].
+/// The internet address in hints, or that of a [`HostPort`].
 ///
 /// # Safety
 /// As for [`address`].
@@ -225,7 +225,7 @@ unsafe fn socket_address(at: *const c_void, length: usize) -> Option<SocketAddr>
     // SAFETY: the caller's promise.
     unsafe {
         match address(at, length) {
-            Some(bytes) => Site::from_bytes(&bytes).map(|Site(address)| address),
+            Some(bytes) => HostPort::from_bytes(&bytes).map(|HostPort(address)| address),
             None if at.is_null() => None,
             None => crate::socket::read(at.cast(), length),
         }
@@ -239,7 +239,7 @@ unsafe fn socket_address(at: *const c_void, length: usize) -> Option<SocketAddr>
 ///
 /// # Safety
 /// The objects in the hints are open, or null.
-unsafe fn open_domain(asked: Asked<'_>) -> Outcome<Option<String>> {
+unsafe fn open_domain(asked: ProgramHints<'_>) -> Outcome<Option<String>> {
     let fabric = asked.fabric.map_or(std::ptr::null_mut(), |fabric| fabric.fabric);
     let domain = asked.domain.map_or(std::ptr::null_mut(), |domain| domain.domain);
     // SAFETY: the caller's promise.
@@ -268,7 +268,7 @@ fn is_format(format: u32, asked: u32) -> bool {
 fn fill(
     libfabric: &'static Libfabric,
     entry: &Info,
-    echo: &Echo,
+    requested: &RequestedAttributes,
     settings: &Settings,
     version: u32,
 ) -> Outcome<OwnedInfo<'static>> {
@@ -283,7 +283,7 @@ fn fill(
             domain: &mut *info.domain_attr,
             info,
         };
-        answer(entry, echo, &mut to);
+        answer(entry, requested, &mut to);
         to.domain.name = libfabric::string(&settings.domain_name(entry));
         let info = to.info;
         let fabric = &mut *info.fabric_attr;
@@ -291,7 +291,7 @@ fn fill(
         // libfabric sets the name of the provider itself.
         fabric.prov_version = VERSION;
         fabric.api_version = version;
-        let anywhere = match echo.is_ipv6 {
+        let anywhere = match requested.is_ipv6 {
             true => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0),
             false => ANYWHERE,
         };
@@ -304,9 +304,9 @@ fn fill(
                 (source, destination)
             }
             _ => {
-                let site = |address| Site(address).to_bytes();
-                let source = echo.source.unwrap_or_else(|| site(source));
-                let destination = echo.destination.or(entry.destination.map(site));
+                let host_port = |address| HostPort(address).to_bytes();
+                let source = requested.source.unwrap_or_else(|| host_port(source));
+                let destination = requested.destination.or(entry.destination.map(host_port));
                 (source.to_vec(), destination.map(|destination| destination.to_vec()))
             }
         };

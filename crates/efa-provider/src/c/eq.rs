@@ -22,7 +22,7 @@ use crate::abi::*;
 use crate::boundary::{Errno, INVALID, Outcome, count, lock, status, value};
 use crate::c::av;
 use crate::c::cq::{ERR_DATA_SIZE, timeout_of};
-use crate::c::event::{Event, Failed, Pointer, Request, Source, What};
+use crate::c::event::{Event, EventKind, EventSource, Failed, Pointer, UnreadRequest};
 use crate::c::fabric::Fabric;
 use crate::c::wait::{self, WaitFor};
 use crate::errors;
@@ -39,7 +39,7 @@ pub(crate) struct EventQueue {
     /// Events of the program in `events`, whose numbers they have there.
     written: Mutex<Slab<(u32, Vec<u8>)>>,
     /// Passive endpoints and endpoints, by the context that they have in `efa`.
-    sources: Mutex<HashMap<u64, Source>>,
+    sources: Mutex<HashMap<u64, EventSource>>,
     /// Insertions under way, by their context in `efa`.
     insertions: Mutex<HashMap<u64, Insertion>>,
     ready: Mutex<VecDeque<Event>>,
@@ -151,8 +151,8 @@ impl EventQueue {
         })
     }
 
-    /// Reports events of an object from now on; returns its context in `efa`.
-    pub(crate) fn report(&self, source: Source) -> u64 {
+    /// Queues events of an object from now on; returns the context that the object is to have in `efa`.
+    pub(crate) fn register_source(&self, source: EventSource) -> u64 {
         let number = new_number();
         lock(&self.sources).insert(number, source);
         number
@@ -170,11 +170,11 @@ impl EventQueue {
     pub(crate) fn shut_down(&self, number: u64) {
         let mut ready = lock(&self.ready);
         while let Some(entry) = self.events.read() {
-            self.keep(entry, &mut ready);
+            self.make_ready(entry, &mut ready);
         }
         let ended = self.set_connected(number, false);
-        let what = || What::Changed(FI_SHUTDOWN, Vec::new());
-        ready.extend(ended.map(|of| Event { of, what: what() }));
+        let kind = || EventKind::Changed(FI_SHUTDOWN, Vec::new());
+        ready.extend(ended.map(|of| Event { of, kind: kind() }));
         self.events.hold(!ready.is_empty());
     }
 
@@ -184,8 +184,8 @@ impl EventQueue {
         self.forget_ready(source.fid);
     }
 
-    /// Reports the end of an insertion that begins; returns its context in `efa`.
-    pub(crate) fn report_insertion(&self, insertion: Insertion) -> u64 {
+    /// Queues an event at the end of an insertion that begins; returns the context that it is to have in `efa`.
+    pub(crate) fn register_insertion(&self, insertion: Insertion) -> u64 {
         let number = new_number();
         lock(&self.insertions).insert(number, insertion);
         number
@@ -213,7 +213,7 @@ impl EventQueue {
         let mut ready = lock(&self.ready);
         while ready.is_empty() {
             let entry = self.events.read().ok_or(Errno(FI_EAGAIN))?;
-            self.keep(entry, &mut ready);
+            self.make_ready(entry, &mut ready);
         }
         let taken = ready.front().ok_or(Errno(FI_EAGAIN)).and_then(take);
         if let Ok((_, true)) = taken
@@ -225,8 +225,8 @@ impl EventQueue {
         taken.map(|(taken, _)| taken)
     }
 
-    /// Translates an event; those of closed objects are dropped.
-    fn keep(&self, entry: Result<ControlEvent, ControlError>, ready: &mut VecDeque<Event>) {
+    /// Translates an event, and appends it to `ready`; those of closed objects are dropped.
+    fn make_ready(&self, entry: Result<ControlEvent, ControlError>, ready: &mut VecDeque<Event>) {
         let of = |number: u64| {
             let sources = lock(&self.sources);
             sources.get(&number).map(|source| (source.fid, source.context))
@@ -236,29 +236,28 @@ impl EventQueue {
                 let written = lock(&self.written).try_remove(number as usize);
                 ready.extend(written.map(|(number, bytes)| Event {
                     of: Pointer::NULL,
-                    what: What::Written(number, bytes),
+                    kind: EventKind::Written(number, bytes),
                 }));
             }
             Ok(ControlEvent::ConnectionRequest(request)) => {
                 let number = request.listener_context();
                 let info = lock(&self.sources).get(&number).and_then(|source| source.info.clone());
                 let data = request.data().to_vec();
-                let request = info.and_then(|info| Request::new(request, &info));
-                ready.extend(
-                    of(number).zip(request).map(|((of, _), request)| Event {
-                        of,
-                        what: What::Requested(request, data),
-                    }),
-                );
+                let request = info.and_then(|info| UnreadRequest::new(request, &info));
+                ready.extend(of(number).zip(request).map(|((of, _), request)| Event {
+                    of,
+                    kind: EventKind::Requested(request, data),
+                }));
             }
             Ok(ControlEvent::Connected { context, data, .. }) => {
                 self.set_connected(context, true);
-                let changed = |(of, _)| Event { of, what: What::Changed(FI_CONNECTED, data) };
+                let changed = |(of, _)| Event { of, kind: EventKind::Changed(FI_CONNECTED, data) };
                 ready.extend(of(context).map(changed));
             }
             Ok(ControlEvent::Shutdown { context, .. }) => {
                 self.set_connected(context, false);
-                let changed = |(of, _)| Event { of, what: What::Changed(FI_SHUTDOWN, Vec::new()) };
+                let changed =
+                    |(of, _)| Event { of, kind: EventKind::Changed(FI_SHUTDOWN, Vec::new()) };
                 ready.extend(of(context).map(changed));
             }
             Ok(ControlEvent::AddressesInserted { context, results, .. }) => {
@@ -276,7 +275,7 @@ impl EventQueue {
                 };
                 ready.extend(of(context).map(|(of, context)| Event {
                     of,
-                    what: What::Failed(Failed { context, data: 0, errno, err_data }),
+                    kind: EventKind::Failed(Failed { context, data: 0, errno, err_data }),
                 }));
             }
         }
@@ -332,7 +331,7 @@ fn inserted(
             }
             Err(Errno(errno)) => {
                 let failed = Failed { context, data: index as u64, errno, err_data: Vec::new() };
-                ready.push_back(Event { of, what: What::Failed(failed) });
+                ready.push_back(Event { of, kind: EventKind::Failed(failed) });
                 FI_ADDR_NOTAVAIL
             }
         };
@@ -341,7 +340,7 @@ fn inserted(
             unsafe { to.add(index).write_unaligned(fi) };
         }
     }
-    ready.push_back(Event { of, what: What::Inserted { context, count } });
+    ready.push_back(Event { of, kind: EventKind::Inserted { context, count } });
 }
 
 unsafe extern "C" fn read(
@@ -420,7 +419,7 @@ unsafe extern "C" fn readerr(eq: *mut fid_eq, buf: *mut fi_eq_err_entry, flags: 
             let has_room = (*eq.fabric.object().address()).api_version >= ERR_DATA_SIZE
                 && asked.err_data_size > 0;
             let entry = eq.next(|event| {
-                let What::Failed(failed) = &event.what else { return Err(Errno(FI_EAGAIN)) };
+                let EventKind::Failed(failed) = &event.kind else { return Err(Errno(FI_EAGAIN)) };
                 let mut entry = fi_eq_err_entry {
                     fid: event.of.get(),
                     context: failed.context.get(),

@@ -28,7 +28,7 @@ impl Pointer {
 }
 
 /// An object that events are of.
-pub(crate) struct Source {
+pub(crate) struct EventSource {
     pub(crate) fid: Pointer,
     /// `fid.context`.
     pub(crate) context: Pointer,
@@ -42,15 +42,15 @@ pub(crate) struct Source {
 pub(crate) struct Event {
     /// The object; [`Pointer::NULL`] if the program wrote the event.
     pub(crate) of: Pointer,
-    pub(crate) what: What,
+    pub(crate) kind: EventKind,
 }
 
 /// What happened.
-pub(crate) enum What {
+pub(crate) enum EventKind {
     /// The program wrote it, with this number.
     Written(u32, Vec<u8>),
     /// `FI_CONNREQ`
-    Requested(Request, Vec<u8>),
+    Requested(UnreadRequest, Vec<u8>),
     /// `FI_CONNECTED` or `FI_SHUTDOWN`, with the peer's data.
     Changed(u32, Vec<u8>),
     /// `FI_AV_COMPLETE`, with how many addresses were inserted.
@@ -80,29 +80,29 @@ impl Event {
         let fid = self.of.get();
         // SAFETY: the caller's promise.
         unsafe {
-            match &self.what {
-                What::Written(_, bytes) if bytes.len() > room => Err(Errno(FI_ETOOSMALL)),
-                What::Written(number, bytes) => Ok((*number, put((), bytes, to, room)?)),
-                What::Requested(request, data) => {
+            match &self.kind {
+                EventKind::Written(_, bytes) if bytes.len() > room => Err(Errno(FI_ETOOSMALL)),
+                EventKind::Written(number, bytes) => Ok((*number, put((), bytes, to, room)?)),
+                EventKind::Requested(request, data) => {
                     let entry = fi_eq_cm_entry { fid, info: request.info(), data: [] };
                     Ok((FI_CONNREQ, put(entry, data, to, room)?))
                 }
-                What::Changed(number, data) => {
+                EventKind::Changed(number, data) => {
                     let entry = fi_eq_cm_entry { fid, info: std::ptr::null_mut(), data: [] };
                     Ok((*number, put(entry, data, to, room)?))
                 }
-                What::Inserted { context, count } => {
+                EventKind::Inserted { context, count } => {
                     let entry = fi_eq_entry { fid, context: context.get(), data: *count };
                     Ok((FI_AV_COMPLETE, put(entry, &[], to, room)?))
                 }
-                What::Failed(_) => Err(Errno(FI_EAVAIL)),
+                EventKind::Failed(_) => Err(Errno(FI_EAVAIL)),
             }
         }
     }
 
     /// The program has the event now, with all that belongs to it.
     pub(crate) fn delivered(self) {
-        if let What::Requested(request, _) = self.what {
+        if let EventKind::Requested(request, _) = self.kind {
             request.give_away();
         }
     }
@@ -127,9 +127,9 @@ unsafe fn put<T>(entry: T, bytes: &[u8], to: *mut c_void, room: usize) -> Outcom
 }
 
 /// A request that the program doesn't have yet. If it is dropped, the caller is rejected.
-pub(crate) struct Request(Option<OwnedInfo<'static>>);
+pub(crate) struct UnreadRequest(Option<OwnedInfo<'static>>);
 
-impl Request {
+impl UnreadRequest {
     /// With a copy of the listener's entry, whose `handle` stands for the request.
     pub(crate) fn new(request: ConnectionRequest, listener: &OwnedInfo<'static>) -> Option<Self> {
         let (source, destination) = (request.listener_address(), request.caller());
@@ -143,7 +143,7 @@ impl Request {
             libfabric::replace_bytes(&mut info.dest_addr, &destination);
             (info.src_addrlen, info.dest_addrlen) = (source.len(), destination.len());
             info.addr_format = socket::format(&destination);
-            info.handle = cm::Request::create(request);
+            info.handle = cm::RequestHandle::create(request);
         }
         Some(Self(Some(copy)))
     }
@@ -157,11 +157,11 @@ impl Request {
     }
 }
 
-impl Drop for Request {
+impl Drop for UnreadRequest {
     fn drop(&mut self) {
         if let Some(info) = &self.0 {
             // SAFETY: the entry is valid until it is dropped, and its handle is a request, which nobody else has.
-            drop(unsafe { cm::Request::take((*info.as_ptr()).handle) });
+            drop(unsafe { cm::RequestHandle::take((*info.as_ptr()).handle) });
         }
     }
 }

@@ -63,8 +63,8 @@ unsafe impl Class for Region {
     }
 }
 
-/// What a program asks for.
-struct Asked {
+/// The memory that a program registers, and how.
+struct RegistrationRequest {
     base: *mut c_void,
     length: usize,
     access: u64,
@@ -77,24 +77,24 @@ struct Asked {
 const LONGEST: usize = isize::MAX as usize;
 
 impl Region {
-    fn new(domain: &Object<Domain>, asked: &Asked) -> Outcome<Self> {
-        let (remote, local) = accesses(asked.access)?;
-        if asked.offset != 0 || asked.length > LONGEST {
+    fn new(domain: &Object<Domain>, request: &RegistrationRequest) -> Outcome<Self> {
+        let (remote, local) = accesses(request.access)?;
+        if request.offset != 0 || request.length > LONGEST {
             return Err(INVALID);
         }
-        let base = match NonNull::new(asked.base.cast::<u8>()) {
+        let base = match NonNull::new(request.base.cast::<u8>()) {
             Some(base) => base,
-            None if asked.length == 0 => NonNull::dangling(),
+            None if request.length == 0 => NonNull::dangling(),
             None => return Err(INVALID),
         };
         // SAFETY: the program registers memory that is mapped until it closes the region, and `close` ends all
         // accesses before it returns. Accesses of the program and of peers may race; the bytes are copied by atomics
         // and by the kernel.
-        let memory = unsafe { ForeignMemory::new(base, asked.length, ()) };
+        let memory = unsafe { ForeignMemory::new(base, request.length, ()) };
         let region = match domain.is_scalable() {
             true => domain
                 .domain
-                .register_foreign_keyed(&memory, asked.key, remote, local)
+                .register_foreign_keyed(&memory, request.key, remote, local)
                 .map_err(|error| errors::of_key(&error)),
             false => domain
                 .domain
@@ -135,7 +135,7 @@ fn accesses(access: u64) -> Outcome<(Access, LocalAccess)> {
 /// The table that was called is that of a domain, and `mr` is null or a place for the object.
 unsafe fn register(
     domain: *mut fid,
-    asked: &Asked,
+    request: &RegistrationRequest,
     flags: u64,
     mr: *mut *mut fid_mr,
 ) -> Outcome<()> {
@@ -146,9 +146,9 @@ unsafe fn register(
         if flags != 0 {
             return Err(Errno(FI_EBADFLAGS));
         }
-        let region = Region::new(domain, asked)?;
+        let region = Region::new(domain, request)?;
         let key = region.region.key();
-        let object = Object::create(region, asked.context).as_ref().address();
+        let object = Object::create(region, request.context).as_ref().address();
         (*object).mem_desc = object.cast();
         (*object).key = key;
         *to = object;
@@ -169,9 +169,9 @@ unsafe extern "C" fn reg(
     context: *mut c_void,
 ) -> c_int {
     let (base, key) = (buf.cast_mut(), requested_key);
-    let asked = Asked { base, length: len, access, offset, key, context };
+    let request = RegistrationRequest { base, length: len, access, offset, key, context };
     // SAFETY: the table is that of a domain.
-    status(|| unsafe { register(fid, &asked, flags, mr) })
+    status(|| unsafe { register(fid, &request, flags, mr) })
 }
 
 /// `fi_mr_regv`.
@@ -190,10 +190,14 @@ unsafe extern "C" fn regv(
     status(|| unsafe {
         let piece = only(iov, count)?;
         let (base, length) = (piece.iov_base, piece.iov_len);
-        let asked = Asked { base, length, access, offset, key: requested_key, context };
-        register(fid, &asked, flags, mr)
+        let request =
+            RegistrationRequest { base, length, access, offset, key: requested_key, context };
+        register(fid, &request, flags, mr)
     })
 }
+
+/// The first release whose `fi_mr_attr` says which kind of memory is registered (`iface`).
+const HMEM: u32 = FI_VERSION(1, 9);
 
 /// `fi_mr_regattr`.
 unsafe extern "C" fn regattr(
@@ -208,12 +212,12 @@ unsafe extern "C" fn regattr(
             return Err(INVALID);
         }
         let domain = Object::<Domain>::of(fid.cast());
-        // Older programs end before it.
-        if domain.api_version >= FI_VERSION(1, 9) && (*attr).iface != FI_HMEM_SYSTEM {
+        // `fi_mr_attr` of older programs ends before `iface`.
+        if domain.api_version >= HMEM && (*attr).iface != FI_HMEM_SYSTEM {
             return Err(Errno(FI_ENOSYS));
         }
         let piece = only((*attr).mr_iov, (*attr).iov_count)?;
-        let asked = Asked {
+        let request = RegistrationRequest {
             base: piece.iov_base,
             length: piece.iov_len,
             access: (*attr).access,
@@ -221,7 +225,7 @@ unsafe extern "C" fn regattr(
             key: (*attr).requested_key,
             context: (*attr).context,
         };
-        register(fid, &asked, flags, mr)
+        register(fid, &request, flags, mr)
     })
 }
 

@@ -9,7 +9,7 @@ use efa::{Listener, PassiveEndpointOptions};
 use crate::abi::*;
 use crate::boundary::{Errno, INVALID, Outcome, lock, status};
 use crate::c::eq::EventQueue;
-use crate::c::event::{Pointer, Source};
+use crate::c::event::{EventSource, Pointer};
 use crate::c::fabric::Fabric;
 use crate::c::{av, cm, entry};
 use crate::errors;
@@ -202,7 +202,7 @@ unsafe extern "C" fn listen(pep: *mut fid_pep) -> c_int {
         let mut state = lock(&pep.state);
         state.can_change()?;
         let events = state.events.as_ref().ok_or(Errno(FI_ENOEQ))?;
-        let number = events.report(Source {
+        let number = events.register_source(EventSource {
             fid: Pointer::of(pep.fid()),
             context: Pointer::of(pep.context()),
             info: Some(pep.info.clone()),
@@ -235,7 +235,7 @@ unsafe extern "C" fn reject(
         // SAFETY: the program passes the handle of a request and `paramlen` bytes.
         unsafe {
             let data = cm::data(param, paramlen)?;
-            let request = cm::Request::take(handle)?;
+            let request = cm::RequestHandle::take(handle)?;
             // The data isn't too long.
             request.reject(data).map_err(|failed| errors::of_start_connect(&failed.error))
         }
