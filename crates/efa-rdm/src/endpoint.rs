@@ -188,8 +188,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// The peer may remove this endpoint too, and start anew. So a message with its address and the first message
     /// id discovers it, unless a message of it was arriving when it was removed.
     pub fn remove_peer(&mut self, peer: PeerId) {
-        let may_return = !self.is_arriving_from(peer);
-        self.core_mut().remove_peer(peer, may_return);
+        self.core_mut().end_peer(peer, OperationError::PeerRemoved);
         self.settle();
     }
 

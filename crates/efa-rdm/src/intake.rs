@@ -170,7 +170,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
             if forged {
                 return Err((None, DropReason::ForgedAddress));
             }
-            return self.discover(*address, header);
+            return self.introduced(*address, header);
         }
         // The device reports the interface of a sender that it has no handle for.
         let (Some(gid), Some(connid)) = (source.gid, header.connid()) else {
@@ -197,7 +197,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
             return Err((Some(earlier), DropReason::Stale));
         }
         match header.raw_address() {
-            Some(claimed) if *claimed == address => self.discover(address, header),
+            Some(claimed) if *claimed == address => self.discover(address),
             Some(_) => Err((Some(peer), DropReason::ForgedAddress)),
             None => Err((Some(peer), DropReason::Stale)),
         }
@@ -222,16 +222,20 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         self.peers.may_return(gone) && matches!(header, Header::Rtm(rtm) if rtm.msg_id == first)
     }
 
-    fn discover(
+    /// The sender of a packet that carries this address.
+    fn introduced(
         &mut self,
         address: RawAddress,
         header: &Header<'_>,
     ) -> Result<PeerId, SenderError> {
-        if let Some(known) = self.peers.by_address(&address)
-            && !self.begins_anew(known, header)
-        {
-            return self.unless_gone(known);
+        match self.peers.by_address(&address) {
+            Some(known) if !self.begins_anew(known, header) => self.unless_gone(known),
+            _ => self.discover(address),
         }
+    }
+
+    /// Adds a sender as a peer, within the bounds.
+    fn discover(&mut self, address: RawAddress) -> Result<PeerId, SenderError> {
         if self.refuses_strangers() {
             return Err((None, DropReason::Stranger));
         }

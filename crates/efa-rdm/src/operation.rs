@@ -94,11 +94,6 @@ impl<T, const KIND: u32> OperationTable<T, KIND> {
         (*self.ids.get(index as usize)? == id).then_some(index)
     }
 
-    /// Whether a list has an operation.
-    pub(crate) fn has_any(&self, list: u32) -> bool {
-        self.of_peer.first(list).is_some()
-    }
-
     /// Adds an operation to a list. The caller has checked that the table isn't [full](Self::is_full).
     #[inline(always)]
     pub(crate) fn insert(&mut self, list: Option<u32>, operation: T) -> OpId {

@@ -423,25 +423,30 @@ impl<P, B> Peers<P, B> {
         self.entries[peer.index()].active += 1;
     }
 
-    /// Marks a peer as gone; returns its address handle, and the slot of its state, which stays until it
+    /// Marks a peer as gone, which may begin anew with its first message or not; returns its address handle, and the slot of its state, which stays until it
     /// is [removed](Self::remove_state).
     ///
     /// The device may use the handle's number for another interface, so from now on the peer is
     /// found by its address alone.
-    pub(crate) fn retire(&mut self, peer: PeerId) -> Option<(AddressHandle, Option<u32>)> {
+    pub(crate) fn retire(
+        &mut self,
+        peer: PeerId,
+        may_return: bool,
+    ) -> Option<(AddressHandle, Option<u32>)> {
         let incarnations =
             self.entries.get(peer.index()).map(|_| self.incarnations_until(peer.0))?;
         let entry = self.entries.get_mut(peer.index()).filter(|entry| !entry.is_gone())?;
         entry.link |= GONE;
         let (handle, qpn) = (entry.handle, Qpn(entry.qpn));
-        let slot = core::mem::replace(&mut entry.active, IDLE | incarnations);
+        let returns = if may_return { RETURNS } else { 0 };
+        let slot = core::mem::replace(&mut entry.active, IDLE | returns | incarnations);
         self.forget_recent(handle, qpn);
         Some((handle, (slot & IDLE == 0).then_some(slot)))
     }
 
-    /// Lets a peer that is gone begin anew with its first message.
-    pub(crate) fn let_return(&mut self, peer: PeerId) {
-        self.entries[peer.index()].active |= RETURNS;
+    /// Keeps a peer that is gone from beginning anew with its first message.
+    pub(crate) fn forbid_return(&mut self, peer: PeerId) {
+        self.entries[peer.index()].active &= !RETURNS;
     }
 
     /// Whether a peer is gone and may begin anew.
@@ -454,11 +459,6 @@ impl<P, B> Peers<P, B> {
     #[inline]
     pub(crate) fn slot(&self, peer: PeerId) -> Option<u32> {
         self.entries.get(peer.index()).map(|entry| entry.active).filter(|slot| slot & IDLE == 0)
-    }
-
-    /// The state in a slot.
-    pub(crate) fn at_slot(&self, slot: u32) -> Option<&Active<P, B>> {
-        self.active.get(slot as usize)
     }
 
     /// The state in a slot.

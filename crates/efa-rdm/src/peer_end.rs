@@ -33,21 +33,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Ends a peer, unless it is gone already: nothing is sent to it any more, and what it sends is
     /// dropped. Its operations fail when the end is settled.
     pub(crate) fn end_peer(&mut self, peer: PeerId, error: OperationError) {
-        let Some((handle, slot)) = self.peers.retire(peer) else { return };
+        let may_return = matches!(error, OperationError::PeerRemoved);
+        let Some((handle, slot)) = self.peers.retire(peer, may_return) else { return };
         self.transmit.device.destroy_address_handle(handle);
         // Without state there were no operations.
         if let Some(slot) = slot {
             self.ended.push(EndedPeer { peer, slot, error });
-        }
-    }
-
-    /// Ends a peer that the application removes.
-    pub(crate) fn remove_peer(&mut self, peer: PeerId, may_return: bool) {
-        if self.peers.status_of(peer) == PeerStatus::Live {
-            self.end_peer(peer, OperationError::PeerRemoved);
-            if may_return {
-                self.peers.let_return(peer);
-            }
         }
     }
 
@@ -99,17 +90,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// Whether a part of a message has arrived from a peer, and another is to come.
-    pub(crate) fn is_arriving_from(&self, peer: PeerId) -> bool {
-        let peers = &self.core().peers;
-        peers.slot(peer).is_some_and(|slot| {
-            let is_ahead = peers.at_slot(slot).is_some_and(|active| !active.window.is_empty());
-            is_ahead
-                || self.matching.partial.first(slot).is_some()
-                || self.matching.ops.receives.has_any(slot)
-        })
-    }
-
     /// Fails what is under way with a peer and drops what it sent. Complete messages of a peer stay and
     /// can still be received, unless it was excluded.
     fn settle_peer(&mut self, EndedPeer { peer, slot, error }: EndedPeer) {
@@ -123,14 +103,16 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             }
         }
         self.fail_packets_in_flight(peer, slot, error);
-        for id in self.matching.ops.receives.take_list(slot) {
+        let receives = self.matching.ops.receives.take_list(slot);
+        let mut is_arriving = !receives.is_empty();
+        for id in receives {
             let is_read = |reading| matches!(reading, Reading::UnderWay(_));
             if self.matching.ops.receives.get(id).is_some_and(|of| !is_read(of.reading)) {
                 self.matching.ops.end_receive(id, Some(error));
             }
         }
-        let state = self.core_mut().peers.at_slot_mut(slot);
-        let waiting = state.map(|active| core::mem::take(&mut active.backlog)).unwrap_or_default();
+        let Some(state) = self.core_mut().peers.at_slot_mut(slot) else { return };
+        let (waiting, ahead) = (core::mem::take(&mut state.backlog), state.window.drain());
         for work in waiting {
             if let Work::Packet { packet, record } = work {
                 self.core_mut().transmit.recycle(packet);
@@ -139,15 +121,18 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 }
             }
         }
-        let ahead = self.core_mut().peers.at_slot_mut(slot).map(|active| active.window.drain());
-        for (_, chain) in ahead.into_iter().flatten() {
+        for (_, chain) in ahead {
+            is_arriving = true;
             self.matching.drop_ahead(chain);
         }
         if let OperationError::PeerExcluded(_) = error {
             self.matching.drop_messages(slot);
             self.drop_unexpected_in_place(slot);
         } else {
-            self.matching.drop_incomplete(slot);
+            is_arriving |= self.matching.drop_incomplete(slot);
+        }
+        if is_arriving {
+            self.core_mut().peers.forbid_return(peer);
         }
         if let Some(left) = self.core_mut().peers.remove_state(slot) {
             self.matching.messages.leave(slot, left);
@@ -178,9 +163,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         }
     }
 
-    /// Drops the incomplete unexpected messages of the peer whose state is in this slot.
-    fn drop_incomplete(&mut self, slot: u32) {
+    /// Drops the incomplete unexpected messages of the peer whose state is in this slot; returns whether
+    /// there were any.
+    fn drop_incomplete(&mut self, slot: u32) -> bool {
+        let mut is_any = false;
         while let Some(key) = self.partial.first(slot) {
+            is_any = true;
             self.partial.remove(key);
             let Some(message) = self.messages.get(key) else { continue };
             let (of, missing, packets) =
@@ -191,6 +179,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
                 self.forget_message(key);
             }
         }
+        is_any
     }
 
     /// Drops an unexpected message.
