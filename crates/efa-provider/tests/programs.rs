@@ -196,6 +196,7 @@ programs! {
     queue_of_both_directions_has_both_completions "completions-one-queue"
     operation_completes_selectively_if_it_asks_or_fails "completions-selective"
     default_flags_hold_for_calls_without_flags_alone "completions-default-flags"
+    message_in_a_buffer_for_many_completes_selectively_if_it_asks "completions-many-selectively"
     operation_completes_at_the_level_that_was_asked_for "completions-levels"
     counter_counts_is_set_and_ends_waits "completions-counters"
     thread_that_waits_for_a_counter_is_woken_by_an_addition "completions-counter-woken"
@@ -226,6 +227,7 @@ programs! {
 
     memory_is_registered_in_each_form_and_reached_by_its_key "regions-forms"
     key_is_the_one_that_the_program_chose "regions-chosen-keys"
+    domain_without_remote_memory_takes_no_endpoint_with_chosen_keys "regions-keys-of-another-entry"
     messages_use_memory_named_by_its_descriptor "regions-descriptors"
     access_that_a_region_does_not_allow_fails_and_touches_nothing "regions-refused-access"
     region_is_undisturbed_by_another_with_a_new_key "regions-many"

@@ -213,6 +213,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.core().peers.active(peer)?.handshake.extras()
     }
 
+    /// Whether a packet of a live peer was received from it, or sent to it.
+    #[must_use]
+    pub fn has_exchanged(&self, peer: PeerId) -> bool {
+        let peers = &self.core().peers;
+        peers.status_of(peer) == PeerStatus::Live && peers.active(peer).is_some()
+    }
+
     /// Starts to send a message.
     ///
     /// # Errors

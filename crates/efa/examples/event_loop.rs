@@ -114,13 +114,9 @@ impl Server {
     }
 
     fn completed(&mut self, completion: efa::Completion) -> Result<(), Box<dyn Error>> {
-        // A client may send as soon as it is connected; its message can be here before the event that says so.
-        while completion.is_received() && !self.connected.contains(&completion.endpoint) {
-            let event = self.events.wait(TIMEOUT)?;
-            self.happened(event)?;
-        }
         let Some(client) = self.clients.get(&completion.endpoint) else { return Ok(()) };
         if completion.is_received() {
+            // It can be answered also if it is here before the event that says that the client is connected.
             client.receive(Receive::untagged(), vec![0; 8], 0)?;
             client.send(Message::to(MsgEndpoint::PEER), completion.into_message(), 0)?;
             self.answered += 1;

@@ -550,11 +550,16 @@ pub(crate) enum Role {
 
 const _: () = assert!(size_of::<Slot>() <= 56, "it is moved several times per operation");
 
-/// Counts the parts of a multi-receive buffer whose messages have not completed: each holds a clone.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Parts(Arc<()>);
+/// Counts the parts of a multi-receive buffer whose messages have not completed: each holds a clone. `true` if messages
+/// that are received are reported.
+#[derive(Clone, Debug)]
+pub(crate) struct Parts(Arc<bool>);
 
 impl Parts {
+    pub(crate) fn are_reported(&self) -> bool {
+        *self.0
+    }
+
     /// Whether no part is left: this is the only clone.
     pub(crate) fn are_complete(&self) -> bool {
         Arc::strong_count(&self.0) == 1
@@ -572,8 +577,8 @@ impl Slot {
         Self { buffer, role: if is_reported { Role::Whole } else { Role::Silent } }
     }
 
-    pub(crate) fn for_many(buffer: Buffer) -> Self {
-        Self { buffer, role: Role::Rest(Parts::default()) }
+    pub(crate) fn for_many(is_reported: bool, buffer: Buffer) -> Self {
+        Self { buffer, role: Role::Rest(Parts(Arc::new(is_reported))) }
     }
 
     /// Whether its operation completes only if it fails.

@@ -308,15 +308,17 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
 
     pub(crate) fn receive_many(
         &mut self,
-        from: Option<FiAddr>,
+        receive: Receive,
         buffer: Buffer,
         context: u64,
     ) -> Result<ReceiveId, Refused> {
+        let Receive { source: from, completion, .. } = receive;
         let source = match self.start_receive(from) {
             Ok(source) => source,
             Err(error) => return Err(Refused { error, buffer }),
         };
-        let posted = self.engine.receive_many(source, Slot::for_many(buffer), context);
+        let slot = Slot::for_many(self.unreported[1].reports(completion), buffer);
+        let posted = self.engine.receive_many(source, slot, context);
         posted.map_err(|refused| self.refused(Side::Receive, from, refused))
     }
 

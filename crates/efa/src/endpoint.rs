@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use efa_device::{Armed, DeviceError, Time};
@@ -16,9 +15,10 @@ use crate::attributes::{
     EndpointAttributes, LocalRegistration, ReceiveAttributes, TransmitAttributes,
 };
 use crate::buffer::{Buffer, ReceiveBuffer};
-use crate::capabilities::Capabilities;
+use crate::capabilities::{Capabilities, OperationFlags};
 use crate::completion::{Refused, StartError};
 use crate::completion_queue::{CompletionQueue, Reader};
+use crate::connection::MsgEndpoint;
 use crate::counter::Counter;
 use crate::domain::Domain;
 #[cfg(doc)]
@@ -30,6 +30,7 @@ use crate::packet::Packet;
 use crate::region::LocalAccess;
 use crate::rma::{Operation, Rma};
 use crate::shared_receive_queue::SharedReceiveQueue;
+use crate::usable::Usable;
 
 /// Locks the driver of an endpoint and evaluates `$call` with it, or `$value` if the endpoint is closed.
 macro_rules! drive {
@@ -208,8 +209,34 @@ impl Endpoint {
         buffer: impl Into<ReceiveBuffer>,
         context: u64,
     ) -> Result<ReceiveId, Refused> {
-        let ReceiveBuffer(buffer) = buffer.into();
         let receive = Receive { source, ..Receive::untagged() };
+        self.receive_many_of(receive, buffer.into(), context)
+    }
+
+    /// The same with flags (those of `fi_recvmsg`), in place of the endpoint's [default
+    /// flags](crate::ContextOptions#structfield.flags): if the queue was bound
+    /// [selectively](crate::EndpointBuilder::selective), messages complete if
+    /// [`OperationFlags::COMPLETION`] is among them.
+    ///
+    /// # Errors
+    /// As for [`receive_many`](Self::receive_many).
+    pub fn receive_many_flags(
+        &self,
+        source: Option<FiAddr>,
+        flags: OperationFlags,
+        buffer: impl Into<ReceiveBuffer>,
+        context: u64,
+    ) -> Result<ReceiveId, Refused> {
+        let receive = Receive { source, ..Receive::untagged() }.flags(flags);
+        self.receive_many_of(receive, buffer.into(), context)
+    }
+
+    fn receive_many_of(
+        &self,
+        receive: Receive,
+        ReceiveBuffer(buffer): ReceiveBuffer,
+        context: u64,
+    ) -> Result<ReceiveId, Refused> {
         let checked = self
             .require_to_receive(Capabilities::MULTI_RECV)
             .and_then(|()| self.check_receive(&receive))
@@ -219,7 +246,7 @@ impl Endpoint {
         }
         drive!(
             self.shared,
-            driver => driver.receive_many(source, buffer, context).map(ReceiveId),
+            driver => driver.receive_many(receive, buffer, context).map(ReceiveId),
             _ => Err(Refused { error: StartError::Closed, buffer })
         )
     }
@@ -535,6 +562,10 @@ impl Endpoint {
     #[inline(never)]
     fn recall(&self, needed: Capabilities) -> Result<(), StartError> {
         let (usable, all) = (&self.shared.transmittable, self.shared.transmit.capabilities);
+        // A peer that sends is connected, although the event queue may not have been read since.
+        if usable.awaits() && self.shared.has_heard() {
+            usable.establish();
+        }
         if usable.recall(all) {
             self.transmit.shared().recall(&self.shared);
             self.receive.shared().recall(&self.shared);
@@ -598,74 +629,6 @@ impl Drop for Endpoint {
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Endpoint").field(&self.shared.address).finish()
-    }
-}
-
-/// Set until the endpoint is being closed; a bit that no capability has.
-const OPEN: u32 = 1 << 31;
-/// Set, in place of all services, while the endpoint may be out of the rotation of a queue.
-const RESTS: u32 = 1 << 30;
-
-const _: () = assert!(Capabilities::all().bits() & (OPEN | RESTS) == 0);
-
-/// The services that operations of one side may use now: all that were enabled, none once the endpoint is
-/// being closed, and none of the transmit side while an endpoint with a connection is not connected. While it
-/// rests there is none either, so that the first operation finds out, and the others need not look.
-#[derive(Debug)]
-pub(crate) struct Usable(AtomicU32);
-
-impl Usable {
-    pub(crate) fn new(capabilities: Capabilities) -> Self {
-        Self(AtomicU32::new(capabilities.bits() | OPEN))
-    }
-
-    /// Allows all services, or forbids all for now. A closed endpoint stays closed.
-    fn allow(&self, allowed: bool) {
-        let change = |usable: u32| {
-            // It may be out of the rotation by now.
-            let now = if allowed { RESTS } else { 0 };
-            (usable & OPEN != 0).then_some(now | OPEN)
-        };
-        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
-    }
-
-    /// The endpoint rests: the next operation recalls it.
-    fn rest(&self, all: Capabilities) {
-        let (usable, rests) = (all.bits() | OPEN, OPEN | RESTS);
-        let _ = self.0.compare_exchange(usable, rests, Ordering::Relaxed, Ordering::Relaxed);
-    }
-
-    /// Allows all services again if the endpoint may rest, and returns whether it may.
-    fn recall(&self, all: Capabilities) -> bool {
-        let change = |usable: u32| (usable & RESTS != 0).then_some(all.bits() | OPEN);
-        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change).is_ok()
-    }
-
-    #[cold]
-    fn why_not(&self, needed: Capabilities, enabled: Capabilities) -> StartError {
-        match needed - enabled {
-            missing if !missing.is_empty() => StartError::Disabled(missing),
-            _ if self.0.load(Ordering::Relaxed) & OPEN != 0 => StartError::NotConnected,
-            _ => StartError::Closed,
-        }
-    }
-
-    /// Refuses an operation that needs other services than the side, which was enabled with some, has now.
-    #[inline(always)]
-    fn require(&self, needed: Capabilities, enabled: Capabilities) -> Result<(), StartError> {
-        match self.allows(needed) {
-            true => Ok(()),
-            false => Err(self.why_not(needed, enabled)),
-        }
-    }
-
-    #[inline(always)]
-    fn allows(&self, needed: Capabilities) -> bool {
-        Capabilities::from_bits_retain(self.0.load(Ordering::Relaxed)).contains(needed)
-    }
-
-    fn clear(&self) {
-        self.0.store(0, Ordering::Relaxed);
     }
 }
 
@@ -737,6 +700,16 @@ impl Shared {
     /// Allows operations that need the peer of a connection, or forbids them.
     pub(crate) fn transmit_allowed(&self, allowed: bool) {
         self.transmittable.allow(allowed);
+    }
+
+    /// Forbids operations that need the peer of a connection until that is made.
+    pub(crate) fn await_connection(&self) {
+        self.transmittable.await_connection();
+    }
+
+    /// Whether the peer of a connection that is awaited has sent something.
+    fn has_heard(&self) -> bool {
+        drive!(self, driver => driver.has_heard(MsgEndpoint::PEER), _ => false)
     }
 
     /// Takes packets of a peer from now on.

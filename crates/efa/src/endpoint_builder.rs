@@ -17,11 +17,12 @@ use crate::completion_queue::CompletionQueue;
 use crate::counter::{Counted, Counter, Counters};
 use crate::domain::Domain;
 use crate::driver::{Bindings, Sources, Unreported};
-use crate::endpoint::{Endpoint, Shared, Usable};
+use crate::endpoint::{Endpoint, Shared};
 use crate::endpoint_options::{ContextOptions, EndpointOptions, Receiving, Side};
 use crate::error::{Bound, EnableError};
 use crate::send_budget::SendBudget;
 use crate::shared_receive_queue::{Member, SharedReceiveQueue};
+use crate::usable::Usable;
 use crate::wait::WaitObject;
 
 /// Capabilities that need matching or order, which an endpoint that receives in place lacks.
@@ -126,8 +127,8 @@ impl EndpointBuilder {
     /// no completion unless they are signaled ([`Message::signaled`](crate::Message::signaled),
     /// [`Receive::signaled`](crate::Receive::signaled), [`Rma::signaled`](crate::Rma::signaled), or
     /// [`OperationFlags::COMPLETION`] among their flags or the default flags that were
-    /// [set](ContextOptions::flags)); their buffers are dropped. Failed ones always have. So have messages in multi-receive buffers and in place, and
-    /// peers' writes with data. Counters count all.
+    /// [set](ContextOptions::flags)); their buffers are dropped. Failed ones always have. So have messages in place,
+    /// released multi-receive buffers, and peers' writes with data. Counters count all.
     pub fn selective(mut self, direction: Direction) -> Self {
         self.selective[0] |= direction != Direction::Receive;
         self.selective[1] |= direction != Direction::Transmit;

@@ -160,6 +160,7 @@ mod send_budget;
 mod shared_receive_queue;
 #[cfg(feature = "tokio")]
 pub mod tokio;
+mod usable;
 mod wait;
 
 /// The software device: options of its links, and faults of the simulated network. The rest of it is in

@@ -117,6 +117,12 @@ impl Receive {
     pub fn signaled(self) -> Self {
         Self { completion: Some(true), ..self }
     }
+
+    /// Sets the flags of the receive (those of `fi_recvmsg`), in place of the endpoint's [default
+    /// flags](crate::ContextOptions#structfield.flags). Only [`OperationFlags::COMPLETION`] means something.
+    pub fn flags(self, flags: OperationFlags) -> Self {
+        Self { completion: Some(flags.contains(OperationFlags::COMPLETION)), ..self }
+    }
 }
 
 /// A posted receive, for [`Endpoint::cancel`](crate::Endpoint::cancel) of the endpoint that it was posted

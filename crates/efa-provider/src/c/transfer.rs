@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use efa::{Buffer, Message, Receive, ReceiveBuffer, Refused};
+use efa::{Buffer, Message, OperationFlags, Receive, ReceiveBuffer, Refused};
 
 use crate::abi::*;
 use crate::bits;
@@ -84,12 +84,13 @@ pub(crate) fn receive_untagged(
     context: u64,
 ) -> Outcome<()> {
     if ep.defaults.receive_many {
-        return receive_many(ep, source, 0, || Ok(buffer), context);
+        let posted = ep.endpoint()?.receive_many(ep.source(source), buffer, context);
+        return posted.map(drop).map_err(refused);
     }
     receive(ep, ep.from(Receive::untagged(), source), buffer, context)
 }
 
-/// Receives many messages without tags.
+/// Receives many messages without tags, with these flags.
 #[cold]
 pub(crate) fn receive_many(
     ep: &Endpoint,
@@ -101,8 +102,17 @@ pub(crate) fn receive_many(
     if flags & !(FI_COMPLETION | FI_MORE) != 0 {
         return Err(Errno(FI_EBADFLAGS));
     }
-    let posted = ep.endpoint()?.receive_many(ep.source(source), buffer()?, context);
+    let (endpoint, source) = (ep.endpoint()?, ep.source(source));
+    let posted = endpoint.receive_many_flags(source, reported(flags), buffer()?, context);
     posted.map(drop).map_err(refused)
+}
+
+/// The flags of a receive that `efa` knows.
+fn reported(flags: u64) -> OperationFlags {
+    match flags & FI_COMPLETION != 0 {
+        true => OperationFlags::COMPLETION,
+        false => OperationFlags::empty(),
+    }
 }
 
 /// Receives with these flags, or looks at what arrived. `kind` is `FI_TAGGED` or `FI_MSG`.
@@ -120,8 +130,7 @@ pub(crate) fn receive_flags(
     }
     match flags & LOOKS {
         0 => {
-            let receive = if flags & FI_COMPLETION != 0 { receive.signaled() } else { receive };
-            self::receive(ep, receive, buffer()?, context)
+            self::receive(ep, receive.flags(reported(flags)), buffer()?, context)
         }
         FI_CLAIM => unexpected::receive_claimed(ep, buffer()?, context),
         CLAIM_AND_DISCARD => unexpected::discard_claimed(ep, kind, context),

@@ -156,7 +156,55 @@ static void default_flags(void)
 	DONE(&world, at->rx, CONTEXT(0), FI_RECV | FI_MSG);
 	DONE(&world, at->rx, CONTEXT(1), FI_RECV | FI_MSG);
 	EMPTY(&world, from->tx);
+	if (is_ours())
+		for (int i = 0; i < 2; i++) {
+			struct iovec piece = { here[i], 8 };
+			struct fi_msg message = {
+				.msg_iov = &piece, .iov_count = 1, .addr = FI_ADDR_UNSPEC, .context = CONTEXT(2 + i),
+			};
+
+			POST(&world, fi_recvmsg(at->ep, &message, i ? FI_COMPLETION : 0));
+			POST(&world, fi_inject(from->ep, "c", 1, from->to[1]));
+		}
+	if (is_ours())
+		DONE(&world, at->rx, CONTEXT(3), FI_RECV | FI_MSG);
+	EMPTY(&world, at->rx);
 	close_world(&world);
+}
+
+/* Messages in a buffer for many complete as those of other receives; its release always does. */
+static void many_selectively(void)
+{
+	enum { LENGTH = 128, ROOM = 512 };
+	struct options options = { .caps = FI_MSG | FI_MULTI_RECV, .bind_rx = FI_SELECTIVE_COMPLETION };
+	static char here[ROOM], there[LENGTH];
+
+	for (int by_default = 0; by_default < 2; by_default++)
+		for (int told = 0; told < 2; told++) {
+			struct iovec piece = { here, ROOM };
+			struct fi_msg message = {
+				.msg_iov = &piece, .iov_count = 1, .addr = FI_ADDR_UNSPEC, .context = CONTEXT(1),
+			};
+			struct world world;
+			struct side *from = &world.side[0], *at = &world.side[1];
+
+			options.rx_flags = by_default ? FI_MULTI_RECV | (told ? FI_COMPLETION : 0) : 0;
+			open_world(&world, &options);
+			POST(&world, by_default ? fi_recv(at->ep, here, ROOM, NULL, FI_ADDR_UNSPEC, CONTEXT(1))
+				: fi_recvmsg(at->ep, &message, FI_MULTI_RECV | (told ? FI_COMPLETION : 0)));
+			for (int i = 0; i < ROOM / LENGTH; i++) {
+				fill(there, LENGTH, (unsigned)i);
+				POST(&world, fi_send(from->ep, there, LENGTH, NULL, from->to[1], CONTEXT(2)));
+				DONE(&world, from->tx, CONTEXT(2), FI_SEND | FI_MSG);
+				if (told)
+					DONE(&world, at->rx, CONTEXT(1), FI_RECV | FI_MSG);
+			}
+			DONE(&world, at->rx, CONTEXT(1), FI_MULTI_RECV);
+			EMPTY(&world, at->rx);
+			for (int i = 0; i < ROOM / LENGTH; i++)
+				FILLED(here + i * LENGTH, LENGTH, (unsigned)i);
+			close_world(&world);
+		}
 }
 
 /* A delivered message was received; the others complete before. */
@@ -368,6 +416,7 @@ const struct program completions[] = {
 	{ "completions-one-queue", one_queue },
 	{ "completions-selective", selective },
 	{ "completions-default-flags", default_flags },
+	{ "completions-many-selectively", many_selectively },
 	{ "completions-levels", levels },
 	{ "completions-counters", counters },
 	{ "completions-counter-woken", counter_woken },

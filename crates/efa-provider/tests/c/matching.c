@@ -22,6 +22,12 @@ static void sources(void)
 		done = TAKE(&world, at->rx);
 		EQUAL(done.source, at->to[i]);
 	}
+	/* A send has no sender. */
+	POST(&world, fi_recv(at->ep, here, sizeof(here), NULL, FI_ADDR_UNSPEC, CONTEXT(2)));
+	POST(&world, fi_send(world.side[0].ep, "c", 1, NULL, world.side[0].to[2], CONTEXT(4)));
+	EQUAL(TAKE(&world, at->rx).source, at->to[0]);
+	if (is_ours())
+		EQUAL(TAKE(&world, world.side[0].tx).source, FI_ADDR_NOTAVAIL);
 	open_side(&world, &stranger);
 	to = introduce(&stranger, at);
 	POST(&world, fi_recv(at->ep, here, sizeof(here), NULL, FI_ADDR_UNSPEC, CONTEXT(3)));
@@ -133,6 +139,14 @@ static void multi_receives(bool by_default)
 	least = 0;
 	OK(fi_getopt(&at->ep->fid, FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, &least, &length));
 	EQUAL(least, 64);
+	if (is_ours()) {
+		struct iovec pieces[2] = { { here[0], ROOM }, { here[1], ROOM } };
+		struct fi_msg message = { .msg_iov = pieces, .iov_count = 2, .addr = FI_ADDR_UNSPEC };
+
+		/* Entries say where in the one buffer a message is. */
+		FAILS(by_default ? fi_recvv(at->ep, pieces, NULL, 2, FI_ADDR_UNSPEC, NULL)
+			: fi_recvmsg(at->ep, &message, FI_MULTI_RECV), FI_EINVAL);
+	}
 	for (int i = 0; i < 2; i++) {
 		struct iovec piece = { here[i], ROOM };
 		struct fi_msg message = {

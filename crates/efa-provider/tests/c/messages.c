@@ -161,9 +161,13 @@ static void inject_limit(void)
 	EQUAL(TAKE(&world, at->rx).entry.len, limit);
 	FILLED(here, limit, 3);
 	if (is_ours()) {
-		CHECK(fi_inject(from->ep, there, limit + 1, from->to[1]) < 0);
-		CHECK(fi_tinject(from->ep, there, limit + 1, from->to[1], 1) < 0);
-		CHECK(fi_injectdata(from->ep, there, limit + 1, 1, from->to[1]) < 0);
+		struct iovec piece = { there, limit + 1 };
+		struct fi_msg message = { .msg_iov = &piece, .iov_count = 1, .addr = from->to[1] };
+
+		FAILS(fi_inject(from->ep, there, limit + 1, from->to[1]), FI_EINVAL);
+		FAILS(fi_tinject(from->ep, there, limit + 1, from->to[1], 1), FI_EINVAL);
+		FAILS(fi_injectdata(from->ep, there, limit + 1, 1, from->to[1]), FI_EINVAL);
+		FAILS(fi_sendmsg(from->ep, &message, FI_INJECT), FI_EINVAL);
 	}
 	close_world(&world);
 	free(there);

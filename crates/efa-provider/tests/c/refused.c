@@ -266,8 +266,8 @@ static void too_much(void)
 	REFUSED(fi_mr_regv(world.domain, pieces, world.info->domain_attr->mr_iov_limit + 1, FI_SEND, 0, 1, 0, &mr, NULL));
 	length = world.info->tx_attr->inject_size + 1;
 	large = calloc(1, length);
-	REFUSED(fi_inject(side->ep, large, length, to));
-	REFUSED(fi_inject_write(side->ep, large, length, to, 0, 0));
+	FAILS(fi_inject(side->ep, large, length, to), FI_EINVAL);
+	FAILS(fi_inject_write(side->ep, large, length, to, 0, 0), FI_EINVAL);
 	FAILS(fi_send(side->ep, large, SIZE_MAX, NULL, to, NULL), FI_EMSGSIZE);
 	free(large);
 	/* Two pieces that together wrap around. */

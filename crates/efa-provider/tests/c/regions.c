@@ -65,6 +65,39 @@ static void chosen_keys(void)
 	fi_freeinfo(hints);
 }
 
+/* A domain that was opened for messages alone has keys of the provider: no endpoint that expects its own. */
+static void keys_of_another_entry(void)
+{
+	struct options options = { .caps = FI_MSG };
+	struct fi_info *hints = hints_of(&options), *plain, *keyed;
+	struct fid_fabric *fabric;
+	struct fid_domain *domain;
+	struct fid_ep *ep;
+
+	hints->domain_attr->mr_mode = 0;
+	OK(fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &plain));
+	hints->caps = FI_MSG | FI_RMA;
+	if (fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &keyed) == -FI_ENODATA)
+		not_offered("keys that the program chooses");
+	OK(fi_fabric(plain->fabric_attr, &fabric, NULL));
+	OK(fi_domain(fabric, plain, &domain, NULL));
+	if (is_ours())
+		FAILS(fi_endpoint(domain, keyed, &ep, NULL), FI_EINVAL);
+	OK(fi_endpoint(domain, plain, &ep, NULL));
+	OK(fi_close(&ep->fid));
+	OK(fi_close(&domain->fid));
+	OK(fi_domain(fabric, keyed, &domain, NULL));
+	OK(fi_endpoint(domain, plain, &ep, NULL));
+	OK(fi_close(&ep->fid));
+	OK(fi_endpoint(domain, keyed, &ep, NULL));
+	OK(fi_close(&ep->fid));
+	OK(fi_close(&domain->fid));
+	OK(fi_close(&fabric->fid));
+	fi_freeinfo(plain);
+	fi_freeinfo(keyed);
+	fi_freeinfo(hints);
+}
+
 /* Messages from and to registered memory, named by its descriptor. */
 static void descriptors(void)
 {
@@ -179,6 +212,7 @@ static void many(void)
 const struct program regions[] = {
 	{ "regions-forms", forms },
 	{ "regions-chosen-keys", chosen_keys },
+	{ "regions-keys-of-another-entry", keys_of_another_entry },
 	{ "regions-descriptors", descriptors },
 	{ "regions-refused-access", refused_access },
 	{ "regions-many", many },

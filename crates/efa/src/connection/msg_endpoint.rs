@@ -199,7 +199,7 @@ impl MsgEndpointBuilder {
         }
         let addresses = domain.address_vector();
         let endpoint = endpoint.bind_address_vector(&addresses).enable()?;
-        endpoint.shared.transmit_allowed(false);
+        endpoint.shared.await_connection();
         let state = ConnectionState::new(&endpoint.shared, addresses, context, connect_timeout);
         let attachment = Attachment { events, state: Arc::new(state) };
         Ok(MsgEndpoint { endpoint, attachment })
@@ -236,8 +236,9 @@ impl MsgEndpointBuilder {
 /// accepted. It has the operations of an [`Endpoint`]; [`PEER`](Self::PEER) stands for its peer.
 ///
 /// Receives can be posted from the beginning. Sends, writes, reads and atomics fail to start with
-/// [`StartError::NotConnected`](crate::StartError::NotConnected) before
-/// [`ControlEvent::Connected`](crate::ControlEvent::Connected) was read, and after the connection has ended.
+/// [`StartError::NotConnected`](crate::StartError::NotConnected) before the connection is made, and after it has ended.
+/// They start as soon as the event queue has [`ControlEvent::Connected`](crate::ControlEvent::Connected), or a message
+/// of the peer has arrived, which may come first: then the program can answer it.
 ///
 /// When the other side ends the connection, what is under way ends with
 /// [`OperationError::Cancelled`](crate::OperationError::Cancelled). Messages that have arrived complete can

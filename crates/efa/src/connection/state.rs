@@ -74,6 +74,9 @@ impl ConnectionState {
 
     /// The attempt failed: the endpoint may try again.
     pub(super) fn failed(&self, error: ConnectError) -> ControlError {
+        if let Some(endpoint) = self.endpoint.upgrade() {
+            endpoint.await_connection();
+        }
         self.forget_peer();
         *self.phase.lock() = Phase::Idle;
         ControlError { endpoint: self.id, context: self.context, error }

@@ -203,6 +203,13 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         {
             return false;
         }
+        if let (Ok(()), Role::Part(parts)) = (&receive.result, &role)
+            && !parts.are_reported()
+        {
+            drop(role);
+            self.release_complete();
+            return false;
+        }
         let from = self.sender(receive.peer);
         let completion = Completion {
             tag: receive.tagged.then_some(receive.tag),

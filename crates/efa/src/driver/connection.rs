@@ -22,6 +22,11 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         }
     }
 
+    /// Whether the only peer, to which nothing was sent yet, has sent something.
+    pub(crate) fn has_heard(&self, peer: FiAddr) -> bool {
+        self.peers.peer(peer).is_some_and(|peer| self.engine.has_exchanged(peer))
+    }
+
     /// Takes all that has arrived from the device. Returns whether all was taken: `false` while a completion
     /// queue is full.
     pub(crate) fn drain(&mut self, clock: &Clock) -> bool {

@@ -224,25 +224,36 @@ fn operation_on_a_selective_binding_always_tells_its_failure() {
 }
 
 #[test]
-fn messages_in_multi_receive_buffers_and_remote_writes_tell_on_a_selective_binding() {
-    let (mut world, _) = selective(Direction::Both);
-    let to_bob = world.introduce(ALICE, BOB);
-    let memory = world.ends[BOB].domain.register(vec![0; 8], BOTH).unwrap();
-    world.end(BOB).receive_many(None, vec![0; 9000], 2).unwrap();
-    for i in 0..3 {
-        world.end(ALICE).send(Message::to(to_bob), pattern(400, i), i).unwrap();
+fn release_and_remote_write_tell_on_a_selective_binding_and_messages_in_the_buffer_if_they_are_signaled() {
+    for signaled in [false, true] {
+        let (mut world, [_, counter]) = selective(Direction::Both);
+        let to_bob = world.introduce(ALICE, BOB);
+        let memory = world.ends[BOB].domain.register(vec![0; 8], BOTH).unwrap();
+        let flags = if signaled { OperationFlags::COMPLETION } else { OperationFlags::empty() };
+        let bob = world.end(BOB);
+        if signaled {
+            bob.receive_many_flags(None, flags, vec![0; 9000], 2).unwrap();
+        } else {
+            bob.receive_many(None, vec![0; 9000], 2).unwrap();
+        }
+        for i in 0..3 {
+            world.end(ALICE).send(Message::to(to_bob), pattern(400, i), i).unwrap();
+        }
+        let write = Rma::at(to_bob, memory.remote()).with_data(5);
+        world.end(ALICE).write(write, vec![1; 8], 1).unwrap();
+        world.drive();
+        let mut kinds: Vec<_> = world.ends[BOB]
+            .entries
+            .drain(..)
+            .map(|entry| format!("{:?}", entry.unwrap().kind))
+            .collect();
+        kinds.sort_unstable();
+        let expected = ["MultiReceive", "MultiReceive", "MultiReceive", "Released", "RemoteWrite"];
+        assert_eq!(kinds, expected[if signaled { 0 } else { 3 }..]);
+        // The write too.
+        assert_eq!(counter.value(), 4);
+        assert!(world.is_silent(ALICE));
     }
-    world.end(ALICE).write(Rma::at(to_bob, memory.remote()).with_data(5), vec![1; 8], 1).unwrap();
-    world.drive();
-    let mut kinds: Vec<_> = world.ends[BOB]
-        .entries
-        .drain(..)
-        .map(|entry| format!("{:?}", entry.unwrap().kind))
-        .collect();
-    kinds.sort_unstable();
-    let expected = ["MultiReceive", "MultiReceive", "MultiReceive", "Released", "RemoteWrite"];
-    assert_eq!(kinds, expected);
-    assert!(world.is_silent(ALICE));
 }
 
 #[test]
