@@ -34,12 +34,13 @@ pub(crate) fn of_start(error: &StartError) -> Errno {
         StartError::Closed => FI_EBADF,
         StartError::NotConnected => FI_ENOTCONN,
         StartError::PeerGone(_) => FI_EHOSTUNREACH,
-        StartError::TooLong { .. } | StartError::TooLongToInject { .. } => FI_EMSGSIZE,
+        StartError::TooLong { .. } => FI_EMSGSIZE,
         StartError::Disabled(_) | StartError::NotInPlace => FI_EOPNOTSUPP,
         StartError::OtherDomain => FI_EDOMAIN,
         StartError::Access { .. } => FI_EACCES,
         StartError::ClaimEnded => FI_ENOMSG,
         StartError::UnknownAddress(_)
+        | StartError::TooLongToInject { .. }
         | StartError::LengthsDiffer { .. }
         | StartError::NotRegistered { .. }
         | StartError::SeveralContexts { .. }
@@ -56,14 +57,15 @@ fn of_engine(error: &efa::EngineStartError) -> c_int {
     match error {
         Engine::Busy { .. } | Engine::Lacking(_) => FI_EAGAIN,
         Engine::PeerGone(_) => FI_EHOSTUNREACH,
-        Engine::AtomicTooLong { .. } | Engine::TooLongToInject { .. } => FI_EMSGSIZE,
+        Engine::AtomicTooLong { .. } => FI_EMSGSIZE,
         Engine::NoSuchAtomic { .. } | Engine::PlainOnly { .. } | Engine::InPlaceOnly => {
             FI_EOPNOTSUPP
         }
         Engine::ClaimEnded => FI_ENOMSG,
-        Engine::UnknownPeer(_) | Engine::LengthsDiffer { .. } | Engine::NotOfElements { .. } => {
-            FI_EINVAL
-        }
+        Engine::UnknownPeer(_)
+        | Engine::TooLongToInject { .. }
+        | Engine::LengthsDiffer { .. }
+        | Engine::NotOfElements { .. } => FI_EINVAL,
         _ => FI_EOTHER,
     }
 }

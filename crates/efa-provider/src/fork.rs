@@ -4,7 +4,9 @@
 //!   first object of a class ─► list of classes ◄── child: closes the objects of each
 //! ```
 //!
-//! The child waits for no lock, since a thread that holds it may not exist there. A fabric that it opens itself works.
+//! The handler in the child waits for no lock, since a thread that holds it may not exist there. A fabric that the child
+//! opens itself works, unless another thread of the parent was opening one at the fork: then the child waits for what that
+//! thread held (docs/provider.md).
 
 #![allow(unsafe_code)]
 

@@ -58,9 +58,14 @@ fn address(buffer: &Buffer) -> *mut c_void {
     buffer.as_slice().map_or(std::ptr::null_mut(), |bytes| bytes.as_ptr().cast_mut().cast())
 }
 
-/// The sender of a received message, if it is in the address vector.
+/// The peer that sent or wrote, if it is in the address vector.
 fn source(completion: &Completion) -> fi_addr_t {
-    completion.peer.map_or(FI_ADDR_NOTAVAIL, |FiAddr(peer)| peer)
+    match completion.kind {
+        Kind::Receive | Kind::MultiReceive | Kind::RemoteWrite => {
+            completion.peer.map_or(FI_ADDR_NOTAVAIL, |FiAddr(peer)| peer)
+        }
+        _ => FI_ADDR_NOTAVAIL,
+    }
 }
 
 /// The entry of a failed operation.

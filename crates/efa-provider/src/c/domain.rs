@@ -113,6 +113,19 @@ impl Domain {
         Ok(Self { domain, device, fabric: Use::new(fabric), addresses, api_version })
     }
 
+    /// Whether memory is registered as the entry of an endpoint says.
+    ///
+    /// # Errors
+    /// `FI_EINVAL` if its keys are the program's, and those of the domain aren't, as it was opened by an entry without
+    /// remote memory.
+    pub(crate) fn takes_keys_of(&self, caps: u64, attr: Option<&fi_domain_attr>) -> Outcome<()> {
+        let wanted = crate::info::registration(self.api_version, Some(caps), attr);
+        match wanted {
+            Ok(RegistrationMode::Scalable) if !self.is_scalable() => Err(INVALID),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether keys of memory are the program's, and addresses are offsets.
     pub(crate) fn is_scalable(&self) -> bool {
         self.domain.attributes().registration_mode == RegistrationMode::Scalable

@@ -177,6 +177,8 @@ impl Endpoint {
         receive: Option<&fi_rx_attr>,
     ) -> Outcome<Self> {
         let capabilities = bits::capabilities(info.caps).ok_or(INVALID)?;
+        // SAFETY: the program passes an entry of libfabric.
+        domain.takes_keys_of(info.caps, unsafe { info.domain_attr.as_ref() })?;
         let mut options = domain.fabric.settings.environment.endpoint.clone();
         if !capabilities.is_empty() {
             options = options.capabilities(capabilities);

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use efa::Receive;
 
 use crate::abi::*;
-use crate::boundary::{INVALID, started};
+use crate::boundary::{INVALID, Outcome, started};
 use crate::c::endpoint::Endpoint;
 use crate::c::transfer::{self, context};
 use crate::memory;
@@ -23,6 +23,15 @@ pub(crate) static TABLE: fi_ops_msg = fi_ops_msg {
     senddata: Some(senddata),
     injectdata: Some(injectdata),
 };
+
+/// The descriptors of a buffer for many messages: none, as its completions name the place of their message, which a
+/// part of a region doesn't tell.
+///
+/// # Errors
+/// The buffer isn't one piece.
+fn only_piece(count: usize) -> Outcome<*mut *mut c_void> {
+    if count > 1 { Err(INVALID) } else { Ok(std::ptr::null_mut()) }
+}
 
 // In each function the table is that of an endpoint, and memory is the program's as `memory` says.
 
@@ -54,7 +63,10 @@ unsafe extern "C" fn recvv(
     // SAFETY: as said above.
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
-        let desc = if ep.defaults.receive_many { std::ptr::null_mut() } else { desc };
+        let desc = match ep.defaults.receive_many {
+            true => only_piece(count)?,
+            false => desc,
+        };
         let buffer = memory::received_pieces(ep, iov, desc, count)?;
         transfer::receive_untagged(ep, src_addr, buffer, context(ctx))
     })
@@ -66,8 +78,7 @@ unsafe extern "C" fn recvmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) ->
         let ep = Object::<Endpoint>::of(ep);
         let msg = msg.as_ref().ok_or(INVALID)?;
         if flags & FI_MULTI_RECV != 0 {
-            // Completions name the place of their message, which a part of a region doesn't tell.
-            let none = std::ptr::null_mut();
+            let none = only_piece(msg.iov_count)?;
             let buffer = || memory::received_pieces(ep, msg.msg_iov, none, msg.iov_count);
             let flags = flags & !FI_MULTI_RECV;
             return transfer::receive_many(ep, msg.addr, flags, buffer, context(msg.context));

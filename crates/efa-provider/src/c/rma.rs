@@ -121,6 +121,7 @@ unsafe extern "C" fn readmsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
         let msg = msg.as_ref().ok_or(INVALID)?;
+        // `FI_INJECT` means nothing where nothing is sent from; libfabric's providers take it too.
         let flags = bits::transmit_flags(flags).ok_or(Errno(FI_EBADFLAGS))?;
         let buffer = memory::received_pieces(ep, msg.msg_iov, msg.desc, msg.iov_count)?;
         let rma = pieces(ep.peer(msg.addr), msg.rma_iov, msg.rma_iov_count)?.flags(flags);
