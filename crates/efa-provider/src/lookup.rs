@@ -11,14 +11,18 @@
 //!           "EfaA" version 0 0 0, address ───────────►        the address is inserted
 //! ```
 
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6, TcpListener, TcpStream};
+use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use efa::Address;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::OwnedFd;
+
+use crate::boundary::lock;
 
 /// Bytes of an address.
 type Bytes = [u8; Address::SIZE];
@@ -31,7 +35,7 @@ const ANSWER: usize = GREETING.len() + Address::SIZE;
 /// The last bytes of a [`HostPort`], where addresses have zeros.
 const MARK: [u8; 8] = *b"EfaSite\x01";
 
-/// How long a client tries to reach a server that isn't there yet.
+/// How long a client tries to reach servers that aren't there yet.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long a client waits before it tries again.
@@ -69,29 +73,49 @@ impl HostPort {
             None => SocketAddrV6::new(ip, port, 0, u32::from_be_bytes([s0, s1, s2, s3])).into(),
         }))
     }
+}
 
-    /// Asks for the address of the endpoint there. A server that isn't there yet is waited for.
-    ///
-    /// # Errors
-    /// When nobody has answered in time, or something else than such an endpoint has.
-    pub(crate) fn look_up(self, patience: Duration) -> io::Result<Bytes> {
-        let end = Instant::now() + patience;
+/// Most servers that are asked at the same time.
+const MOST_AT_ONCE: usize = 64;
+
+/// Asks for the addresses of the endpoints there, of all within this time. Servers that aren't there yet are
+/// waited for.
+///
+/// A result is an error if nobody has answered in time, or something else than such an endpoint has.
+pub(crate) fn look_up(servers: &[HostPort], patience: Duration) -> Vec<io::Result<Bytes>> {
+    let end = Instant::now() + patience;
+    let waiting = Mutex::new((0..servers.len()).collect::<VecDeque<_>>());
+    let answers = Mutex::new((0..servers.len()).map(|_| None).collect::<Vec<_>>());
+    let ask_each = || {
         loop {
+            let Some(index) = lock(&waiting).pop_front() else { return };
             let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(ErrorKind::TimedOut.into());
-            }
-            match ask(self.0, left) {
+            match ask(servers[index].0, left) {
+                // Others take their turn meanwhile.
                 Err(error) if error.kind() == ErrorKind::ConnectionRefused && left > PAUSE => {
                     std::thread::sleep(PAUSE);
+                    lock(&waiting).push_back(index);
                 }
-                answer => return answer,
+                answer => lock(&answers)[index] = Some(answer),
             }
         }
-    }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..servers.len().min(MOST_AT_ONCE) {
+            // Without a further thread the others ask.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, ask_each);
+        }
+        ask_each();
+    });
+    let answers = answers.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let answers = answers.into_iter();
+    answers.map(|answer| answer.unwrap_or_else(|| Err(ErrorKind::TimedOut.into()))).collect()
 }
 
 fn ask(at: SocketAddr, patience: Duration) -> io::Result<Bytes> {
+    if patience.is_zero() {
+        return Err(ErrorKind::TimedOut.into());
+    }
     let mut stream = TcpStream::connect_timeout(&at, patience)?;
     stream.set_read_timeout(Some(patience))?;
     let mut answer = [0; ANSWER];
@@ -176,6 +200,10 @@ mod tests {
         HostPort((Ipv4Addr::LOCALHOST, port).into())
     }
 
+    fn answer_of(at: HostPort, patience: Duration) -> io::Result<Bytes> {
+        look_up(&[at], patience).pop().unwrap()
+    }
+
     #[test]
     fn host_and_port_of_either_family_is_written_and_read_back() {
         for text in ["10.1.2.3:70", "0.0.0.0:9228", "[fe80::1%3]:65535", "[::1]:0"] {
@@ -198,20 +226,35 @@ mod tests {
         // Says nothing and takes nothing.
         let _silent = TcpStream::connect(at.0).unwrap();
         for _ in 0..3 {
-            assert_eq!(at.look_up(PATIENCE).unwrap(), [7; 32]);
+            assert_eq!(answer_of(at, PATIENCE).unwrap(), [7; 32]);
         }
         drop(server);
         let begin = Instant::now();
-        at.look_up(Duration::from_millis(20)).unwrap_err();
+        answer_of(at, Duration::from_millis(20)).unwrap_err();
         assert!(begin.elapsed() < PATIENCE);
     }
 
     #[test]
     fn client_waits_for_a_server_that_is_late() {
         let port = TcpListener::bind(here(0).0).unwrap().local_addr().unwrap().port();
-        let client = std::thread::spawn(move || here(port).look_up(Duration::from_secs(20)));
+        let client = std::thread::spawn(move || answer_of(here(port), Duration::from_secs(20)));
         let _server = AddressServer::start(here(port), &[9; 32]).unwrap();
         assert_eq!(client.join().unwrap().unwrap(), [9; 32]);
+    }
+
+    #[test]
+    fn server_behind_more_that_never_answer_than_are_asked_at_once_is_found_within_the_time_of_one()
+    {
+        let port = || TcpListener::bind(here(0).0).unwrap().local_addr().unwrap().port();
+        let mut servers: Vec<_> = (0..MOST_AT_ONCE + 10).map(|_| here(port())).collect();
+        let listener = TcpListener::bind(here(0).0).unwrap();
+        servers.push(HostPort(listener.local_addr().unwrap()));
+        let _server = AddressServer::on(listener, &[5; 32]).unwrap();
+        let begin = Instant::now();
+        let mut answers = look_up(&servers, PATIENCE);
+        assert!(begin.elapsed() < 3 * PATIENCE);
+        assert_eq!(answers.pop().unwrap().unwrap(), [5; 32]);
+        assert!(answers.into_iter().all(|answer| answer.is_err()));
     }
 
     #[test]
@@ -222,7 +265,7 @@ mod tests {
         ] {
             let other = TcpListener::bind(here(0).0).unwrap();
             let at = here(other.local_addr().unwrap().port());
-            let client = std::thread::spawn(move || at.look_up(PATIENCE));
+            let client = std::thread::spawn(move || answer_of(at, PATIENCE));
             other.accept().unwrap().0.write_all(answer).unwrap();
             assert_eq!(client.join().unwrap().unwrap_err().kind(), kind);
         }

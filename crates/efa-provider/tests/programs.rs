@@ -218,11 +218,13 @@ programs! {
     event_stays_if_there_is_too_little_room "events-too-small"
     event_queue_wakes_a_thread_by_read_and_descriptor "events-waited-for"
     insertion_with_an_event_queue_ends_with_its_event "events-insertion"
+    insertion_with_an_event_queue_waits_for_no_server "events-insertion-of-nobody"
     event_queue_not_opened_for_writing_refuses_it "events-not-writable"
 
     address_inserted_is_looked_up_and_removed_in_both_types "vectors-round-trip"
     message_goes_to_the_peer_of_its_entry_until_removal "vectors-messages-follow"
     address_of_no_peer_is_not_inserted "vectors-bad-name"
+    servers_that_are_not_there_are_waited_for_together "vectors-nobody"
     vector_with_a_name_is_shared_between_processes "vectors-named"
 
     memory_is_registered_in_each_form_and_reached_by_its_key "regions-forms"

@@ -75,7 +75,11 @@ impl Usable {
 
     /// Refuses an operation that needs other services than the side, which was enabled with some, has now.
     #[inline(always)]
-    pub(crate) fn require(&self, needed: Capabilities, enabled: Capabilities) -> Result<(), StartError> {
+    pub(crate) fn require(
+        &self,
+        needed: Capabilities,
+        enabled: Capabilities,
+    ) -> Result<(), StartError> {
         match self.allows(needed) {
             true => Ok(()),
             false => Err(self.why_not(needed, enabled)),

@@ -1,7 +1,7 @@
 //! Address vectors (`fi_av`), whose addresses are the 32 bytes of EFA.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use efa::{Address, AddressVectorKind, AddressVectorOptions, DeviceError, FiAddr};
 
@@ -12,8 +12,9 @@ use crate::c::entry;
 use crate::c::eq::{EventQueue, Insertion};
 use crate::c::event::Pointer;
 use crate::errors;
-use crate::lookup::{HostPort, PATIENCE};
+use crate::lookup::{self, HostPort, PATIENCE};
 use crate::object::{Class, Object, Pool, Use};
+use crate::threads;
 
 /// An address vector.
 pub(crate) struct AddressVector {
@@ -134,26 +135,40 @@ pub(crate) unsafe extern "C" fn open(
 }
 
 impl Object<AddressVector> {
-    /// Begins to insert addresses; an event says how it went.
+    /// Begins to insert addresses; an event says how it went. The call doesn't wait for servers.
     fn insert_async(
         &self,
         events: &EventQueue,
-        found: Vec<Outcome<Address>>,
+        all: Vec<[u8; Address::SIZE]>,
         to: *mut fi_addr_t,
         context: *mut c_void,
     ) -> Outcome<usize> {
-        let addresses: Vec<Address> = found.iter().filter_map(|found| found.ok()).collect();
+        let found = Arc::new(OnceLock::new());
         let number = events.register_insertion(Insertion {
             of: Pointer::of(self.fid()),
             context: Pointer::of(context),
             to: Pointer::of(to),
-            found,
+            found: found.clone(),
         });
-        let begun = self.addresses.insert_async(&addresses, number);
-        begun.map(|()| 0).map_err(|error| {
-            events.forget_insertion(number);
-            errors::of_insertion(&error)
-        })
+        let (has_servers, addresses) = (has_servers(&all), self.addresses.clone());
+        // It may go on when the objects are closed: then there is no event.
+        let insert = move || {
+            let all = endpoints_at(&all);
+            let known: Vec<Address> = all.iter().filter_map(|found| found.ok()).collect();
+            // Nobody else sets it.
+            let _ = found.set(all);
+            addresses.insert_async(&known, number)
+        };
+        let begun = match has_servers {
+            false => insert().map_err(|error| errors::of_insertion(&error)),
+            true => std::thread::Builder::new()
+                .name("efars-look-up".to_owned())
+                // An event queue is bound.
+                .spawn(move || drop(insert()))
+                .map(drop)
+                .map_err(|error| errors::of_io(&error)),
+        };
+        begun.map(|()| 0).inspect_err(|_| events.forget_insertion(number))
     }
 }
 
@@ -206,13 +221,20 @@ unsafe extern "C" fn insert(
         // SAFETY: the program passes `count` addresses of 32 bytes, room for as many indices or null, and with
         // `FI_SYNC_ERR` room for as many error numbers.
         unsafe {
-            let found: Vec<Outcome<Address>> = (0..count)
+            let all: Vec<_> = (0..count)
                 .map(|index| addr.cast::<[u8; Address::SIZE]>().add(index).read_unaligned())
-                .map(endpoint_at)
                 .collect();
             if let Some(events) = av.events.get() {
-                return av.insert_async(events, found, fi_addr, context);
+                return av.insert_async(events, all, fi_addr, context);
             }
+            let found = match has_servers(&all) {
+                false => endpoints_at(&all),
+                true => {
+                    // It isn't closed meanwhile.
+                    let _used = Use::new(av);
+                    threads::asleep(|| endpoints_at(&all))
+                }
+            };
             let addresses: Vec<Address> = found.iter().filter_map(|found| found.ok()).collect();
             let results = av.addresses.insert_many(&addresses);
             let mut inserted = 0;
@@ -249,16 +271,26 @@ pub(crate) fn indices(
     })
 }
 
-/// The address of an endpoint, which is asked for if only host and port are known.
-fn endpoint_at(bytes: [u8; Address::SIZE]) -> Outcome<Address> {
-    let bytes = match HostPort::from_bytes(&bytes) {
-        None => bytes,
-        Some(server) => server.look_up(PATIENCE).map_err(|error| {
-            crate::log::warn(format_args!("no address from {}: {error}", server.0));
-            errors::of_io(&error)
-        })?,
+fn has_servers(all: &[[u8; Address::SIZE]]) -> bool {
+    all.iter().any(|bytes| HostPort::from_bytes(bytes).is_some())
+}
+
+/// The addresses of endpoints. Those of which only host and port are known are asked for.
+fn endpoints_at(all: &[[u8; Address::SIZE]]) -> Vec<Outcome<Address>> {
+    let servers: Vec<HostPort> = all.iter().filter_map(HostPort::from_bytes).collect();
+    let mut answers = servers.iter().zip(lookup::look_up(&servers, PATIENCE));
+    let endpoint = |bytes: &[u8; Address::SIZE]| match HostPort::from_bytes(bytes) {
+        None => Ok(Address::from_bytes(*bytes)),
+        Some(_) => {
+            let (server, answer) = answers.next().ok_or(INVALID)?;
+            let address = answer.map_err(|error| {
+                crate::log::warn(format_args!("no address from {}: {error}", server.0));
+                errors::of_io(&error)
+            });
+            address.map(Address::from_bytes)
+        }
     };
-    Ok(Address::from_bytes(bytes))
+    all.iter().map(endpoint).collect()
 }
 
 /// `fi_av_remove`. Fails with the first index that isn't there, after those before it were removed.

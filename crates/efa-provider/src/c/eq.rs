@@ -11,8 +11,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::AsFd;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use efa::{Address, ControlError, ControlEvent, DeviceError, EventQueueOptions, FiAddr};
@@ -54,8 +54,8 @@ pub(crate) struct Insertion {
     pub(crate) context: Pointer,
     /// Where the program wants the indices, or null.
     pub(crate) to: Pointer,
-    /// What is inserted, and why the rest isn't.
-    pub(crate) found: Vec<Outcome<Address>>,
+    /// What is inserted, and why the rest isn't, once that is known.
+    pub(crate) found: Arc<OnceLock<Vec<Outcome<Address>>>>,
 }
 
 static FID: fi_ops =
@@ -322,6 +322,7 @@ fn inserted(
 ) {
     let Insertion { of, context, to, found } = insertion;
     let to = to.get::<fi_addr_t>();
+    let found = found.get().cloned().unwrap_or_default();
     let mut count = 0;
     for (index, result) in av::indices(found, results).enumerate() {
         let fi = match result {

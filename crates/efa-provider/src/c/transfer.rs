@@ -129,9 +129,7 @@ pub(crate) fn receive_flags(
         return Err(Errno(FI_EBADFLAGS));
     }
     match flags & LOOKS {
-        0 => {
-            self::receive(ep, receive.flags(reported(flags)), buffer()?, context)
-        }
+        0 => self::receive(ep, receive.flags(reported(flags)), buffer()?, context),
         FI_CLAIM => unexpected::receive_claimed(ep, buffer()?, context),
         CLAIM_AND_DISCARD => unexpected::discard_claimed(ep, kind, context),
         looks if looks & FI_PEEK != 0 => unexpected::peek(ep, receive, kind, looks, context),

@@ -187,9 +187,11 @@ static void many_selectively(void)
 			};
 			struct world world;
 			struct side *from = &world.side[0], *at = &world.side[1];
+			size_t least = 64;
 
 			options.rx_flags = by_default ? FI_MULTI_RECV | (told ? FI_COMPLETION : 0) : 0;
 			open_world(&world, &options);
+			OK(fi_setopt(&at->ep->fid, FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, &least, sizeof(least)));
 			POST(&world, by_default ? fi_recv(at->ep, here, ROOM, NULL, FI_ADDR_UNSPEC, CONTEXT(1))
 				: fi_recvmsg(at->ep, &message, FI_MULTI_RECV | (told ? FI_COMPLETION : 0)));
 			for (int i = 0; i < ROOM / LENGTH; i++) {

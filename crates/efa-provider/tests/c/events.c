@@ -161,6 +161,51 @@ static void insertion(void)
 	close_world(&world);
 }
 
+/* An insertion with an event doesn't wait for a server; its event says that there is none, unless the vector is closed. */
+static void insertion_of_nobody(void)
+{
+	struct options options = { 0 };
+	struct fi_eq_attr attr = { .size = 16, .wait_obj = FI_WAIT_UNSPEC };
+	struct fi_av_attr vector = { .type = FI_AV_TABLE, .flags = FI_EVENT, .count = 16 };
+	struct world world;
+	struct fid_eq *queue;
+	struct fid_av *av;
+	struct fi_eq_entry entry;
+	struct fi_eq_err_entry error = { 0 };
+	fi_addr_t peer = 5;
+	char *place;
+	uint32_t event;
+	double before;
+
+	if (!is_ours())
+		not_offered("addresses that are asked for");
+	open_world(&world, &options);
+	place = nobodies(&world, 1);
+	OK(fi_eq_open(world.fabric, &attr, &queue, NULL));
+	for (int closed = 0; closed < 2; closed++) {
+		OK(fi_av_open(world.domain, &vector, &av, CONTEXT(1)));
+		OK(fi_av_bind(av, &queue->fid, 0));
+		before = now();
+		OK(fi_av_insert(av, place, 1, &peer, 0, CONTEXT(2)));
+		CHECK(now() - before < 1.5);
+		if (!closed) {
+			FAILS(fi_eq_sread(queue, &event, &entry, sizeof(entry), MILLISECONDS, 0), FI_EAVAIL);
+			CHECK(fi_eq_readerr(queue, &error, 0) > 0);
+			EQUAL((uintptr_t)error.fid, (uintptr_t)&av->fid);
+			CHECK(error.err > 0);
+			EQUAL(fi_eq_sread(queue, &event, &entry, sizeof(entry), MILLISECONDS, 0), sizeof(entry));
+			EQUAL(event, FI_AV_COMPLETE);
+			EQUAL(entry.data, 0);
+			EQUAL(peer, FI_ADDR_NOTAVAIL);
+		}
+		OK(fi_close(&av->fid));
+	}
+	FAILS(fi_eq_sread(queue, &event, &entry, sizeof(entry), 2500, 0), FI_EAGAIN);
+	free(place);
+	OK(fi_close(&queue->fid));
+	close_world(&world);
+}
+
 /* A queue that programs don't write to. */
 static void not_writable(void)
 {
@@ -186,6 +231,7 @@ const struct program events[] = {
 	{ "events-too-small", too_small },
 	{ "events-waited-for", waited_for },
 	{ "events-insertion", insertion },
+	{ "events-insertion-of-nobody", insertion_of_nobody },
 	{ "events-not-writable", not_writable },
 	{ NULL, NULL },
 };

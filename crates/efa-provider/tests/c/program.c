@@ -274,6 +274,21 @@ struct region register_of(struct world *world, struct side *side, void *memory, 
 	return region;
 }
 
+char *nobodies(struct world *world, int count)
+{
+	struct fi_info *hints = hints_of(&world->options), *info;
+	char *places;
+
+	/* A port that nobody listens at. */
+	OK(fi_getinfo(FI_VERSION(1, 17), "127.0.0.1", "1", 0, hints, &info));
+	places = malloc((size_t)count * info->dest_addrlen);
+	for (int i = 0; i < count; i++)
+		memcpy(places + (size_t)i * info->dest_addrlen, info->dest_addr, info->dest_addrlen);
+	fi_freeinfo(info);
+	fi_freeinfo(hints);
+	return places;
+}
+
 static unsigned char byte_at(size_t place, unsigned seed)
 {
 	return (unsigned char)(place * 7 + place / 251 + seed * 31 + 1);

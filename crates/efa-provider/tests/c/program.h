@@ -111,6 +111,8 @@ void open_side(struct world *world, struct side *side);
 void close_side(struct side *side);
 /* Inserts the address of `of` into the address vector of `into`. */
 fi_addr_t introduce(struct side *into, const struct side *of);
+/* `count` times the place, as an address vector takes it, of an endpoint that is to be asked there and isn't. */
+char *nobodies(struct world *world, int count);
 /* Lets all endpoints work. */
 void progress(struct world *world);
 

@@ -187,10 +187,40 @@ static void named(void)
 	close_world(&world);
 }
 
+/* Servers that aren't there are waited for together, not one after the other. */
+static void nobody(void)
+{
+	enum { PLACES = 8 };
+	struct options options = { 0 };
+	struct world world;
+	struct fid_av *av;
+	fi_addr_t peers[PLACES];
+	int errors[PLACES] = { 0 };
+	char *places;
+	double before;
+
+	if (!is_ours())
+		not_offered("addresses that are asked for");
+	open_world(&world, &options);
+	av = open_vector(&world, FI_AV_TABLE);
+	places = nobodies(&world, PLACES);
+	before = now();
+	EQUAL(fi_av_insert(av, places, PLACES, peers, FI_SYNC_ERR, errors), 0);
+	CHECK(now() - before < 8);
+	for (int i = 0; i < PLACES; i++) {
+		EQUAL(peers[i], FI_ADDR_NOTAVAIL);
+		CHECK(errors[i] > 0);
+	}
+	free(places);
+	OK(fi_close(&av->fid));
+	close_world(&world);
+}
+
 const struct program vectors[] = {
 	{ "vectors-round-trip", round_trip },
 	{ "vectors-messages-follow", messages_follow },
 	{ "vectors-bad-name", bad_name },
+	{ "vectors-nobody", nobody },
 	{ "vectors-named", named },
 	{ NULL, NULL },
 };
