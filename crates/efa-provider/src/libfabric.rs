@@ -9,8 +9,10 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
+use crate::abi::later::fi_domain_attr_2_5;
 use crate::abi::{
-    FI_PARAM_STRING, fi_info, fi_log_level, fi_log_subsys, fi_param_type, fi_provider,
+    FI_PARAM_STRING, fi_domain_attr, fi_info, fi_log_level, fi_log_subsys, fi_param_type,
+    fi_provider,
 };
 
 /// What is used of libfabric.
@@ -157,18 +159,47 @@ pub(crate) fn log(
     }
 }
 
+/// A loaded library, which stays loaded from now on.
+fn pin(name: &CStr) -> Option<NonNull<c_void>> {
+    let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD | libc::RTLD_NODELETE;
+    // SAFETY: the name is a string, and the library is only looked for.
+    NonNull::new(unsafe { libc::dlopen(name.as_ptr(), flags) })
+}
+
+/// The file of the library or program that has called this library.
+fn caller() -> Option<&'static CStr> {
+    let mut frames = [std::ptr::null_mut(); 32];
+    // SAFETY: there is room for so many frames.
+    let count = unsafe { libc::backtrace(frames.as_mut_ptr(), frames.len() as c_int) };
+    let (base_of_this, _) = library_of((pin as *const ()).cast_mut().cast())?;
+    let frames = frames.into_iter().take(usize::try_from(count).ok()?);
+    let mut libraries = frames.filter_map(library_of);
+    libraries.find(|(base, _)| *base != base_of_this).map(|(_, name)| name)
+}
+
+/// Where the library begins that an address is in, and its file.
+fn library_of(at: *mut c_void) -> Option<(*mut c_void, &'static CStr)> {
+    // SAFETY: zeros are a valid value, and any address may be asked for. The name lives as long as the library is
+    // loaded, which is longer than this call of it.
+    unsafe {
+        let mut found: libc::Dl_info = std::mem::zeroed();
+        let is_found = libc::dladdr(at, &mut found) != 0 && !found.dli_fname.is_null();
+        is_found.then(|| (found.dli_fbase, CStr::from_ptr(found.dli_fname)))
+    }
+}
+
 /// The address of a symbol of libfabric.
 pub(crate) fn symbol(name: &CStr) -> Option<NonNull<c_void>> {
     static HANDLE: OnceLock<usize> = OnceLock::new();
     let handle = *HANDLE.get_or_init(|| {
-        // SAFETY: the name is a string. The library is only looked for, and stays loaded as long as we are: it
-        // loaded us.
-        let found = unsafe {
-            libc::dlopen(c"libfabric.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD)
-        };
-        match found.is_null() {
-            true => libc::RTLD_DEFAULT.addr(),
-            false => found.expose_provenance(),
+        // A process may have several, each with a name of its own.
+        let found = caller().and_then(pin).filter(|found| {
+            // SAFETY: the library is loaded, and the name is a string.
+            !unsafe { libc::dlsym(found.as_ptr(), c"fi_dupinfo".as_ptr()) }.is_null()
+        });
+        match found.or_else(|| pin(c"libfabric.so.1")) {
+            Some(found) => found.as_ptr().expose_provenance(),
+            None => libc::RTLD_DEFAULT.addr(),
         }
     });
     let handle = std::ptr::with_exposed_provenance_mut(handle);
@@ -206,8 +237,7 @@ impl Libfabric {
     /// An entry of zeros with all its attributes.
     pub(crate) fn allocate_info(&self) -> Option<OwnedInfo<'_>> {
         // SAFETY: null stands for an empty entry.
-        let info = unsafe { (self.dupinfo)(std::ptr::null()) };
-        Some(OwnedInfo { at: NonNull::new(info)?, libfabric: self })
+        unsafe { self.copy_info(std::ptr::null()) }
     }
 
     /// A copy of an entry without the ones after it.
@@ -217,8 +247,30 @@ impl Libfabric {
     pub(crate) unsafe fn copy_info(&self, info: *const fi_info) -> Option<OwnedInfo<'_>> {
         // SAFETY: the caller's promise.
         let copy = unsafe { (self.dupinfo)(info) };
-        Some(OwnedInfo { at: NonNull::new(copy)?, libfabric: self })
+        let copy = OwnedInfo { at: NonNull::new(copy)?, libfabric: self };
+        // SAFETY: libfabric allocated the copy, and nobody else has it.
+        unsafe { lengthen(&mut *copy.as_ptr()) }?;
+        Some(copy)
     }
+}
+
+/// Makes the attributes of the domain as long as the newest release has them: this libfabric may be older than the one
+/// that the entry goes to.
+///
+/// # Safety
+/// The attributes are null or were allocated by C, and nobody else has them.
+unsafe fn lengthen(info: &mut fi_info) -> Option<()> {
+    if info.domain_attr.is_null() {
+        return Some(());
+    }
+    // SAFETY: zeroed memory of C, which begins with the attributes that all releases have.
+    unsafe {
+        let long = libc::calloc(1, size_of::<fi_domain_attr_2_5>()).cast::<fi_domain_attr>();
+        NonNull::new(long)?.write(info.domain_attr.read());
+        libc::free(info.domain_attr.cast());
+        info.domain_attr = long;
+    }
+    Some(())
 }
 
 /// An entry of libfabric, freed with this unless it is given away.

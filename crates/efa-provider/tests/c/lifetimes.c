@@ -402,12 +402,74 @@ static void unloaded(void)
 	close_world(&left);
 }
 
+/* A copy of libfabric by another name, as other libraries bring one along. */
+static void *another_libfabric(void)
+{
+	static const char name[] = "libfabric.so.1", other[] = "libfabrix.so.1";
+	char path[] = "/tmp/libfabrix.XXXXXX", *bytes, *found;
+	Dl_info this;
+	FILE *from;
+	void *copy;
+	long length;
+	int to = mkstemp(path);
+
+	CHECK(to >= 0 && dladdr((void *)(uintptr_t)fi_getinfo, &this) && (from = fopen(this.dli_fname, "r")));
+	OK(fseek(from, 0, SEEK_END));
+	length = ftell(from);
+	rewind(from);
+	bytes = malloc((size_t)length);
+	EQUAL(fread(bytes, 1, (size_t)length, from), length);
+	for (char *next = bytes; (found = memmem(next, (size_t)(bytes + length - next), name, sizeof(name))); next = found + 1)
+		memcpy(found, other, sizeof(other));
+	EQUAL(write(to, bytes, (size_t)length), length);
+	OK(close(to));
+	OK(fclose(from));
+	free(bytes);
+	copy = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	OK(unlink(path));
+	if (!copy)
+		FAIL("%s", dlerror());
+	return copy;
+}
+
+/* Of several in a process the provider uses the one that loads it, also when the program has closed that. */
+static void second_libfabric(void)
+{
+	struct options options = { 0 };
+	struct fi_info *hints = hints_of(&options), *info;
+	void *copy = another_libfabric();
+	int (*getinfo)(uint32_t, const char *, const char *, uint64_t, const struct fi_info *, struct fi_info **);
+	int (*getparams)(struct fi_param **, int *);
+	struct fi_param *params;
+	struct world world;
+	int count;
+	bool has_ours = false;
+
+	if (!is_ours())
+		not_offered("a provider in a library of its own");
+	*(void **)&getinfo = dlsym(copy, "fi_getinfo");
+	*(void **)&getparams = dlsym(copy, "fi_getparams");
+	CHECK(getinfo && getparams);
+	OK(getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &info));
+	SAME_TEXT(info->fabric_attr->prov_name, provider());
+	OK(getparams(&params, &count));
+	for (int i = 0; i < count; i++)
+		has_ours |= !strcmp(params[i].name, "FI_EFARS_DEVICE");
+	CHECK(has_ours);
+	OK(dlclose(copy));
+	fi_freeinfo(info);
+	fi_freeinfo(hints);
+	open_world(&world, &options);
+	close_world(&world);
+}
+
 const struct program lifetimes[] = {
 	{ "lifetimes-region-unmapped", region_unmapped },
 	{ "lifetimes-receives-unmapped", receives_unmapped },
 	{ "lifetimes-sends-unmapped", sends_unmapped },
 	{ "lifetimes-close-is-bounded", close_is_bounded },
 	{ "lifetimes-unloaded", unloaded },
+	{ "lifetimes-second-libfabric", second_libfabric },
 	{ NULL, NULL },
 };
 
