@@ -1,8 +1,8 @@
 //! Memory regions (`fi_mr`).
 //!
 //! A region is a [`ForeignMemory`] of the program's memory. Peers name it by its virtual address and the device's key,
-//! or by offsets and the program's key if the domain is scalable. Closing it ends every access, also those that are
-//! under way.
+//! or by offsets and the program's key if the domain is scalable. Closing it ends every access of peers, also
+//! those that are under way. Operations of this process go on, also those that were given its descriptor.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -239,7 +239,7 @@ unsafe fn only(iov: *const libc::iovec, count: usize) -> Outcome<libc::iovec> {
     first.filter(|_| count == 1).copied().ok_or(INVALID)
 }
 
-/// `fi_close` of a region: when it returns, nothing accesses the memory any more.
+/// `fi_close` of a region: when it returns, no peer accesses the memory any more.
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
     status(|| {
         // SAFETY: the table is that of a region.
