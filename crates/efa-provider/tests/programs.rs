@@ -246,6 +246,7 @@ programs! {
 
     connection_made_by_sleeping_threads_is_reported_to_both "connections-waited-for"
     messages_over_a_connection_arrive_in_both_directions "connections-messages"
+    message_is_answered_before_the_event_that_its_sender_is_connected "connections-answered-early"
     sides_of_a_connection_name_their_socket_addresses "connections-names"
     rejected_connection_reports_the_reason_and_data "connections-rejected"
     connection_to_nobody_is_refused "connections-refused-by-none"

@@ -163,8 +163,10 @@ impl Object<AddressVector> {
             false => insert().map_err(|error| errors::of_insertion(&error)),
             true => std::thread::Builder::new()
                 .name("efars-look-up".to_owned())
-                // An event queue is bound.
-                .spawn(move || drop(insert()))
+                .spawn(move || {
+                    // An event queue is bound.
+                    let _ = insert();
+                })
                 .map(drop)
                 .map_err(|error| errors::of_io(&error)),
         };

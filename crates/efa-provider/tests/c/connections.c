@@ -559,9 +559,51 @@ static void out_of_turn(void)
 	fi_freeinfo(info);
 }
 
+/* A message can be here before the event that says that its sender is connected, and is answered at once. */
+static void answered_early(void)
+{
+	struct server server;
+	struct end client, other;
+	struct fi_info *info;
+	union room room;
+	char there[8] = "early", here[2][8];
+	uint32_t event;
+	ssize_t result;
+	double end = now() + PATIENCE;
+
+	if (!is_ours())
+		not_offered("an answer before FI_CONNECTED was read");
+	open_server(&server);
+	info = client_info(&server);
+	open_end(&server, info, &client);
+	OK(fi_connect(client.ep, info->dest_addr, NULL, 0));
+	next_event(server.eq, FI_CONNREQ, &room.entry, 256);
+	open_end(&server, room.entry.info, &other);
+	fi_freeinfo(room.entry.info);
+	OK(fi_recv(other.ep, here[0], 8, NULL, FI_ADDR_UNSPEC, CONTEXT(0)));
+	OK(fi_recv(client.ep, here[1], 8, NULL, FI_ADDR_UNSPEC, CONTEXT(1)));
+	OK(fi_accept(other.ep, NULL, 0));
+	/* Only the client looks at its events. */
+	while ((result = fi_eq_read(client.eq, &event, &room, sizeof(room), 0)) == -FI_EAGAIN)
+		CHECK(now() < end);
+	EQUAL(event, FI_CONNECTED);
+	FAILS(fi_send(other.ep, there, 8, NULL, FI_ADDR_UNSPEC, CONTEXT(2)), FI_ENOTCONN);
+	OK(fi_send(client.ep, there, 8, NULL, FI_ADDR_UNSPEC, CONTEXT(3)));
+	take_both(&client, &other, CONTEXT(3), CONTEXT(0), 8);
+	OK(fi_send(other.ep, here[0], 8, NULL, FI_ADDR_UNSPEC, CONTEXT(2)));
+	take_both(&other, &client, CONTEXT(2), CONTEXT(1), 8);
+	SAME_TEXT(here[1], there);
+	next_event(other.eq, FI_CONNECTED, &room.entry, 256);
+	close_end(&client);
+	close_end(&other);
+	close_server(&server);
+	fi_freeinfo(info);
+}
+
 const struct program connections[] = {
 	{ "connections-waited-for", waited_for },
 	{ "connections-messages", messages },
+	{ "connections-answered-early", answered_early },
 	{ "connections-names", names },
 	{ "connections-rejected", rejected },
 	{ "connections-refused-by-none", refused_by_none },

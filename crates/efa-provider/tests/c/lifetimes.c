@@ -440,6 +440,7 @@ static void second_libfabric(void)
 	void *copy = another_libfabric();
 	int (*getinfo)(uint32_t, const char *, const char *, uint64_t, const struct fi_info *, struct fi_info **);
 	int (*getparams)(struct fi_param **, int *);
+	void (*freeparams)(struct fi_param *);
 	struct fi_param *params;
 	struct world world;
 	int count;
@@ -449,13 +450,15 @@ static void second_libfabric(void)
 		not_offered("a provider in a library of its own");
 	*(void **)&getinfo = dlsym(copy, "fi_getinfo");
 	*(void **)&getparams = dlsym(copy, "fi_getparams");
-	CHECK(getinfo && getparams);
+	*(void **)&freeparams = dlsym(copy, "fi_freeparams");
+	CHECK(getinfo && getparams && freeparams);
 	OK(getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &info));
 	SAME_TEXT(info->fabric_attr->prov_name, provider());
 	OK(getparams(&params, &count));
 	for (int i = 0; i < count; i++)
 		has_ours |= !strcmp(params[i].name, "FI_EFARS_DEVICE");
 	CHECK(has_ours);
+	freeparams(params);
 	OK(dlclose(copy));
 	fi_freeinfo(info);
 	fi_freeinfo(hints);
