@@ -224,8 +224,7 @@ fn operation_on_a_selective_binding_always_tells_its_failure() {
 }
 
 #[test]
-fn release_and_remote_write_tell_on_a_selective_binding_and_messages_in_the_buffer_if_they_are_signaled()
- {
+fn messages_in_a_multi_receive_buffer_tell_on_a_selective_binding_if_it_is_signaled() {
     for signaled in [false, true] {
         let (mut world, [_, counter]) = selective(Direction::Both);
         let to_bob = world.introduce(ALICE, BOB);
