@@ -238,6 +238,7 @@ programs! {
     write_and_read_reach_several_pieces_of_remote_memory "rma-pieces-there"
     bytes_are_there_when_a_delivery_complete_write_completes "rma-delivered"
     counters_count_the_writes_and_reads_of_their_endpoint "rma-counted"
+    bytes_of_a_first_write_are_there_when_the_message_after_it_is "rma-before-message"
 
     atomic_of_each_form_operation_and_type_has_its_result "atomics-forms"
     what_atomics_are_offered_is_told_and_holds "atomics-query"

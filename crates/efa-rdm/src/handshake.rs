@@ -35,6 +35,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         }
     }
 
+    /// Queues a write if the peer's HANDSHAKE has arrived, else holds it, and with it the messages after it.
+    pub(crate) fn start_write(&mut self, peer: PeerId, id: OpId) {
+        match self.peers.activate(peer, &self.config).handshake.is_known() {
+            true => self.enqueue(peer, Work::Send(id)),
+            false => self.hold(peer, id),
+        }
+    }
+
     /// Queues `work` now if the peer's HANDSHAKE has arrived, else when it arrives.
     pub(crate) fn when_known(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
         let active = self.peers.activate(peer, &self.config);
@@ -54,13 +62,22 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             && let Some(id) = active.held.pop_front()
         {
             let Some(send) = self.sends.get_mut(id) else { continue };
-            let pause = active.must_pause();
-            if pause || active.awaits_handshake(send.level, &self.core.config) {
+            let is_write = !send.role.is_ordered();
+            let pause = !is_write && active.must_pause();
+            let awaits = match is_write {
+                true => !active.handshake.is_known(),
+                false => active.awaits_handshake(send.level, &self.core.config),
+            };
+            if pause || awaits {
                 active.held.push_front(id);
                 if pause {
                     self.core.await_pause(peer);
                 }
                 return;
+            }
+            if is_write {
+                self.core.enqueue(peer, Work::Send(id));
+                continue;
             }
             let missing = active.missing(send.level);
             if missing.is_empty() {

@@ -102,13 +102,13 @@ pub(crate) struct Active<P, B> {
     pub(crate) backlog: Backlog<P, B>,
     /// Whether the peer is queued to be served.
     pub(crate) scheduled: bool,
-    /// Sends that wait for the peer's HANDSHAKE, and those that were started behind them.
+    /// Sends and writes that wait for the peer's HANDSHAKE, and those that were started behind them.
     pub(crate) held: VecDeque<OpId>,
     /// The queue pair on which the peer receives messages without headers (feature 7).
     pub(crate) user_queue: Option<UserRecvQp>,
     /// Messages to the peer that it is reading.
     pub(crate) reads_under_way: u32,
-    /// Work without a message id that waits for the peer's HANDSHAKE.
+    /// Reads and responses that wait for the peer's HANDSHAKE.
     pub(crate) awaiting_handshake: Vec<Work<P, B>>,
     /// Bytes that are kept of packets ahead.
     pub(crate) ahead: usize,

@@ -74,7 +74,7 @@ const READRSP_HEADER: usize = 24;
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Starts a write to a peer's memory (`fi_write`). Writes aren't ordered, neither among each other
-    /// nor with messages.
+    /// nor with messages. Those to a peer whose HANDSHAKE hasn't arrived wait for it, and messages after them too.
     ///
     /// # Errors
     /// Returns the buffer if the peer is unknown or has ended, too many operations are under way, or
@@ -93,7 +93,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let mut send = Send::new(peer, role, Memory::Buffer(buffer), length, context);
         (send.cq_data, send.level) = (cq_data, level);
         let id = self.matching.ops.add_send(send);
-        self.core_mut().when_known(peer, Work::Send(id));
+        self.core_mut().start_write(peer, id);
         Ok(())
     }
 

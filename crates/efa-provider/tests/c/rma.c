@@ -190,10 +190,35 @@ static void counted(void)
 	close_world(&world);
 }
 
+/* The first write to a peer, and a message after it: the bytes are there when the message is. */
+static void before_message(void)
+{
+	for (int injected = 0; injected < 2; injected++) {
+		struct options options = { .caps = FI_MSG | FI_RMA };
+		struct world world;
+		struct side *from = &world.side[0], *at = &world.side[1];
+		static char local[32], memory[32], received[8];
+		struct region region;
+
+		open_world(&world, &options);
+		region = register_of(&world, at, memory, sizeof(memory), FI_REMOTE_WRITE);
+		memset(memory, 0, sizeof(memory));
+		fill(local, sizeof(local), 1);
+		POST(&world, fi_recv(at->ep, received, 8, NULL, FI_ADDR_UNSPEC, CONTEXT(1)));
+		POST(&world, start(injected ? INJECT : WRITE, from, local, sizeof(local), &region, region.address));
+		POST(&world, fi_send(from->ep, local, 8, NULL, from->to[1], CONTEXT(2)));
+		DONE(&world, at->rx, CONTEXT(1), FI_MSG | FI_RECV);
+		FILLED(memory, sizeof(memory), 1);
+		OK(fi_close(&region.mr->fid));
+		close_world(&world);
+	}
+}
+
 const struct program rma[] = {
 	{ "rma-forms", forms },
 	{ "rma-pieces-there", pieces_there },
 	{ "rma-delivered", delivered },
 	{ "rma-counted", counted },
+	{ "rma-before-message", before_message },
 	{ NULL, NULL },
 };
