@@ -273,6 +273,7 @@ programs! {
     calls_on_closed_objects_fail "refused-closed-objects"
     object_that_others_use_is_not_closed "refused-in-use"
     more_pieces_or_bytes_than_the_limits_are_refused "refused-too-much"
+    rnr_retries_beyond_the_most_or_once_enabled_are_refused "refused-retries"
     calls_not_offered_say_so "refused-not-offered"
     calls_that_fail_use_nothing_up "refused-many-failures"
 

@@ -43,6 +43,9 @@ pub(crate) struct Endpoint {
     pub(crate) domain: Use<Domain>,
 }
 
+/// Retries after RNR without end.
+const UNLIMITED_RETRIES: u8 = 7;
+
 /// An endpoint that is enabled.
 enum Enabled {
     Datagram(efa::Endpoint),
@@ -566,6 +569,7 @@ unsafe extern "C" fn getopt(
             let number = match optname {
                 FI_OPT_CM_DATA_SIZE if ep.connection.is_some() => cm::MOST_DATA as u64,
                 FI_OPT_MIN_MULTI_RECV => ep.setup().options.protocol.min_multi_receive,
+                FI_OPT_EFA_RNR_RETRY => ep.setup().options.rnr_retry.into(),
                 _ => return Err(Errno(FI_ENOPROTOOPT)),
             };
             let number = usize::try_from(number).unwrap_or(usize::MAX);
@@ -588,22 +592,33 @@ unsafe extern "C" fn setopt(
         // SAFETY: the table is that of an endpoint; the program passes `optlen` bytes.
         unsafe {
             let ep = Object::<Endpoint>::of(fid.cast());
-            match optname {
-                FI_OPT_MIN_MULTI_RECV => {
-                    if optval.is_null() || optlen != size_of::<usize>() {
-                        return Err(INVALID);
-                    }
-                    let number = optval.cast::<usize>().read_unaligned().max(1) as u64;
-                    ep.setup().options.protocol.min_multi_receive = number;
-                    if let Some(endpoint) = ep.enabled.get() {
+            if !matches!(optname, FI_OPT_MIN_MULTI_RECV | FI_OPT_EFA_RNR_RETRY) {
+                return Err(Errno(FI_ENOPROTOOPT));
+            }
+            if optval.is_null() || optlen != size_of::<usize>() {
+                return Err(INVALID);
+            }
+            let number = optval.cast::<usize>().read_unaligned();
+            let options = &mut ep.setup().options;
+            match (optname, ep.enabled.get()) {
+                (FI_OPT_EFA_RNR_RETRY, None) => options.rnr_retry = rnr_retry(number)?,
+                (FI_OPT_EFA_RNR_RETRY, Some(_)) => return Err(Errno(FI_EOPBADSTATE)),
+                (_, enabled) => {
+                    let number = number.max(1) as u64;
+                    options.protocol.min_multi_receive = number;
+                    if let Some(endpoint) = enabled {
                         endpoint.set_min_multi_receive(number);
                     }
-                    Ok(())
                 }
-                _ => Err(Errno(FI_ENOPROTOOPT)),
             }
+            Ok(())
         }
     })
+}
+
+/// How often the device sends again after RNR; more than the device knows is invalid.
+fn rnr_retry(number: usize) -> Outcome<u8> {
+    u8::try_from(number).ok().filter(|&retries| retries <= UNLIMITED_RETRIES).ok_or(INVALID)
 }
 
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {

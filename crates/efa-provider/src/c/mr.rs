@@ -78,7 +78,11 @@ const LONGEST: usize = isize::MAX as usize;
 
 impl Region {
     fn new(domain: &Object<Domain>, request: &RegistrationRequest) -> Outcome<Self> {
-        let (remote, local) = accesses(request.access)?;
+        let (mut remote, local) = accesses(request.access)?;
+        let is_costly = domain.fabric.fabric.link() == Link::Verbs;
+        // So that the receiver's interface can read a long message where it lies: to register it again for that would
+        // take its time.
+        remote.remote_read |= is_costly && !domain.is_scalable() && request.access & FI_SEND != 0;
         if request.offset != 0 || request.length > LONGEST {
             return Err(INVALID);
         }
@@ -101,7 +105,6 @@ impl Region {
                 .register_foreign(&memory, remote, local)
                 .map_err(|error| errors::of_device(&error)),
         }?;
-        let is_costly = domain.fabric.fabric.link() == Link::Verbs;
         Ok(Self { region, base, is_costly, domain: Use::new(domain) })
     }
 

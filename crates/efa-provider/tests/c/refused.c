@@ -4,6 +4,8 @@
  */
 #include "program.h"
 
+#include <rdma/fi_ext.h>
+
 #include <rdma/fi_collective.h>
 #include <sys/uio.h>
 
@@ -333,6 +335,32 @@ static void unknown_values(void)
 	close_world(&world);
 }
 
+/* How often the device sends again after RNR is at most 7, and set before the endpoint is enabled. */
+static void retries(void)
+{
+	struct world world;
+	struct fid_ep *ep;
+	size_t number = 3, length = sizeof(number);
+
+	needs_ours();
+	open_world(&world, &all);
+	OK(fi_endpoint(world.domain, world.info, &ep, NULL));
+	OK(fi_setopt(&ep->fid, FI_OPT_ENDPOINT, FI_OPT_EFA_RNR_RETRY, &number, sizeof(number)));
+	number = 8;
+	FAILS(fi_setopt(&ep->fid, FI_OPT_ENDPOINT, FI_OPT_EFA_RNR_RETRY, &number, sizeof(number)), FI_EINVAL);
+	number = SIZE_MAX;
+	FAILS(fi_setopt(&ep->fid, FI_OPT_ENDPOINT, FI_OPT_EFA_RNR_RETRY, &number, sizeof(number)), FI_EINVAL);
+	number = 1;
+	FAILS(fi_setopt(&ep->fid, FI_OPT_ENDPOINT, FI_OPT_EFA_RNR_RETRY, &number, 1), FI_EINVAL);
+	OK(fi_getopt(&ep->fid, FI_OPT_ENDPOINT, FI_OPT_EFA_RNR_RETRY, &number, &length));
+	EQUAL(number, 3);
+	OK(fi_close(&ep->fid));
+	FAILS(fi_setopt(&world.side[0].ep->fid, FI_OPT_ENDPOINT, FI_OPT_EFA_RNR_RETRY, &number, sizeof(number)),
+	      FI_EOPBADSTATE);
+	still_serves(&world);
+	close_world(&world);
+}
+
 /* What isn't offered answers so. */
 static void not_offered_calls(void)
 {
@@ -417,6 +445,7 @@ const struct program refused[] = {
 	{ "refused-in-use", in_use },
 	{ "refused-too-much", too_much },
 	{ "refused-unknown-values", unknown_values },
+	{ "refused-retries", retries },
 	{ "refused-not-offered", not_offered_calls },
 	{ "refused-many-failures", many_failures },
 	{ NULL, NULL },
