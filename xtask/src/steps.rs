@@ -39,9 +39,9 @@ pub(crate) enum Step {
     Tests,
     /// Tests of the software device with Debian's libfabric and its programs
     Libfabric,
-    /// efa-verbs against rdma-core, and our stack on it (on the software device) against libfabric
+    /// efa-verbs against rdma-core, and our stack on it (on the software device)
     Verbs,
-    /// C programs, libfabric's own and Open MPI on our provider for libfabric
+    /// C programs, libfabric's own and Open MPI on our provider for libfabric, and its scenarios with libfabric's
     Provider,
     /// The examples in the documentation
     Doctests,
@@ -139,6 +139,7 @@ impl Step {
             Self::Provider => &[
                 Tool::FiInfo,
                 Tool::LibfabricHeaders,
+                Tool::VerbsHeaders,
                 Tool::CCompiler,
                 Tool::OpenMpi,
                 Tool::OpenMpiHeaders,
@@ -228,6 +229,7 @@ impl Step {
                 ]);
                 // As above.
                 run_tests(cargo.env("EFA_INTEROP", "1"), tests)?;
+                interop::provider_gate(workspace)?;
                 bench::provider::gate(workspace)
             }
             Self::Verbs => verbs::step(workspace, |cargo| run_tests(cargo, tests)),

@@ -1,5 +1,6 @@
-//! The step `verbs` of `cargo xtask test`: `efa-verbs` against the C headers and libraries of rdma-core,
-//! and our stack on it against libfabric.
+//! The step `verbs` of `cargo xtask test`: `efa-verbs` against the C headers and libraries of rdma-core, and our stack
+//! on it: random runs, and instructions beside libfabric's. Its scenarios with libfabric are a part of the step
+//! `provider`.
 //!
 //! Where this runs there is no EFA interface. Programs preload the software device instead:
 //! our stack → efa-verbs → C functions → efa-softverbs.
@@ -10,7 +11,6 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use crate::bench::vs_libfabric;
-use crate::interop;
 use crate::process;
 use crate::setup::{self, Tool};
 use crate::soak;
@@ -92,7 +92,6 @@ pub(crate) fn step(
     let tests = ["test", "--package=efa", "--test=on_verbs", "--", "--test-threads=1"];
     test(workspace.cargo().args(interface.runner()).args(tests))?;
     drop(interface);
-    interop::verbs_gate(workspace)?;
     soak::verbs_gate(workspace)?;
     vs_libfabric::gate(workspace)
 }

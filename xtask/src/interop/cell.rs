@@ -18,6 +18,9 @@ use super::stage::{Side, Stage};
 /// The directory of hosts, before the number of the process that it belongs to.
 const HOSTS: &str = "efa-interop-";
 
+/// The first release with `efa-direct`, which `fi_pingpong` would choose: endpoints without this protocol.
+const EFA_DIRECT: Release = Release(2, 1);
+
 /// Where cells run.
 pub(crate) struct Place<'a> {
     built: &'a Built,
@@ -100,7 +103,7 @@ impl<'a> Place<'a> {
     }
 
     /// The device of a peer of ours.
-    fn device(&self, traces: &Traces) -> Device {
+    pub(super) fn device(&self, traces: &Traces) -> Device {
         match traces.name.starts_with(Side::Sender.name()) || traces.name == "client" {
             true => self.built.devices.sender,
             false => self.built.devices.receiver,
@@ -128,6 +131,21 @@ impl<'a> Place<'a> {
         }
         command.arg("--");
         command
+    }
+
+    /// The command `fi_pingpong`, on libfabric's provider or on ours; its arguments are to be added. `None` for a peer
+    /// that isn't on libfabric.
+    pub(super) fn fi_pingpong(&self, host: &str, cell: &Cell, traces: &Traces) -> Option<Command> {
+        let (mut command, provider) = match (traces.stack, self.device(traces)) {
+            (Stack::C, _) => (self.soft_efa(host, cell, traces), "efa"),
+            (Stack::Rust, Device::Provider) => (self.on_provider(host, cell, traces), "efars"),
+            (Stack::Rust, _) => return None,
+        };
+        command.args(["fi_pingpong", "-p", provider]);
+        if traces.stack == Stack::C && self.libfabric() >= EFA_DIRECT {
+            command.args(["-f", "efa"]);
+        }
+        Some(command)
     }
 
     /// The command `efa pingpong`; its arguments are to be added.

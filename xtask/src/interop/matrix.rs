@@ -48,6 +48,19 @@ impl Devices {
     }
 }
 
+impl fmt::Display for Devices {
+    /// As [`FromStr`] takes it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |device: Device| {
+            device.to_possible_value().map_or_else(String::new, |value| value.get_name().into())
+        };
+        match self.sender == self.receiver {
+            true => f.write_str(&name(self.sender)),
+            false => write!(f, "{},{}", name(self.sender), name(self.receiver)),
+        }
+    }
+}
+
 impl FromStr for Devices {
     type Err = String;
 
@@ -169,4 +182,18 @@ pub(crate) fn cells() -> Vec<Cell> {
         }
     }
     cells
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_printed_as_they_are_parsed() {
+        for text in ["soft", "provider", "provider,verbs"] {
+            assert_eq!(Devices::from_str(text).unwrap().to_string(), text);
+        }
+        assert_eq!(Devices::from_str("verbs,verbs").unwrap().to_string(), "verbs");
+        assert!(Devices::from_str("verbs,").is_err());
+    }
 }

@@ -74,7 +74,7 @@ pub(crate) struct Args {
     /// are C programs on our provider for libfabric
     #[arg(long, value_name = "DEVICE[,DEVICE]", default_value = "soft")]
     device: Devices,
-    /// Cells that run at the same time [default: the number of processors]
+    /// Cells that run at the same time [default: twice the number of processors: peers often wait]
     #[arg(long, value_name = "N")]
     jobs: Option<NonZero<usize>>,
     /// Seconds that a cell may take
@@ -96,10 +96,17 @@ pub(crate) fn gate(workspace: &Workspace) -> Result<()> {
     run(workspace, &Args::default())
 }
 
-/// The cells of our own peers on rdma-core's interfaces, as a part of the step `verbs`.
-pub(crate) fn verbs_gate(workspace: &Workspace) -> Result<()> {
+/// The cells of our provider for libfabric, as a part of the step `provider`: with libfabric's own and with itself, then
+/// with our peers in Rust, each on rdma-core's interfaces.
+pub(crate) fn provider_gate(workspace: &Workspace) -> Result<()> {
     let pair = vec![Pair::CRust, Pair::RustC, Pair::RustRust];
-    run(workspace, &Args { device: Devices::all(Device::Verbs), pair, ..Args::default() })
+    run(workspace, &Args { device: Devices::all(Device::Provider), pair, ..Args::default() })?;
+    let [provider, verbs] = [Device::Provider, Device::Verbs];
+    for (sender, receiver) in [(provider, verbs), (verbs, provider)] {
+        let (device, pair) = (Devices { sender, receiver }, vec![Pair::RustRust]);
+        run(workspace, &Args { device, pair, ..Args::default() })?;
+    }
+    Ok(())
 }
 
 /// `cargo xtask interop`
@@ -110,13 +117,13 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     let cells = args.cells()?;
     setup::provide(workspace, TOOLS)?;
     let built = Built::build(workspace, args.device)?;
-    say!("with libfabric {}", built.libfabric);
+    say!("with libfabric {}; our peers on the device {}", built.libfabric, args.device);
     let mut place = Place::new(&built, Duration::from_secs(args.deadline), args.keep, args.trace)?;
     if args.corpus {
         place.collect_corpus(Corpus::begin(workspace, &built)?);
     }
     let results = run_cells(&place, &cells, args.jobs());
-    report::print(&results);
+    report::print(&results, args.device);
     let failed = results.iter().filter(|result| result.failed()).count();
     if failed > 0 {
         bail!("{failed} of {} cells failed", results.len());
@@ -156,7 +163,7 @@ impl Args {
 
     fn jobs(&self) -> usize {
         let processors = || std::thread::available_parallelism().map_or(1, NonZero::get);
-        self.jobs.map_or_else(processors, NonZero::get)
+        self.jobs.map_or_else(|| 2 * processors(), NonZero::get)
     }
 }
 

@@ -29,6 +29,7 @@ const SHORT_GRACE: Duration = Duration::from_secs(2);
 /// A peer process. It is ended and reaped when this is dropped.
 pub(crate) struct Peer {
     name: String,
+    stack: Stack,
     child: Child,
     /// `None` after its end.
     input: Option<ChildStdin>,
@@ -92,6 +93,7 @@ impl Peer {
         let name = traces.name.clone();
         Ok(Self {
             name,
+            stack: traces.stack,
             child,
             input,
             lines,
@@ -129,7 +131,7 @@ impl Peer {
             if !record.is_completion() {
                 return Ok(record);
             }
-            self.completions.push_back(Completion::parse(record)?);
+            self.completions.push_back(Completion::parse(record, self.stack)?);
         }
     }
 
@@ -152,7 +154,7 @@ impl Peer {
             let record =
                 self.record().with_context(|| format!("{}: completion {id:?}", self.name))?;
             ensure!(record.is_completion(), "{}: unexpected `{record}`", self.name);
-            let completion = Completion::parse(record)?;
+            let completion = Completion::parse(record, self.stack)?;
             if is_it(&completion) {
                 return Ok(completion);
             }

@@ -5,6 +5,8 @@ use std::fmt;
 
 use anyhow::{Context, Result, ensure};
 
+use super::matrix::Stack;
+
 /// A line: a word, and `key=value` words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
@@ -62,12 +64,18 @@ pub(crate) struct Completion {
 }
 
 impl Completion {
-    pub(crate) fn parse(record: Record) -> Result<Self> {
+    /// Out of a line of a peer. A tagged message is `tagged`, and not `msg` too, but of libfabric's EFA provider,
+    /// which says both.
+    pub(crate) fn parse(record: Record, stack: Stack) -> Result<Self> {
         let id = match record.text("id")? {
             "none" => None,
             _ => Some(record.number("id")?),
         };
-        Ok(Self { id, flags: record.text("flags")?.to_owned(), record })
+        let mut flags = record.text("flags")?.to_owned();
+        if stack == Stack::C {
+            flags = flags.replace("msg+tagged", "tagged");
+        }
+        Ok(Self { id, flags, record })
     }
 
     /// Whether a word is among its flags.
@@ -114,12 +122,22 @@ mod tests {
 
     #[test]
     fn flags_must_agree_except_multi() {
-        let completion = |line| Completion::parse(Record::parse(line)).unwrap();
+        let completion = |line| Completion::parse(Record::parse(line), Stack::Rust).unwrap();
         let received = completion("done id=7 flags=recv+msg+multi");
         assert!(received.expect(&["recv", "msg"]).is_ok());
         assert!(received.expect(&["recv", "msg", "data"]).is_err());
         assert!(received.has("multi"));
         assert!(completion("failed id=7 flags=recv+msg").expect(&["recv", "msg"]).is_err());
         assert_eq!(completion("done id=none flags=none").id, None);
+    }
+
+    #[test]
+    fn msg_beside_tagged_is_expected_of_libfabric_only() {
+        let completion = |stack| {
+            let record = Record::parse("done id=7 flags=recv+msg+tagged+data");
+            Completion::parse(record, stack).unwrap()
+        };
+        assert!(completion(Stack::C).expect(&["recv", "tagged", "data"]).is_ok());
+        assert!(completion(Stack::Rust).expect(&["recv", "tagged", "data"]).is_err());
     }
 }

@@ -8,7 +8,7 @@ use comfy_table::{CellAlignment, Table};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::cell::{CellResult, Failure};
-use super::matrix::{Cell, Pair, Rdma};
+use super::matrix::{Cell, Devices, Pair, Rdma};
 use super::scenarios;
 
 /// A bar that moves with the cells, if there is a terminal to show it.
@@ -44,8 +44,8 @@ pub(crate) fn list(out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Everything.
-pub(crate) fn print(results: &[CellResult]) {
+/// Everything; `devices` are those of our peers.
+pub(crate) fn print(results: &[CellResult], devices: Devices) {
     say!("{}", table(results));
     print_known(results);
     for result in results {
@@ -55,7 +55,7 @@ pub(crate) fn print(results: &[CellResult]) {
     }
     for result in results {
         if let Some(failure) = result.failure.as_ref().filter(|_| result.failed()) {
-            print_failure(&result.cell, failure);
+            print_failure(&result.cell, devices, failure);
         }
     }
     let count = |is: fn(&CellResult) -> bool| results.iter().filter(|result| is(result)).count();
@@ -117,11 +117,16 @@ fn print_known(results: &[CellResult]) {
     }
 }
 
-fn print_failure(cell: &Cell, failure: &Failure) {
+fn print_failure(cell: &Cell, devices: Devices, failure: &Failure) {
     say!("\n──── {cell}: {}", cell.scenario.about);
     say!("{:#}", failure.error);
     let Cell { scenario, pair, rdma } = cell;
-    say!("again: cargo xtask interop --only {} --pair {pair} --rdma {rdma}", scenario.name);
+    let device = match devices == Devices::default() {
+        true => String::new(),
+        false => format!(" --device {devices}"),
+    };
+    let name = scenario.name;
+    say!("again: cargo xtask interop --only {name} --pair {pair} --rdma {rdma}{device}");
     say!("files: {}", failure.directory.display());
     for peer in &failure.peers {
         for (what, text) in [("standard error", &peer.stderr), ("last packets", &peer.packets)] {

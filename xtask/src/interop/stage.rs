@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::build::Release;
 use super::cell::Place;
-use super::matrix::{Cell, Rdma, Stack};
+use super::matrix::{Cell, Device, Rdma, Stack};
 use super::peer::{Peer, Traces};
 use super::record::Completion;
 
@@ -213,6 +213,9 @@ impl<'a> Stage<'a> {
         if let Some(refused) = faults.refused.filter(|refused| refused.side == side) {
             let lengths = match self.stack(side) {
                 Stack::C => refused.of_c,
+                Stack::Rust if self.place.device(&traces) == Device::Provider => {
+                    refused.of_provider
+                }
                 Stack::Rust => refused.of_rust,
             };
             command.env("EFA_SOFT_REFUSE", lengths);
@@ -359,7 +362,7 @@ impl<'a> Stage<'a> {
         }
         let completion = self.peer(sent.from)?.completion_of(sent.id)?;
         let tagged: &[_] = match sent.message.tag {
-            Some(_) => &["send", "msg", "tagged"],
+            Some(_) => &["send", "tagged"],
             None => &["send", "msg"],
         };
         completion.expect(tagged).with_context(|| format!("{} sent", sent.message))
@@ -504,10 +507,10 @@ fn remove_shm_of(address: &str) -> Result<()> {
 
 /// A completion must be that of a message received from a peer.
 pub(crate) fn expect_message(completion: &Completion, message: &Message, from: u64) -> Result<()> {
-    let mut flags = vec!["recv", "msg"];
-    if message.tag.is_some() {
-        flags.push("tagged");
-    }
+    let mut flags = match message.tag {
+        Some(_) => vec!["recv", "tagged"],
+        None => vec!["recv", "msg"],
+    };
     if message.data.is_some() {
         flags.push("data");
     }

@@ -41,7 +41,7 @@ struct Words<'a>(&'a Completion);
 impl fmt::Display for Words<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Completion { context, kind, tag, cq_data, peer, .. } = self.0;
-        let service = if tag.is_some() { "msg+tagged" } else { "msg" };
+        let service = if tag.is_some() { "tagged" } else { "msg" };
         let flags = match kind {
             Kind::Send => format!("send+{service}"),
             Kind::Released => format!("recv+{service}+multi"),

@@ -11,17 +11,20 @@ use crate::interop::stage::{Message, Receive, Side, Stage};
 pub(super) static ALL: &[Scenario] = &[
     Scenario {
         faults: Faults {
-            // libfabric registers the receive; ours isn't of a kind that can be registered, and
-            // goes by way of memory of the endpoint's.
+            // libfabric registers the receive. That of our peer in Rust isn't of a kind that can be registered, and
+            // goes by way of memory of the endpoint's. On our provider it is registered, and otherwise goes by way of
+            // memory of the endpoint's, which is as long here.
             refused: Some(Refused {
                 side: Side::Receiver,
                 of_c: "1500000-1600000:20",
                 of_rust: "65536-65536:2",
+                of_provider: "1500000-1600000:2",
             }),
             // A READ_NACK, too, may find no buffer.
             not_ready_of_each: Some("2"),
             ..Faults::NONE
         },
+        environment: &[("FI_EFARS_MAX_MEMCPY_SIZE", "1500000")],
         sender: "unregistered",
         receiver: "unregistered",
         packets: nack_if_known,
@@ -33,6 +36,7 @@ pub(super) static ALL: &[Scenario] = &[
                 side: Side::Sender,
                 of_c: "1500000-1600000:20",
                 of_rust: "1500000-1600000:2",
+                of_provider: "1500000-1600000:2",
             }),
             ..Faults::NONE
         },

@@ -71,6 +71,8 @@ pub(crate) struct Refused {
     pub(crate) side: Side,
     pub(crate) of_c: &'static str,
     pub(crate) of_rust: &'static str,
+    /// Of a C program on our provider.
+    pub(crate) of_provider: &'static str,
 }
 
 /// Cells that fail because of libfabric, as the control shows, and why.

@@ -1,5 +1,5 @@
-//! libfabric's `fi_pingpong` and our `efa pingpong --fi`, with the control protocol between them. The
-//! first of a pair is the client.
+//! libfabric's `fi_pingpong` and our `efa pingpong --fi`, with the control protocol between them. On our provider ours
+//! is `fi_pingpong` too. The first of a pair is the client.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 
 use super::{Faults, Known, Scenario};
 use crate::interop::build::Release;
-use crate::interop::matrix::{Pair, Rdma, Stack};
+use crate::interop::matrix::{Pair, Rdma};
 use crate::interop::programs::{self, Programs};
 
 pub(super) static ALL: &[Scenario] = &[
@@ -39,8 +39,6 @@ const PREFIXED: &[Known] =
 const PREFIXED_REASON: &str = "libfabric 2.6 puts a message behind the room that fi_pingpong leaves \
     before it, and sends that room along";
 
-/// The first release with `efa-direct`, which it would choose: endpoints without this protocol.
-const CHOICE: Release = Release(2, 1);
 /// What the decoder calls the packets of messages that are read.
 const READ: &str = " LONGREAD_";
 
@@ -57,23 +55,22 @@ fn pingpong(programs: &mut Programs<'_>, of_c: &[&str], of_rust: &[&str]) -> Res
     let there = format!("127.0.0.1:{port}");
     let number = port.to_string();
     let [client, server] = programs.cell.pair.stacks();
+    let mut are_of_libfabric = Vec::new();
     for (name, stack) in [("server", server), ("client", client)] {
         let traces = programs.traces(name, stack);
+        let of_libfabric = programs.place.fi_pingpong(programs.host, &programs.cell, &traces);
+        let is_of_libfabric = of_libfabric.is_some();
         let mut command: Command;
-        match stack {
-            Stack::C => {
-                command = programs.place.soft_efa(programs.host, &programs.cell, &traces);
-                command.args(["fi_pingpong", "-p", "efa", "-e", "rdm", "-c", "-S", "all"]);
-                command.args(["-I", ITERATIONS]).args(of_c);
-                if programs.place.libfabric() >= CHOICE {
-                    command.args(["-f", "efa"]);
-                }
+        match of_libfabric {
+            Some(of_libfabric) => {
+                command = of_libfabric;
+                command.args(["-e", "rdm", "-c", "-S", "all", "-I", ITERATIONS]).args(of_c);
                 match name {
                     "server" => command.args(["-B", &number]),
                     _ => command.args(["-P", &number, "127.0.0.1"]),
                 };
             }
-            Stack::Rust => {
+            None => {
                 command = programs.place.efa_pingpong(programs.host, &programs.cell, &traces);
                 command.args(["--fi", "--all-sizes", "--iterations", ITERATIONS]).args(of_rust);
                 match name {
@@ -82,20 +79,21 @@ fn pingpong(programs: &mut Programs<'_>, of_c: &[&str], of_rust: &[&str]) -> Res
                 };
             }
         }
+        are_of_libfabric.push((name, is_of_libfabric));
         programs.start(name, command, traces)?;
         if name == "server" {
             programs.await_port(name, port)?;
         }
     }
-    for (name, stack) in [("client", client), ("server", server)] {
+    for (name, is_of_libfabric) in are_of_libfabric.into_iter().rev() {
         let output = programs.finish(name)?;
-        let rows = match (name, stack) {
-            (_, Stack::C) => {
+        let rows = match (name, is_of_libfabric) {
+            (_, true) => {
                 let acknowledged = format!("={ITERATIONS}");
                 let is_row = |line: &&str| line.split_whitespace().nth(2) == Some(&acknowledged);
                 output.lines().filter(is_row).count()
             }
-            ("client", Stack::Rust) => output.matches("\"one_way_seconds\":").count(),
+            ("client", false) => output.matches("\"one_way_seconds\":").count(),
             // It prints nothing.
             _ => continue,
         };
