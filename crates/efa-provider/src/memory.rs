@@ -47,7 +47,7 @@ pub(crate) unsafe fn sent(
     // SAFETY: the caller's promise.
     unsafe {
         if !desc.is_null()
-            && let Some(part) = part(ep, at, length, desc)?
+            && let Some(part) = part(ep, at, length, desc, |_| true)?
         {
             return Ok(part.into());
         }
@@ -70,7 +70,7 @@ pub(crate) unsafe fn received(
     // SAFETY: the caller's promise.
     unsafe {
         if !desc.is_null()
-            && let Some(part) = part(ep, at, length, desc)?
+            && let Some(part) = part(ep, at, length, desc, |region| region.is_written)?
         {
             return Ok(part.into());
         }
@@ -81,8 +81,8 @@ pub(crate) unsafe fn received(
 /// Memory up to this length is used without its descriptor: its bytes are copied anyhow.
 const LONGEST_COPIED: usize = 64 << 10;
 
-/// The part of a registered region that a descriptor names. `None` if the bytes are copied anyhow, or the device
-/// registers memory for an operation at next to no cost.
+/// The part of a registered region that a descriptor names. `None` if the bytes are copied anyhow, the device
+/// registers memory for an operation at next to no cost, or the region isn't usable for the operation.
 ///
 /// # Errors
 /// The descriptor is of no open region, of a region without these bytes, or of another domain.
@@ -95,6 +95,7 @@ unsafe fn part(
     at: *const c_void,
     length: usize,
     desc: *mut c_void,
+    is_usable: fn(&Region) -> bool,
 ) -> Outcome<Option<RegionSlice>> {
     // SAFETY: the caller's promise.
     let region = unsafe { Object::<Region>::argument(desc.cast()) }?;
@@ -102,7 +103,8 @@ unsafe fn part(
         return Err(Errno(FI_EDOMAIN));
     }
     let part = region.part(at, length).ok_or(INVALID)?;
-    Ok((region.is_costly && length > LONGEST_COPIED).then_some(part))
+    let is_used = region.is_costly && length > LONGEST_COPIED && is_usable(region);
+    Ok(is_used.then_some(part))
 }
 
 /// What is sent from in several pieces.

@@ -22,6 +22,8 @@ pub(crate) struct Region {
     base: NonNull<u8>,
     /// Whether the device takes its time to register memory.
     pub(crate) is_costly: bool,
+    /// Whether operations of this process may write to it.
+    pub(crate) is_written: bool,
     pub(crate) domain: Use<Domain>,
 }
 
@@ -79,6 +81,7 @@ const LONGEST: usize = isize::MAX as usize;
 impl Region {
     fn new(domain: &Object<Domain>, request: &RegistrationRequest) -> Outcome<Self> {
         let (mut remote, local) = accesses(request.access)?;
+        let local = granted(remote, local);
         let is_costly = domain.fabric.fabric.link() == Link::Verbs;
         // So that the receiver's interface can read a long message where it lies: to register it again for that would
         // take its time.
@@ -105,7 +108,8 @@ impl Region {
                 .register_foreign(&memory, remote, local)
                 .map_err(|error| errors::of_device(&error)),
         }?;
-        Ok(Self { region, base, is_costly, domain: Use::new(domain) })
+        let is_written = local.contains(LocalAccess::RECV);
+        Ok(Self { region, base, is_costly, is_written, domain: Use::new(domain) })
     }
 
     /// The part of the region that these bytes are, as a buffer of an operation; `None` if not all of them are in it.
@@ -130,6 +134,15 @@ fn accesses(access: u64) -> Outcome<(Access, LocalAccess)> {
         remote_write: access & FI_REMOTE_WRITE != 0,
     };
     Ok((remote, local))
+}
+
+/// What operations of this process may do. Local memory needs no registration, so programs register what peers
+/// access, and give operations of any kind its descriptor: reading is granted, and writing if the memory is to be
+/// written at all.
+fn granted(remote: Access, local: LocalAccess) -> LocalAccess {
+    let written = LocalAccess::RECV | LocalAccess::READ;
+    let read = local | LocalAccess::SEND | LocalAccess::WRITE;
+    if remote.remote_write || local.intersects(written) { read | written } else { read }
 }
 
 /// Registers, and gives the program the object.
@@ -265,5 +278,16 @@ mod tests {
         assert_eq!(remote, Access { remote_read: false, remote_write: true });
         assert_eq!(local, LocalAccess::SEND | LocalAccess::READ);
         assert_eq!(accesses(FI_SEND | FI_TAGGED), Err(INVALID));
+    }
+
+    #[test]
+    fn region_for_peers_alone_may_be_used_by_operations_and_is_written_only_if_peers_may() {
+        let granted = |access| accesses(access).map(|(remote, local)| granted(remote, local));
+        let read = LocalAccess::SEND | LocalAccess::WRITE;
+        assert_eq!(granted(FI_REMOTE_READ), Ok(read));
+        assert_eq!(granted(FI_SEND), Ok(read));
+        let all = read | LocalAccess::RECV | LocalAccess::READ;
+        assert_eq!(granted(FI_REMOTE_WRITE), Ok(all));
+        assert_eq!(granted(FI_READ), Ok(all));
     }
 }
