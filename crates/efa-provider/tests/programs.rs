@@ -78,18 +78,17 @@ fn build() -> Option<Built> {
     let directory = scratch.join("provider");
     std::fs::create_dir_all(&directory).unwrap();
     let new = scratch.join(format!("libefars-fi.so.{}", std::process::id()));
-    std::fs::copy(library(), &new).unwrap();
+    std::fs::copy(library("libefars_fi.so"), &new).unwrap();
     std::fs::rename(&new, directory.join("libefars-fi.so")).unwrap();
     Some(Built { programs, directory })
 }
 
-/// The library, which cargo builds with these tests.
-fn library() -> PathBuf {
+/// A library that cargo builds with these tests.
+fn library(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let built = test.parent().unwrap();
-    let library =
-        [built, built.parent().unwrap()].map(|directory| directory.join("libefars_fi.so"));
-    library.into_iter().find(|path| path.exists()).expect("libefars_fi.so was not built")
+    let library = [built, built.parent().unwrap()].map(|directory| directory.join(name));
+    library.into_iter().find(|path| path.exists()).expect("the library was not built")
 }
 
 fn is_asked_for() -> bool {
@@ -231,6 +230,7 @@ programs! {
     key_is_the_one_that_the_program_chose "regions-chosen-keys"
     domain_without_remote_memory_takes_no_endpoint_with_chosen_keys "regions-keys-of-another-entry"
     messages_use_memory_named_by_its_descriptor "regions-descriptors"
+    memory_registered_for_sending_is_not_readable_on_shared_memory "regions-sent-from"
     access_that_a_region_does_not_allow_fails_and_touches_nothing "regions-refused-access"
     region_is_undisturbed_by_another_with_a_new_key "regions-many"
 
@@ -319,6 +319,36 @@ fn check(program: &str) {
     if let Some(built) = built() {
         run(built, &[], program, DEADLINE);
     }
+}
+
+/// Runs a program on an EFA interface: the software device, preloaded.
+fn check_on_interface(program: &str) {
+    let Some(built) = built() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name, path: &Path| format!("{name}={}", path.display());
+    let variables = [
+        path("LD_PRELOAD", &library("libefa_soft.so")),
+        path("EFA_SOFT_SYSFS", directory.path()),
+        path("EFA_SOFT_DIRECTORY", &directory.path().join("hosts")),
+    ];
+    let mut wrapper = vec!["env", "FI_EFARS_DEVICE=verbs"];
+    wrapper.extend(variables.iter().map(String::as_str));
+    run(built, &wrapper, program, DEADLINE);
+}
+
+#[test]
+fn memory_registered_for_sending_is_readable_on_an_interface_and_other_memory_is_not() {
+    check_on_interface("regions-sent-from");
+}
+
+#[test]
+fn access_that_a_region_does_not_allow_fails_on_an_interface() {
+    check_on_interface("regions-refused-access");
+}
+
+#[test]
+fn write_and_read_of_each_form_and_size_reach_the_memory_on_an_interface() {
+    check_on_interface("rma-forms");
 }
 
 // conformance: C11 C12

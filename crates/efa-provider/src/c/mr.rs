@@ -83,8 +83,8 @@ impl Region {
         let (mut remote, local) = accesses(request.access)?;
         let local = granted(remote, local);
         let is_costly = domain.fabric.fabric.link() == Link::Verbs;
-        // So that the receiver's interface can read a long message where it lies: to register it again for that would
-        // take its time.
+        // So that the receiver's interface can read a long message where it lies. From registered memory that it can't
+        // read, the message goes in packets.
         remote.remote_read |= is_costly && !domain.is_scalable() && request.access & FI_SEND != 0;
         if request.offset != 0 || request.length > LONGEST {
             return Err(INVALID);

@@ -134,6 +134,48 @@ static void descriptors(void)
 	close_world(&world);
 }
 
+/* What is registered for sending may be read by peers on an interface, and nowhere else. Memory that is registered for
+ * something else, or not at all, may not be read, and is sent all the same. */
+static void sent_from(void)
+{
+	enum { LENGTH = 2000000 };
+	static const uint64_t accesses[] = { FI_SEND, FI_WRITE, 0 };
+	static char there[LENGTH], here[LENGTH];
+	const char *device = getenv("FI_EFARS_DEVICE");
+	bool on_interface = device && !strcmp(device, "verbs");
+
+	if (!is_ours())
+		not_offered("access by what the device is");
+	for (unsigned i = 0; i < COUNT(accesses); i++) {
+		struct options options = { .caps = FI_MSG | FI_RMA };
+		struct world world;
+		struct side *from = &world.side[0], *at = &world.side[1];
+		struct region region = { 0 };
+		char local[64];
+
+		open_world(&world, &options);
+		if (accesses[i])
+			region = register_of(&world, from, there, LENGTH, accesses[i]);
+		fill(there, LENGTH, i);
+		POST(&world, fi_recv(at->ep, here, LENGTH, NULL, FI_ADDR_UNSPEC, CONTEXT(0)));
+		POST(&world, fi_send(from->ep, there, LENGTH, region.desc, from->to[1], CONTEXT(1)));
+		DONE(&world, at->rx, CONTEXT(0), FI_RECV | FI_MSG);
+		DONE(&world, from->tx, CONTEXT(1), FI_SEND | FI_MSG);
+		FILLED(here, LENGTH, i);
+		if (accesses[i]) {
+			POST(&world, fi_read(at->ep, local, 64, NULL, at->to[0], region.address, region.key, CONTEXT(2)));
+			if (on_interface && accesses[i] == FI_SEND) {
+				DONE(&world, at->tx, CONTEXT(2), FI_RMA | FI_READ);
+				FILLED(local, 64, i);
+			} else {
+				CHECK(TAKE_ERROR(&world, at->tx).err);
+			}
+			OK(fi_close(&region.mr->fid));
+		}
+		close_world(&world);
+	}
+}
+
 /* A peer can't write what may only be read, nor beside the region, nor with a key that has ended. */
 static void refused_access(void)
 {
@@ -214,6 +256,7 @@ const struct program regions[] = {
 	{ "regions-chosen-keys", chosen_keys },
 	{ "regions-keys-of-another-entry", keys_of_another_entry },
 	{ "regions-descriptors", descriptors },
+	{ "regions-sent-from", sent_from },
 	{ "regions-refused-access", refused_access },
 	{ "regions-many", many },
 	{ NULL, NULL },
