@@ -7,6 +7,7 @@
 //!
 //! The bodies of the targets are in `tests/hostile`; `cargo test -p efa-hostile` replays their inputs.
 
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -128,9 +129,11 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
 }
 
 /// The step of `cargo xtask test`: every target for a short time, from a fixed seed, so that a change doesn't fail
-/// by what it didn't do. The tests replay the regressions.
+/// by what it didn't do. A target keeps one processor busy, so as many run at a time as there are. The tests replay the
+/// regressions.
 pub(crate) fn gate(workspace: &Workspace) -> Result<()> {
-    Fuzzer::build(workspace, &[], Sanitizer::None)?.run(GATE, 1, Some(1))
+    let jobs = std::thread::available_parallelism().map_or(1, NonZero::get);
+    Fuzzer::build(workspace, &[], Sanitizer::None)?.run(GATE, jobs, Some(1))
 }
 
 /// Runs `efa-hostile`, which has the targets without a fuzzer.

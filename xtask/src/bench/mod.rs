@@ -113,6 +113,8 @@ fn count_instructions(
     let mut cargo = workspace.cargo();
     // Benches take in the path of the runner when they are compiled.
     cargo.env("GUNGRAUN_RUNNER", setup::gungraun_runner(workspace)?);
+    // A bench runs on one processor, and its count doesn't depend on what others do.
+    cargo.env("GUNGRAUN_PARALLEL", "auto");
     match judge {
         Judge::LimitsAndLastRun => {
             cargo.env("GUNGRAUN_HOME", metadata.target_directory.join("gungraun"))
