@@ -78,6 +78,8 @@ pub(crate) fn step(workspace: &Workspace) -> Result<()> {
     let target = metadata.target_directory.join(format!("packages-{}", since_epoch.as_nanos()));
     // Uncommitted changes are packaged, too: the step checks the tree as it is.
     let mut cargo = workspace.cargo();
+    // What this builds isn't run.
+    cargo.env("CARGO_PROFILE_DEV_DEBUG", "0");
     cargo.args(["package", "--offline", "--allow-dirty", "--no-metadata", "--target-dir"]);
     let names = crates.iter().map(|package| format!("--package={}", package.name));
     let packaged = process::run(cargo.arg(&target).args(names));

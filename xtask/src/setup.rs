@@ -281,11 +281,13 @@ pub(crate) fn cargo_fuzz(workspace: &Workspace) -> Result<PathBuf> {
 /// Installs a program of the registry into the target directory.
 fn install(workspace: &Workspace, program: &str, version: Option<&str>) -> Result<()> {
     let tools = workspace.metadata()?.target_directory.join("tools");
-    say!("installing {program} into {} (once, about two minutes)", tools.display());
+    say!("installing {program} into {} (once, about a minute)", tools.display());
     // A build directory of its own: an interrupted install continues where it stopped.
     let build = tools.join("build");
     let mut cargo = workspace.cargo();
-    cargo.env("CARGO_TARGET_DIR", &build).args(["install", program, "--locked"]);
+    // Not optimized: it starts other programs and waits for them.
+    cargo.env("CARGO_TARGET_DIR", &build).env("CARGO_PROFILE_DEV_DEBUG", "0");
+    cargo.args(["install", program, "--locked", "--debug"]);
     if let Some(version) = version {
         cargo.arg("--version").arg(format!("={version}"));
     }
