@@ -28,6 +28,7 @@ mod interop;
 mod package;
 mod process;
 mod provider;
+mod release;
 mod setup;
 mod soak;
 mod steps;

@@ -3,6 +3,7 @@
 //! that sleep until a message comes.
 
 use std::ffi::OsString;
+use std::process::Command;
 
 use anyhow::Result;
 use clap::ValueEnum;
@@ -10,7 +11,7 @@ use clap::ValueEnum;
 use crate::setup::{self, Tool};
 use crate::verbs::{self, SoftInterface};
 use crate::workspace::Workspace;
-use crate::{interop, process};
+use crate::{bench, interop, process, release};
 
 /// Arguments of `cargo xtask soak`: those of the program `efa-soak`.
 #[derive(Debug, Default, clap::Args)]
@@ -31,6 +32,11 @@ pub(crate) struct Args {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
     arguments: Vec<OsString>,
 }
+
+/// The programs: random operations of engines, the same on `efa-verbs`, attackers.
+const RANDOM: &str = "efa-soak";
+pub(crate) const ON_VERBS: &str = "efa-soak-verbs";
+const HOSTILE: &str = "efa-soak-hostile";
 
 /// What a victim on libfabric needs.
 pub(crate) const LIBFABRIC: [Tool; 3] = [Tool::CCompiler, Tool::LibfabricHeaders, Tool::FiInfo];
@@ -64,22 +70,25 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     if args.wakeups {
         return run_wakeups(workspace, args.rounds.unwrap_or(1_000_000));
     }
-    let program = if args.hostile { "--bin=efa-soak-hostile" } else { "--bin=efa-soak" };
-    let mut cargo = workspace.cargo();
-    cargo.args(["run", "--quiet", "--release", "--package=efa-soak", program, "--"]);
+    let name = if args.hostile { HOSTILE } else { RANDOM };
+    let built = release::build(workspace, &[name])?;
+    let mut program = Command::new(built.join(name));
+    program.current_dir(workspace.root());
     // A victim on libfabric too, where that is installed.
     if args.hostile && setup::are_installed(&LIBFABRIC) {
-        cargo.arg("--libfabric-peer").arg(interop::c_peer(workspace)?);
-        cargo.arg("--soft-device").arg(verbs::soft_library(workspace)?);
+        program.arg("--libfabric-peer").arg(interop::c_peer(workspace)?);
+        program.arg("--soft-device").arg(verbs::soft_library(workspace)?);
     }
-    process::run(cargo.args(&args.arguments))
+    process::run(program.args(&args.arguments))
 }
 
 /// Runs the tests of sleeping threads with more rounds than `cargo test` does: two readers and a peer on each link,
 /// with both kinds of progress, and a peer that is stopped now and then.
 fn run_wakeups(workspace: &Workspace, rounds: u64) -> Result<()> {
     let mut cargo = workspace.cargo();
-    cargo.args(["test", "--quiet", "--release", "--package=efa", "--test=waiting", "--"]);
+    // Optimized, and compiled as the benches are, for which the step `bench` compiles the same crates.
+    cargo.args(["test", "--quiet", "--profile=bench"]).args(bench::selection(workspace)?);
+    cargo.args(["--test=waiting", "--"]);
     // One after the other, so that a thread sleeps because there is nothing, and not for lack of a processor.
     cargo.args(["--test-threads=1", "always_woken", "stopped::"]);
     process::run(cargo.env("EFA_ROUNDS", rounds.to_string()))?;
@@ -89,12 +98,9 @@ fn run_wakeups(workspace: &Workspace, rounds: u64) -> Result<()> {
 
 fn run_on_verbs(workspace: &Workspace, arguments: &[OsString]) -> Result<()> {
     let interface = SoftInterface::new(workspace)?;
-    let mut cargo = workspace.cargo();
-    cargo.args(["build", "--quiet", "--release", "--package=efa-soak"]);
-    process::run(cargo.arg("--bin=efa-soak-verbs"))?;
-    let program = workspace.metadata()?.target_directory.join("release/efa-soak-verbs");
+    let program = release::build(workspace, &[ON_VERBS])?.join(ON_VERBS);
     DEVICES.iter().try_for_each(|settings| {
-        let mut program = std::process::Command::new(&program);
+        let mut program = Command::new(&program);
         program.args(arguments).envs(settings.iter().copied());
         process::run(program.envs(interface.environment()))
     })
@@ -102,6 +108,7 @@ fn run_on_verbs(workspace: &Workspace, arguments: &[OsString]) -> Result<()> {
 
 /// The step of `cargo xtask test`, always with the same seeds: a change must not fail by what it didn't do.
 pub(crate) fn gate(workspace: &Workspace) -> Result<()> {
+    release::build(workspace, &[RANDOM, HOSTILE])?;
     run(workspace, &Args { arguments: vec!["--minutes".into(), GATE.into()], ..Args::default() })?;
     run(workspace, &Args { hostile: true, ..Args::default() })?;
     run_wakeups(workspace, WAKEUPS)

@@ -2,6 +2,7 @@
 //! durations.
 
 use std::fmt;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -26,7 +27,7 @@ pub(crate) struct Args {
 }
 
 /// A feature that is off by default and has tests, examples and documentation of its own.
-const TOKIO: &str = "--features=efa/tokio";
+pub(crate) const TOKIO: &str = "--features=efa/tokio";
 
 /// One step of `cargo xtask test`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -130,6 +131,7 @@ impl Step {
             Self::Verbs => &verbs::TOOLS,
             Self::Libfabric => &[
                 Tool::FiInfo,
+                Tool::LibfabricHeaders,
                 Tool::VerbsHeaders,
                 Tool::VerbsPrograms,
                 Tool::CCompiler,
@@ -207,28 +209,11 @@ impl Step {
                 run_tests(cargo.env("INSTA_UPDATE", "no"), tests)
             }
             Self::Libfabric => {
-                cargo.args(["test", "--package=efa-softverbs", "--package=efa-cli"]);
-                cargo.args([
-                    "--no-fail-fast",
-                    "--test=libfabric",
-                    "--test=rdma_core",
-                    "--test=layout",
-                    "--test=openmpi",
-                ]);
-                // The packages are installed, so no test is skipped.
-                run_tests(cargo.env("EFA_INTEROP", "1"), tests)
+                let names = ["libfabric", "rdma_core", "layout", "openmpi"];
+                run_tests(with_packages(&mut cargo, &names), tests)
             }
             Self::Provider => {
-                cargo.args(["test", "--package=efa-provider", "--package=efa-cli"]);
-                cargo.args([
-                    "--no-fail-fast",
-                    "--lib",
-                    "--test=layout",
-                    "--test=programs",
-                    "--test=provider",
-                ]);
-                // As above.
-                run_tests(cargo.env("EFA_INTEROP", "1"), tests)?;
+                run_tests(with_packages(&mut cargo, &["layout", "programs", "provider"]), tests)?;
                 interop::provider_gate(workspace)?;
                 bench::provider::gate(workspace)
             }
@@ -369,8 +354,17 @@ impl fmt::Display for Report {
     }
 }
 
+/// The files of tests with these names. All packages are selected, as in the step `tests`, whose build is theirs then:
+/// features depend on the selection.
+fn with_packages<'a>(cargo: &'a mut Command, files: &[&str]) -> &'a mut Command {
+    cargo.args(["test", "--workspace", "--no-fail-fast", TOKIO]);
+    cargo.args(files.iter().map(|file| format!("--test={file}")));
+    // The Debian packages are installed, so no test is skipped.
+    cargo.env("EFA_INTEROP", "1")
+}
+
 /// Runs tests and counts them. No test at all is a failure.
-fn run_tests(command: &mut std::process::Command, tests: &mut TestCount) -> Result<()> {
+fn run_tests(command: &mut Command, tests: &mut TestCount) -> Result<()> {
     process::run_inspecting(command, |line| {
         if let Some(count) = TestCount::of_line(line) {
             *tests = *tests + count;
@@ -476,7 +470,7 @@ mod tests {
     #[test]
     fn step_that_runs_no_test_fails() {
         let mut tests = TestCount::default();
-        let mut nothing = std::process::Command::new("echo");
+        let mut nothing = Command::new("echo");
         nothing.arg("test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured");
         assert!(run_tests(&mut nothing, &mut tests).is_err());
     }

@@ -11,9 +11,10 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use crate::bench::vs_libfabric;
-use crate::process;
+use crate::release;
 use crate::setup::{self, Tool};
 use crate::soak;
+use crate::steps::TOKIO;
 use crate::workspace::Workspace;
 
 /// What the step needs.
@@ -37,9 +38,7 @@ pub(crate) struct SoftInterface {
 
 /// Builds the library that is preloaded.
 pub(crate) fn soft_library(workspace: &Workspace) -> Result<PathBuf> {
-    let build = ["build", "--quiet", "--release", "--package=efa-softverbs", "--lib"];
-    process::run(workspace.cargo().args(build))?;
-    let library = workspace.metadata()?.target_directory.join("release/libefa_soft.so");
+    let library = release::build(workspace, &[])?.join("libefa_soft.so");
     ensure!(library.is_file(), "there is no {}", library.display());
     Ok(library)
 }
@@ -88,8 +87,9 @@ pub(crate) fn step(
     let tests = ["test", "--package=efa-verbs", "--no-fail-fast", "--lib", "--tests"];
     test(workspace.cargo().args(tests).env("EFA_INTEROP", "1"))?;
     compare_with_rdma_sys(workspace, &mut test)?;
+    release::build(workspace, &[soak::ON_VERBS, vs_libfabric::OURS])?;
     let interface = SoftInterface::new(workspace)?;
-    let tests = ["test", "--package=efa", "--test=on_verbs", "--", "--test-threads=1"];
+    let tests = ["test", "--workspace", TOKIO, "--test=on_verbs", "--", "--test-threads=1"];
     test(workspace.cargo().args(interface.runner()).args(tests))?;
     drop(interface);
     soak::verbs_gate(workspace)?;

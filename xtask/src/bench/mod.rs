@@ -131,6 +131,12 @@ fn count_instructions(
         .context("an instruction bench is over its limit, or could not run")
 }
 
+/// The packages of the gate, as arguments for cargo.
+pub(crate) fn selection(workspace: &Workspace) -> Result<Vec<String>> {
+    let metadata = workspace.metadata()?;
+    Ok(named(&select(&metadata, INSTRUCTIONS, &["all".to_owned()])?).collect())
+}
+
 fn measure_wall_clock(
     workspace: &Workspace,
     packages: &[&str],

@@ -26,6 +26,7 @@ use super::soft::two_processors;
 use crate::process::{self, Running};
 use crate::provider;
 use crate::setup::{self, Tool};
+use crate::verbs;
 use crate::workspace::Workspace;
 
 const OURS: &str = "efars";
@@ -187,8 +188,6 @@ impl Range {
     fn build(workspace: &Workspace, args: &Args) -> Result<Self> {
         let there = process::find_in_path("taskset").is_some();
         ensure!(there, "there is no taskset on PATH; Debian has it in util-linux");
-        let mut cargo = workspace.cargo();
-        process::run(cargo.args(["build", "--quiet", "--release", "--package=efa-softverbs"]))?;
         let target = workspace.metadata()?.target_directory;
         let scratch = target.join("bench-provider");
         std::fs::create_dir_all(&scratch)
@@ -200,7 +199,7 @@ impl Range {
         process::run(cc.arg(source).args(["-lfabric", "-o"]).arg(&program))?;
         let status = std::fs::read_to_string("/proc/self/status")?;
         Ok(Self {
-            soft_efa: target.join("release/libefa_soft.so"),
+            soft_efa: verbs::soft_library(workspace)?,
             directory: provider::build(workspace, &provider::Args::default())?,
             program,
             scratch,

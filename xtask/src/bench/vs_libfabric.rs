@@ -27,6 +27,7 @@ use comfy_table::{CellAlignment, Table};
 use super::counting::{Fit, Place, Run, cost};
 use super::soft::two_processors;
 use crate::process::{self, Running};
+use crate::release;
 use crate::setup::{self, Tool};
 use crate::workspace::Workspace;
 
@@ -57,6 +58,9 @@ pub(crate) struct Args {
 }
 
 /// Whose instructions are counted.
+/// The client on `efa-verbs`.
+pub(crate) const OURS: &str = "efa-bench-vs-libfabric";
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Contestant {
     Ours,
@@ -161,10 +165,7 @@ impl Range {
     fn build(workspace: &Workspace, args: &Args) -> Result<Self> {
         let there = process::find_in_path("taskset").is_some();
         ensure!(there, "there is no taskset on PATH; Debian has it in util-linux");
-        let mut cargo = workspace.cargo();
-        cargo.args(["build", "--quiet", "--release", "--package=efa-softverbs"]);
-        cargo.arg("--package=efa-bench-vs-libfabric");
-        process::run(&mut cargo)?;
+        let built = release::build(workspace, &[OURS])?;
         let target = workspace.metadata()?.target_directory;
         let scratch = target.join("vs-libfabric");
         std::fs::create_dir_all(&scratch)
@@ -175,10 +176,9 @@ impl Range {
         cc.args(["-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-Wall", "-Wextra", "-Werror"]);
         process::run(cc.arg(source).args(["-lfabric", "-o"]).arg(&libfabric))?;
         let status = std::fs::read_to_string("/proc/self/status")?;
-        let built = target.join("release");
         Ok(Self {
             library: built.join("libefa_soft.so"),
-            ours: built.join("efa-bench-vs-libfabric"),
+            ours: built.join(OURS),
             libfabric,
             scratch,
             processors: two_processors(&status).context("this needs two processors")?,

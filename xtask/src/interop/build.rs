@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use super::matrix::{Device, Devices};
 use crate::workspace::Workspace;
-use crate::{process, provider};
+use crate::{process, provider, release};
 
 /// Where the programs are.
 #[derive(Debug)]
@@ -63,18 +63,13 @@ impl fmt::Display for Release {
 
 impl Built {
     pub(crate) fn build(workspace: &Workspace, devices: Devices) -> Result<Self> {
-        let packages = ["efa-softverbs", "efa-cli", "efa-interop-peer"];
-        let mut cargo = workspace.cargo();
-        cargo.args(["build", "--quiet", "--release"]);
-        cargo.args(packages.map(|package| format!("--package={package}")));
-        process::run(&mut cargo)?;
+        let programs = ["efa", "efa-interop-peer", "efa-interop-corpus"];
+        let built = release::build(workspace, &programs)?;
         let provider = match devices.has(Device::Provider) {
             true => Some(provider::build(workspace, &provider::Args::default())?),
             false => None,
         };
-        let target = workspace.metadata()?.target_directory;
-        let built = target.join("release");
-        let interop = target.join("interop");
+        let interop = workspace.metadata()?.target_directory.join("interop");
         Ok(Self {
             efa: built.join("efa"),
             c_peer: c_peer(workspace)?,
