@@ -611,6 +611,20 @@ pub trait QueuePair {
         None
     }
 
+    /// Prepares [looks](Self::has_no_arrivals) at what arrives. Returns whether, until the next post or poll, a poll has
+    /// nothing to do but to take what looks tell of. What the device does at intervals is done by polls that are made
+    /// now and then all the same.
+    fn await_arrivals(&mut self) -> bool {
+        false
+    }
+
+    /// Whether nothing has arrived since [`await_arrivals`](Self::await_arrivals) returned `true`, by a look that costs
+    /// a fraction of what a poll does. `false` if it returned something else. Never panics.
+    #[inline(always)]
+    fn has_no_arrivals(&self) -> bool {
+        false
+    }
+
     /// Advances the device to `now` and takes one completion.
     fn poll(&mut self, now: Time) -> Option<Completion<Self::Packet>>;
 

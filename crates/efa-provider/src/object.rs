@@ -186,6 +186,16 @@ impl<T: Class> Object<T> {
         Ok(unsafe { Self::of(at.cast()) })
     }
 
+    /// Its value, for this call; `None` if it is closed.
+    #[inline(always)]
+    pub(crate) fn open(&self) -> Option<&T> {
+        if self.uses.load(Ordering::Relaxed) == CLOSED {
+            return None;
+        }
+        // SAFETY: it changes in `close` alone, which waits until this call has returned.
+        Some(unsafe { (*self.value.get()).as_ref().unwrap_unchecked() })
+    }
+
     /// Its address, for the program. The pointer is to the whole object, as [`of`](Self::of) needs it, and not only to
     /// the structure at its beginning.
     pub(crate) fn address(&self) -> *mut T::C {
@@ -250,11 +260,7 @@ impl<T: Class> Deref for Object<T> {
 
     #[inline(always)]
     fn deref(&self) -> &T {
-        if self.uses.load(Ordering::Relaxed) == CLOSED {
-            leave_closed();
-        }
-        // SAFETY: it changes in `close` alone, which waits until this call has returned.
-        unsafe { (*self.value.get()).as_ref().unwrap_unchecked() }
+        self.open().unwrap_or_else(|| leave_closed())
     }
 }
 

@@ -54,10 +54,7 @@ impl Drop for Release {
 }
 
 /// This thread is in a call, until this is dropped.
-pub(crate) struct InCall {
-    thread: &'static Thread,
-    after: u64,
-}
+pub(crate) struct InCall(&'static Thread);
 
 impl InCall {
     /// `None` if this thread is in a call already.
@@ -75,14 +72,16 @@ impl InCall {
         thread.calls.store(calls + 1, Ordering::Relaxed);
         // Before any lock is taken, as a signal handler reads it, and before any object is looked at.
         compiler_fence(Ordering::SeqCst);
-        Some(Self { thread, after: calls + 2 })
+        Some(Self(thread))
     }
 }
 
 impl Drop for InCall {
     #[inline(always)]
     fn drop(&mut self) {
-        self.thread.calls.store(self.after, Ordering::Release);
+        // Only this thread changes it.
+        let calls = self.0.calls.load(Ordering::Relaxed);
+        self.0.calls.store(calls + 1, Ordering::Release);
     }
 }
 

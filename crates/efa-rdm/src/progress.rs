@@ -30,8 +30,29 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     #[must_use]
     pub fn is_timed(&self) -> bool {
         self.core().schedule.next_backoff().is_some()
-            || self.core().transmit.device.next_event().is_some()
+            || self.core().transmit.device.next_event().is_some_and(|at| at > self.core().now)
             || self.next_user_event().is_some()
+    }
+
+    /// Whether only an arrival gives a poll something to do, and [`has_no_arrivals`](Self::has_no_arrivals) tells that
+    /// there is none: until the next call, polls that would find nothing may be left out. What devices do at
+    /// intervals still needs one now and then.
+    #[must_use]
+    pub fn await_arrivals(&mut self) -> bool {
+        let now = self.core().now;
+        self.budget == PROGRESS_BUDGET
+            && !Q::IN_PLACE
+            && self.device_mut().tag_list().is_none()
+            && !self.schedule().is_due(now)
+            && self.schedule().next_backoff().is_none()
+            && self.device_mut().await_arrivals()
+    }
+
+    /// Whether nothing has arrived, by a look that costs a fraction of a poll; `false` if that isn't known.
+    #[inline(always)]
+    #[must_use]
+    pub fn has_no_arrivals(&self) -> bool {
+        self.core().transmit.device.has_no_arrivals()
     }
 
     /// When the second queue pair of an endpoint that receives in place has an event.

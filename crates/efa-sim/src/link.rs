@@ -69,6 +69,17 @@ pub trait Link: fmt::Debug {
         direction: Direction,
     ) -> Result<(), DeviceError>;
 
+    /// As [`QueuePair::await_arrivals`], of what others send.
+    fn await_arrivals(&mut self) -> bool {
+        false
+    }
+
+    /// As [`QueuePair::has_no_arrivals`].
+    #[inline(always)]
+    fn has_no_arrivals(&self) -> bool {
+        false
+    }
+
     /// Moves packets, as long as there are no completions.
     fn progress(&mut self, state: &mut QueueState);
 
@@ -227,6 +238,15 @@ impl<L: Link> QueuePair for LinkQueuePair<L> {
         self.post_rdma(request, Direction::Write(immediate))
     }
 
+    fn await_arrivals(&mut self) -> bool {
+        !self.state.has_sends() && !self.state.has_completions() && self.link.await_arrivals()
+    }
+
+    #[inline(always)]
+    fn has_no_arrivals(&self) -> bool {
+        self.link.has_no_arrivals()
+    }
+
     #[inline]
     fn poll(&mut self, now: Time) -> Option<Completion<Packet>> {
         if !self.state.has_completions() {
@@ -240,6 +260,7 @@ impl<L: Link> QueuePair for LinkQueuePair<L> {
     }
 
     /// `None` unless a completion is queued: when other processes act is not known.
+    #[inline]
     fn next_event(&self) -> Option<Time> {
         (self.state.has_completions() || self.link.has_work()).then_some(self.state.now)
     }

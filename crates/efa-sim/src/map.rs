@@ -17,8 +17,10 @@
 
 #![allow(unsafe_code)]
 
+use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Errno;
@@ -104,11 +106,11 @@ impl Map {
     /// # Panics
     /// If the words are outside the mapping or not aligned. Offsets come from layouts that were checked
     /// against the length, never from another process.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn words<const N: usize>(&self, offset: usize) -> &[AtomicU64; N] {
-        self.check(offset, N * 8);
-        if !offset.is_multiple_of(8) {
-            unaligned(offset);
+        let room = self.length.checked_sub(N * 8);
+        if room.is_none_or(|last| offset > last) || !offset.is_multiple_of(8) {
+            self.no_words(offset, N * 8);
         }
         // SAFETY: the range is inside the mapping (checked above), which lasts as long as `self`. The
         // base is page aligned and the offset a multiple of 8. Every bit pattern is a valid AtomicU64.
@@ -151,11 +153,100 @@ impl Map {
         }
     }
 
+    #[cold]
+    #[inline(never)]
+    fn no_words(&self, offset: usize, length: usize) -> ! {
+        self.check(offset, length);
+        unaligned(offset)
+    }
+
     #[inline]
     fn check(&self, offset: usize, length: usize) {
         if offset.checked_add(length).is_none_or(|end| end > self.length) {
             outside(offset, length, self.length);
         }
+    }
+}
+
+/// A mapping, and a word of it that is read again and again, and is checked once.
+#[derive(Debug)]
+pub(crate) struct WatchedMap {
+    map: Arc<Map>,
+    word: NonNull<AtomicU64>,
+}
+
+/// A word of a mapping, which it keeps mapped.
+#[derive(Debug)]
+pub(crate) struct Word {
+    map: Arc<Map>,
+    word: NonNull<AtomicU64>,
+}
+
+// SAFETY: the word is one of the mapping, which is valid in all threads. Who else has the mapping, by a `Word`, accesses
+// that word only.
+unsafe impl Send for WatchedMap {}
+
+// SAFETY: it accesses nothing but the word, by atomics. The last who has the mapping unmaps it.
+unsafe impl Send for Word {}
+
+impl Word {
+    /// Becomes the word that a mapping watches now.
+    pub(crate) fn follow(&mut self, watched: &WatchedMap) {
+        if !Arc::ptr_eq(&self.map, &watched.map) {
+            self.map = Arc::clone(&watched.map);
+        }
+        self.word = watched.word;
+    }
+
+    #[inline(always)]
+    pub(crate) fn get(&self) -> &AtomicU64 {
+        // SAFETY: it is inside the mapping, which lasts as long as `self`.
+        unsafe { self.word.as_ref() }
+    }
+}
+
+impl WatchedMap {
+    /// Watches the word at byte `offset`.
+    ///
+    /// # Panics
+    /// As [`Map::words`].
+    pub(crate) fn new(map: Map, offset: usize) -> Self {
+        let [word] = map.words(offset);
+        let word = NonNull::from(word);
+        #[allow(clippy::arc_with_non_send_sync, reason = "others use the word only, see `Word`")]
+        let map = Arc::new(map);
+        Self { map, word }
+    }
+
+    /// The word that is watched now, for itself.
+    pub(crate) fn handle(&self) -> Word {
+        Word { map: Arc::clone(&self.map), word: self.word }
+    }
+
+    /// Watches another word.
+    ///
+    /// # Panics
+    /// As [`Map::words`].
+    #[inline(always)]
+    pub(crate) fn watch(&mut self, offset: usize) {
+        let [word] = self.map.words(offset);
+        self.word = NonNull::from(word);
+    }
+
+    /// The word.
+    #[inline(always)]
+    pub(crate) fn word(&self) -> &AtomicU64 {
+        // SAFETY: it is inside the mapping, which lasts as long as `self`.
+        unsafe { self.word.as_ref() }
+    }
+}
+
+impl Deref for WatchedMap {
+    type Target = Map;
+
+    #[inline(always)]
+    fn deref(&self) -> &Map {
+        &self.map
     }
 }
 

@@ -170,11 +170,24 @@ impl QueuePair for SoftQueuePair {
         each!(SoftQueuePair, self, qp => qp.post_write(request, immediate))
     }
 
+    fn await_arrivals(&mut self) -> bool {
+        each!(SoftQueuePair, self, qp => qp.await_arrivals())
+    }
+
+    #[inline(always)]
+    fn has_no_arrivals(&self) -> bool {
+        match self {
+            Self::Shm(qp) => qp.has_no_arrivals(),
+            Self::Local(_) | Self::Tcp(_) => false,
+        }
+    }
+
     #[inline]
     fn poll(&mut self, now: Time) -> Option<Completion<Box<[u8]>>> {
         each!(SoftQueuePair, self, qp => qp.poll(now))
     }
 
+    #[inline]
     fn next_event(&self) -> Option<Time> {
         each!(SoftQueuePair, self, qp => qp.next_event())
     }

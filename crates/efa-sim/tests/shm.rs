@@ -132,6 +132,36 @@ fn send_completes_only_when_it_is_in_a_receive_buffer() {
 }
 
 #[test]
+fn look_shows_packets_of_the_only_sender_and_new_senders() {
+    let directory = Directory::new();
+    let (mut a, mut b) = pair(&directory);
+    assert!(!b.await_arrivals() && !b.has_no_arrivals(), "there is no ring to look at");
+    post_receives(&mut b, 4);
+    let to_b = destination(&mut a, b.address());
+    send(&mut a, to_b, 1, b"one").unwrap();
+    assert!(!a.await_arrivals(), "its send isn't complete");
+    for round in 0..20 {
+        assert_eq!(poll(&mut b, at(0)).receives.len(), 1, "{round}");
+        assert!(b.await_arrivals() && b.has_no_arrivals(), "{round}");
+        poll(&mut a, at(0));
+        post_receives(&mut b, 1);
+        send(&mut a, to_b, 1, b"next").unwrap();
+        assert!(!b.has_no_arrivals() && !b.await_arrivals(), "{round}");
+    }
+    poll(&mut b, at(0));
+    assert!(b.await_arrivals());
+    let mut c = queue_pair(&ShmDevice::open(options(&directory)).unwrap());
+    let to_b = destination(&mut c, b.address());
+    send(&mut c, to_b, 1, b"two").unwrap();
+    assert!(!b.has_no_arrivals(), "somebody else has sent");
+    assert_eq!(poll(&mut b, at(0)).receives.len(), 1);
+    assert!(!b.await_arrivals(), "two rings are watched");
+    drop((a, c));
+    poll(&mut b, at(5000));
+    assert!(!b.await_arrivals() && !b.has_no_arrivals());
+}
+
+#[test]
 fn queue_pair_sends_to_itself() {
     let directory = Directory::new();
     let (mut a, _) = pair(&directory);

@@ -8,8 +8,8 @@
 //! Completions go to their queues, whose readers it wakes like any other thread.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -64,8 +64,8 @@ impl Background {
     }
 
     /// Progresses an endpoint from now on.
-    pub(crate) fn bind(&self, endpoint: Weak<Endpoint>) {
-        self.work.endpoints.bind(endpoint);
+    pub(crate) fn bind(&self, endpoint: Arc<Endpoint>) {
+        self.work.endpoints.add(endpoint);
         self.work.wait.notify();
     }
 

@@ -1,7 +1,8 @@
 //! The endpoints that are bound to a completion queue or counter, and are progressed when it is read.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use efa_device::{Armed, DeviceError, Time};
 use parking_lot::Mutex;
@@ -20,7 +21,7 @@ const LOOK_EVERY: u32 = 256;
 /// Reads per poll of an endpoint that rests.
 const VISIT_EVERY: u32 = 8;
 
-/// The endpoints of a queue or counter, which are polled in turn. Dropped ones are removed on the way.
+/// The endpoints of a queue or counter, which are polled in turn. An endpoint is removed before it is dropped.
 ///
 /// ```text
 ///              did nothing in 256 reads, has nothing under way
@@ -31,8 +32,16 @@ const VISIT_EVERY: u32 = 8;
 ///
 /// So an idle endpoint costs next to nothing, and of what arrives for it nothing is lost: it waits in the device until
 /// the next poll, at most eight reads for each endpoint that rests. Before a thread sleeps, all are polled.
+///
+/// Most lists have one endpoint all their life. It is polled without the lock of the list.
 #[derive(Debug, Default)]
-pub(crate) struct BoundEndpoints(Mutex<RoundRobin>);
+pub(crate) struct BoundEndpoints {
+    /// The endpoint that was bound first, also when it is closed.
+    first: OnceLock<Arc<Endpoint>>,
+    /// Whether it is the only one.
+    is_only: AtomicBool,
+    list: Mutex<RoundRobin>,
+}
 
 #[derive(Debug, Default)]
 struct RoundRobin {
@@ -45,7 +54,7 @@ struct RoundRobin {
 
 #[derive(Debug)]
 struct Bound {
-    endpoint: Weak<Endpoint>,
+    endpoint: Arc<Endpoint>,
     /// Its [activity](Endpoint::activity) at the last look.
     activity: u64,
 }
@@ -61,28 +70,30 @@ struct Rest {
 
 impl Bound {
     fn is(&self, endpoint: &Arc<Endpoint>) -> bool {
-        std::ptr::eq(self.endpoint.as_ptr(), Arc::as_ptr(endpoint))
+        Arc::ptr_eq(&self.endpoint, endpoint)
     }
 
-    /// Whether it was dropped, or did something since the last look.
+    /// Whether it did something since the last look.
     fn was_active(&mut self) -> bool {
-        self.endpoint.upgrade().is_none_or(|endpoint| {
-            let activity = endpoint.activity();
-            std::mem::replace(&mut self.activity, activity) != activity
-        })
+        let activity = self.endpoint.activity();
+        std::mem::replace(&mut self.activity, activity) != activity
     }
 
     /// Whether it leaves the rotation.
     fn rests(&mut self) -> bool {
-        let was_active = self.was_active();
-        !was_active && self.endpoint.upgrade().is_some_and(|endpoint| endpoint.rest())
+        !self.was_active() && self.endpoint.rest()
     }
 }
 
 impl RoundRobin {
-    fn all(&self) -> impl Iterator<Item = Arc<Endpoint>> {
+    /// How many endpoints there are.
+    fn len(&self) -> usize {
+        self.endpoints.len() + self.rest.as_ref().map_or(0, |rest| rest.endpoints.len())
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Endpoint> {
         let resting = self.rest.iter().flat_map(|rest| &rest.endpoints);
-        self.endpoints.iter().chain(resting).filter_map(|bound| bound.endpoint.upgrade())
+        self.endpoints.iter().chain(resting).map(|bound| &*bound.endpoint)
     }
 
     /// Before a read: decides which endpoints are in the rotation.
@@ -112,36 +123,83 @@ impl RoundRobin {
             rest.visited = Some(*next);
         }
     }
+
+    /// Polls one of several endpoints after the other until one has something.
+    fn any(&mut self, mut poll: impl FnMut(&Endpoint) -> bool) -> bool {
+        if self.rest.is_some() {
+            self.change_shifts();
+        }
+        let Self { endpoints, next, .. } = self;
+        for _ in 0..endpoints.len() {
+            let Some(bound) = endpoints.get(*next) else { break };
+            *next = if *next + 1 < endpoints.len() { *next + 1 } else { 0 };
+            if poll(&bound.endpoint) {
+                return true;
+            }
+        }
+        false
+    }
 }
 
 impl BoundEndpoints {
-    pub(crate) fn bind(&self, endpoint: Weak<Endpoint>) {
-        let RoundRobin { endpoints, rest, .. } = &mut *self.0.lock();
-        endpoints.push(Bound { endpoint, activity: 0 });
-        if endpoints.len() > FEW {
-            rest.get_or_insert_default();
-        }
+    pub(crate) fn bind(&self, endpoint: Arc<Endpoint>) {
+        self.first.get_or_init(|| Arc::clone(&endpoint));
+        self.add(endpoint);
     }
 
-    /// Removes an endpoint. When this returns, no thread polls it through this list.
+    /// As [`bind`](Self::bind), but keeps no closed endpoint, whose domain may own this list.
+    pub(crate) fn add(&self, endpoint: Arc<Endpoint>) {
+        let list = &mut *self.list.lock();
+        list.endpoints.push(Bound { endpoint, activity: 0 });
+        if list.endpoints.len() > FEW {
+            list.rest.get_or_insert_default();
+        }
+        self.note_only(list);
+    }
+
+    /// Removes an endpoint, which is closed then: a thread that polls it now, or still begins to, finds it closed.
     pub(crate) fn unbind(&self, endpoint: &Arc<Endpoint>) {
-        let RoundRobin { endpoints, next, rest } = &mut *self.0.lock();
-        endpoints.retain(|bound| !bound.is(endpoint));
-        *next = 0;
-        if let Some(rest) = rest {
+        let list = &mut *self.list.lock();
+        list.endpoints.retain(|bound| !bound.is(endpoint));
+        list.next = 0;
+        if let Some(rest) = &mut list.rest {
             rest.endpoints.retain(|bound| !bound.is(endpoint));
             rest.visited = None;
+        }
+        self.note_only(list);
+    }
+
+    /// Notes whether the endpoint that was bound first is the only one.
+    fn note_only(&self, list: &RoundRobin) {
+        let first = self.first.get();
+        let is_only = list.len() == 1
+            && first.is_some_and(|first| list.endpoints.iter().any(|one| one.is(first)));
+        self.is_only.store(is_only, Ordering::Release);
+    }
+
+    /// The endpoint, if there is one only.
+    #[inline(always)]
+    fn only(&self) -> Option<&Endpoint> {
+        match self.is_only.load(Ordering::Acquire) {
+            true => self.first.get().map(|first| &**first),
+            false => None,
         }
     }
 
     /// Polls an endpoint in each read again, as an operation starts.
     pub(crate) fn recall(&self, endpoint: &Arc<Endpoint>) {
-        let RoundRobin { endpoints, rest, .. } = &mut *self.0.lock();
+        let RoundRobin { endpoints, rest, .. } = &mut *self.list.lock();
         let Some(rest) = rest else { return };
         // A counter of several kinds of operations has it as many times.
         while let Some(at) = rest.endpoints.iter().position(|bound| bound.is(endpoint)) {
             endpoints.extend(rest.endpoints.remove(at));
         }
+    }
+
+    /// Whether a poll of all endpoints would find nothing; `false` if that isn't known without one.
+    #[inline(always)]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.only().is_some_and(Endpoint::is_idle)
     }
 
     /// Progresses the operations of the endpoints in the rotation.
@@ -154,36 +212,22 @@ impl BoundEndpoints {
 
     /// Progresses the operations of all endpoints.
     fn progress_all(&self) {
-        self.0.lock().all().for_each(|endpoint| endpoint.progress());
+        self.list.lock().all().for_each(|endpoint| endpoint.progress());
     }
 
     /// Calls `poll` with one endpoint of the rotation after the other until it returns `true`; the next call
     /// begins with the endpoint after that one. Returns whether one did.
     #[inline(always)]
     pub(crate) fn any(&self, mut poll: impl FnMut(&Endpoint) -> bool) -> bool {
-        let mut some_dropped = false;
-        let list = &mut *self.0.lock();
-        if list.rest.is_some() {
-            list.change_shifts();
+        match self.only() {
+            Some(only) => poll(only),
+            None => self.any_of_several(poll),
         }
-        let RoundRobin { endpoints, next, rest } = list;
-        for _ in 0..endpoints.len() {
-            let endpoint = endpoints.get(*next).and_then(|bound| bound.endpoint.upgrade());
-            *next = if *next + 1 < endpoints.len() { *next + 1 } else { 0 };
-            match endpoint {
-                Some(endpoint) if poll(&endpoint) => return true,
-                Some(_) => {}
-                None => some_dropped = true,
-            }
-        }
-        if some_dropped {
-            endpoints.retain(|bound| bound.endpoint.strong_count() > 0);
-            *next = 0;
-            if let Some(rest) = rest {
-                rest.visited = None;
-            }
-        }
-        false
+    }
+
+    #[inline(never)]
+    fn any_of_several(&self, poll: impl FnMut(&Endpoint) -> bool) -> bool {
+        self.list.lock().any(poll)
     }
 
     /// Progresses every endpoint and prepares it for sleep, unless `is_pending` then. `wait` wakes up when an
@@ -213,7 +257,7 @@ impl BoundEndpoints {
 
     fn arm(&self) -> Result<Armed, DeviceError> {
         let mut next = None;
-        for endpoint in self.0.lock().all() {
+        for endpoint in self.list.lock().all() {
             match endpoint.arm()? {
                 Armed::Pending => return Ok(Armed::Pending),
                 Armed::Quiet { until } => next = [next, until].into_iter().flatten().min(),
@@ -224,6 +268,6 @@ impl BoundEndpoints {
 
     /// The earliest time at which an endpoint has to be polled even if nothing arrives.
     pub(crate) fn next_timeout(&self) -> Option<Time> {
-        self.0.lock().all().filter_map(|endpoint| endpoint.next_timeout()).min()
+        self.list.lock().all().filter_map(|endpoint| endpoint.next_timeout()).min()
     }
 }

@@ -17,8 +17,8 @@
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use efa_device::{DeviceError, Time};
@@ -203,7 +203,30 @@ impl CompletionQueue {
     /// operations come in order with the others.
     #[inline]
     pub fn read(&self) -> Option<Entry> {
-        self.0.read()
+        let mut entry = None;
+        self.0.read_into(&mut entry);
+        entry
+    }
+
+    /// As [`read`](Self::read), into room of the caller, which saves a move. Returns whether there was a completion;
+    /// without one the room is left as it is.
+    #[inline(always)]
+    pub fn read_into(&self, entry: &mut Option<Entry>) -> bool {
+        self.0.read_into(entry)
+    }
+
+    /// Whether [`read`](Self::read) would find nothing, by a look that costs a fraction of a read. `false` says that a
+    /// read is to be made: it may find something, or that isn't known, as with most devices and with several endpoints.
+    /// Of many looks in a row, some are `false` in any case, so that reads do what is due at intervals.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        !self.0.has_entries() && self.0.endpoints.is_idle()
+    }
+
+    /// Progresses the operations of its endpoints, and takes no completion.
+    pub fn progress(&self) {
+        self.0.endpoints.progress();
     }
 
     /// Appends up to `most` completions to `into` and returns their number.
@@ -333,7 +356,7 @@ impl Shared {
         }
     }
 
-    pub(crate) fn bind(&self, endpoint: Weak<EndpointShared>) {
+    pub(crate) fn bind(&self, endpoint: Arc<EndpointShared>) {
         self.endpoints.bind(endpoint);
     }
 
@@ -389,20 +412,25 @@ impl Shared {
         self.credits_taken.fetch_sub(count, Ordering::AcqRel);
     }
 
-    fn read(&self) -> Option<Entry> {
-        let mut entry = None;
-        if self.has_entries() {
-            entry = self.pop();
+    #[inline(always)]
+    fn read_into(&self, entry: &mut Option<Entry>) -> bool {
+        if self.has_entries() && self.pop_into(entry) {
+            return true;
         }
-        if entry.is_none() {
-            let given = |endpoint: &EndpointShared| {
-                endpoint.poll(Reader { queue: Some(self), entry: &mut entry })
-            };
-            if !self.endpoints.any(given) && self.has_entries() {
-                entry = self.pop();
-            }
+        let poll = |endpoint: &EndpointShared| {
+            endpoint.poll(Reader { queue: Some(self), entry: &mut *entry })
+        };
+        self.endpoints.any(poll) || (self.has_entries() && self.pop_into(entry))
+    }
+
+    #[inline(never)]
+    fn pop_into(&self, entry: &mut Option<Entry>) -> bool {
+        let popped = self.pop();
+        let found = popped.is_some();
+        if found {
+            *entry = popped;
         }
-        entry
+        found
     }
 
     #[inline]

@@ -9,8 +9,8 @@
 //! the message is delivered. Packets of the protocol alone are never counted.
 
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use efa_device::DeviceError;
@@ -289,7 +289,7 @@ impl Counter {
         self.0.domain.is(domain)
     }
 
-    pub(crate) fn bind(&self, endpoint: Weak<EndpointShared>) {
+    pub(crate) fn bind(&self, endpoint: Arc<EndpointShared>) {
         self.0.endpoints.bind(endpoint);
     }
 

@@ -87,6 +87,12 @@ impl CqBinding {
         true
     }
 
+    /// Whether no completion waits for space in the queue.
+    #[inline(always)]
+    pub(crate) fn has_none_deferred(&self) -> bool {
+        self.deferred.is_empty()
+    }
+
     /// Whether no completion waits for space in the queue, after appending those that fit.
     #[inline(always)]
     pub(crate) fn is_clear(&mut self) -> bool {

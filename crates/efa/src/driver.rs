@@ -98,11 +98,19 @@ pub(crate) struct Driver<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePa
     /// The time when the clock was last read, and the number of polls so far.
     now: Time,
     polls: u32,
+    /// One more than the looks that may be made before the next poll. 0 after an operation started or completed.
+    looks: u32,
 }
 
 /// Polls per reading of the host's clock, which costs more than polling an idle device. While the
 /// engine has a timeout to watch, every poll reads the clock.
 const POLLS_PER_CLOCK_READ: u32 = 8;
+
+/// Looks at an idle device after a poll: a look costs a fraction of a poll, but doesn't do what the device does at
+/// intervals.
+const LOOKS_PER_POLL: u32 = 256;
+/// After so many looks the next poll reads the clock.
+const LOOKS_PER_CLOCK_READ: u32 = 64;
 
 /// Whether completions of receives name the sender (`FI_SOURCE`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -189,6 +197,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             now: Time::ZERO,
             // The first poll reads the clock: the fabric may have been open for long.
             polls: POLLS_PER_CLOCK_READ - 1,
+            looks: 0,
         }
     }
 
@@ -438,6 +447,37 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         self.poll(clock, Reader { queue: None, entry: &mut None });
     }
 
+    /// Whether a poll would find nothing, by a look that costs a fraction of a poll; `false` if that isn't known, and
+    /// once in so many looks.
+    #[inline(always)]
+    pub(crate) fn is_idle(&mut self) -> bool {
+        if self.looks > 1 {
+            self.looks -= 1;
+            if self.engine.has_no_arrivals() {
+                return true;
+            }
+        }
+        self.end_looks();
+        false
+    }
+
+    /// Before the poll that comes after looks: if it comes long after the one before, it reads the clock.
+    #[inline(never)]
+    fn end_looks(&mut self) {
+        if (1..LOOKS_PER_POLL - LOOKS_PER_CLOCK_READ).contains(&self.looks) {
+            self.polls = POLLS_PER_CLOCK_READ - 1;
+        }
+        self.looks = 0;
+    }
+
+    /// After a poll that found nothing: whether only an arrival can change that.
+    fn allow_looks(&mut self) {
+        let is_clear = self.transmit.has_none_deferred() && self.receive.has_none_deferred();
+        if is_clear && self.engine.await_arrivals() {
+            self.looks = LOOKS_PER_POLL;
+        }
+    }
+
     /// Progresses the operations until one completes on the reader's queue; gives the reader that
     /// completion and returns whether there was one. Other completions go to their queues.
     ///
@@ -471,6 +511,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         if let Some(accounts) = &mut self.accounts {
             accounts.counters.follow(self.engine.statistics());
         }
+        self.allow_looks();
         false
     }
 

@@ -500,6 +500,13 @@ impl Endpoint {
         self.shared.transmittable.clear();
         self.shared.receivable.clear();
         let result = self.finish_sends(timeout);
+        self.end();
+        result
+    }
+
+    /// Removes the endpoint from the objects that know it, and destroys its queue pair. Operations under way complete
+    /// as cancelled. A thread that still knows the endpoint finds it closed.
+    fn end(&self) {
         self.unbind();
         let mut driver = self.shared.driver.lock();
         let last = each_driver!(
@@ -510,7 +517,6 @@ impl Endpoint {
         let open = std::mem::replace(&mut *driver, AnyDriver::closed(last));
         drop(driver);
         drop(open);
-        result
     }
 
     pub(crate) fn user_context(&self) -> u64 {
@@ -535,8 +541,7 @@ impl Endpoint {
         }
     }
 
-    /// Removes the endpoint from the objects that know it. When this returns, no other thread uses it
-    /// through them.
+    /// Removes the endpoint from the objects that know it.
     fn unbind(&self) {
         if let Some(background) = self.shared.domain.background() {
             background.unbind(&self.shared);
@@ -621,8 +626,8 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        // So that the queue pair is destroyed now, and not when a thread that polls drops its handle.
-        self.unbind();
+        // So that the queue pair is destroyed now, and not when others drop their handles.
+        self.end();
     }
 }
 
@@ -658,10 +663,21 @@ impl Shared {
 
     /// Progresses the operations until one completes on the reader's queue; gives the reader that
     /// completion and returns whether there was one.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn poll(&self, reader: Reader<'_>) -> bool {
         let clock = self.domain.fabric().clock();
         drive!(self, driver => driver.poll(clock, reader), _ => false)
+    }
+
+    /// Whether a poll would find nothing; `false` if that isn't known without one.
+    #[inline(always)]
+    pub(crate) fn is_idle(&self) -> bool {
+        match &mut *self.driver.lock() {
+            #[cfg(feature = "sim")]
+            AnyDriver::Soft(driver) => driver.is_idle(),
+            // The others have no such look.
+            _ => false,
+        }
     }
 
     /// Prepares for sleep. Nothing happens any more at a closed endpoint.

@@ -301,15 +301,15 @@ impl EndpointBuilder {
         });
         // A counter of several kinds is bound as many times, and progresses the endpoint as often.
         for counter in &counters {
-            counter.bind(Arc::downgrade(&shared));
+            counter.bind(Arc::clone(&shared));
         }
         if let Some(background) = shared.domain.background() {
-            background.bind(Arc::downgrade(&shared));
+            background.bind(Arc::clone(&shared));
         }
         addresses.shared().bind(Arc::downgrade(&shared));
-        transmit.shared().bind(Arc::downgrade(&shared));
+        transmit.shared().bind(Arc::clone(&shared));
         if !Arc::ptr_eq(transmit.shared(), receive.shared()) {
-            receive.shared().bind(Arc::downgrade(&shared));
+            receive.shared().bind(Arc::clone(&shared));
         }
         let shared_receives = self.shared_receives;
         if let (Some(queue), Some(number)) = (&shared_receives, number) {

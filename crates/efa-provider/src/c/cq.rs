@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use efa::{CompletionError, CompletionQueueOptions, Environment, PollSet, WaitError};
+use efa::{CompletionError, CompletionQueueOptions, Environment, WaitError};
 
 use crate::abi::*;
 use crate::boundary::{Errno, INVALID, Outcome, count, status, value};
@@ -15,7 +15,7 @@ use crate::c::domain::Domain;
 use crate::c::wait::{self, WaitFor};
 use crate::errors;
 use crate::object::{Class, Object, Pool, Use};
-use crate::threads;
+use crate::threads::{self, InCall};
 
 /// A completion queue.
 pub(crate) struct CompletionQueue {
@@ -213,19 +213,34 @@ impl CompletionQueue {
         }
     }
 
+    /// A read without room for an entry.
+    #[cold]
+    #[inline(never)]
+    fn read_none(&self, most: usize) -> Outcome<usize> {
+        if most > 0 {
+            return Err(INVALID);
+        }
+        self.progress();
+        Err(Errno(FI_EAGAIN))
+    }
+
     /// Progresses the endpoints.
     pub(crate) fn progress(&self) {
-        let mut set = PollSet::new();
-        set.add(&self.queue, 0);
-        set.poll(&mut [0]);
+        self.queue.progress();
+    }
+
+    /// Whether there is nothing to read, if a look shows it.
+    #[inline(always)]
+    fn is_idle(&self) -> bool {
+        !self.has_own() && self.queue.is_idle()
     }
 
     /// Reads up to `most` entries, or until one that failed.
     ///
     /// # Safety
     /// `to` has room for them.
-    #[inline]
     unsafe fn read(&self, mut to: Entries, most: usize) -> Outcome<usize> {
+        let mut found = None;
         let first = to.count;
         let mut nothing = Errno(FI_EAGAIN);
         while to.count - first < most {
@@ -240,15 +255,19 @@ impl CompletionQueue {
                 }
                 continue;
             }
-            match self.queue.read() {
+            if !self.queue.read_into(&mut found) {
+                break;
+            }
+            match &found {
                 Some(Ok(completion)) => {
-                    let (entry, source) = completion::parts(&completion);
+                    let (entry, source) = completion::parts(completion);
                     // SAFETY: the caller's promise.
                     unsafe { to.put(entry, source, self.format) }
                 }
-                Some(Err(error)) => self.keep(&error),
+                Some(Err(error)) => self.keep(error),
                 None => break,
             }
+            found = None;
         }
         match to.count - first {
             0 => Err(nothing),
@@ -345,8 +364,8 @@ impl Entries {
 }
 
 unsafe extern "C" fn read(cq: *mut fid_cq, buf: *mut c_void, most: usize) -> isize {
-    // SAFETY: as for `readfrom`.
-    unsafe { readfrom(cq, buf, most, std::ptr::null_mut()) }
+    // SAFETY: the table is that of a completion queue; the program passes room for `most` entries.
+    unsafe { read_entries(cq, buf, most, std::ptr::null_mut()) }
 }
 
 unsafe extern "C" fn readfrom(
@@ -355,19 +374,55 @@ unsafe extern "C" fn readfrom(
     most: usize,
     src_addr: *mut fi_addr_t,
 ) -> isize {
-    count(|| {
-        if buf.is_null() && most > 0 {
-            return Err(INVALID);
-        }
-        // SAFETY: the table is that of a completion queue; the program passes room for `most` entries.
-        unsafe {
-            let to = Entries { at: buf, sources: src_addr, count: 0 };
-            let cq = Object::<CompletionQueue>::of(cq);
-            if most == 0 {
-                cq.progress();
-                return Err(Errno(FI_EAGAIN));
+    // SAFETY: the table is that of a completion queue; the program passes room for `most` entries.
+    unsafe { read_entries(cq, buf, most, src_addr) }
+}
+
+/// Looks first: a program mostly reads in vain.
+///
+/// # Safety
+/// `cq` is a completion queue, and there is room for `most` entries and, unless it is null, as many sources.
+#[inline(always)]
+unsafe fn read_entries(
+    cq: *mut fid_cq,
+    buf: *mut c_void,
+    most: usize,
+    sources: *mut fi_addr_t,
+) -> isize {
+    // SAFETY: the caller's promise.
+    unsafe {
+        // Not `count`, whose way out for panics costs more than the look, which can't panic.
+        if !buf.is_null()
+            && let Some(call) = InCall::begin()
+        {
+            let is_idle =
+                Object::<CompletionQueue>::of(cq).open().is_some_and(CompletionQueue::is_idle);
+            drop(call);
+            if is_idle {
+                return -(FI_EAGAIN as isize);
             }
-            cq.read(to, most)
+        }
+        read_found(cq, buf, most, sources)
+    }
+}
+
+/// # Safety
+/// As for [`read_entries`].
+#[inline(never)]
+unsafe fn read_found(
+    cq: *mut fid_cq,
+    buf: *mut c_void,
+    most: usize,
+    sources: *mut fi_addr_t,
+) -> isize {
+    count(|| {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let cq = Object::<CompletionQueue>::of(cq);
+            if buf.is_null() || most == 0 {
+                return cq.read_none(most);
+            }
+            cq.read(Entries { at: buf, sources, count: 0 }, most)
         }
     })
 }

@@ -7,7 +7,7 @@ use efa_device::{DeviceError, Qpn, Status, Time};
 
 use super::directory::{FileName, HostDirectory};
 use super::mailbox::Sender;
-use super::ring::{Arrived, Broken, Kind, RingReceiver, WRITTEN};
+use super::ring::{Arrived, Awaited, Broken, Kind, RingReceiver, WRITTEN};
 use super::wake::Waker;
 use crate::link::{Delivered, ReceiveQueue};
 
@@ -216,6 +216,11 @@ impl Incoming {
     pub(super) fn is_finished(&self) -> bool {
         // In this order: it published its packets before it detached.
         self.ring.is_detached() && !self.ring.has_next()
+    }
+
+    /// Prepares looks at whether the next packet has arrived.
+    pub(super) fn await_next(&self, awaited: &mut Option<Awaited>) {
+        self.ring.await_next(awaited);
     }
 
     /// Whether packets have arrived.

@@ -25,6 +25,7 @@ use super::mailbox::{EntryState, Mailbox, PeerMailbox, Sender};
 use super::memory::HostMemory;
 use super::operation::Operation;
 use super::outgoing::{Content, Local, Outgoing, Posted};
+use super::ring::Awaited;
 use super::wake::{Fifo, Sleeper};
 use super::{ShmDevice, ShmOptions};
 use crate::faults::{FaultOptions, Faults};
@@ -59,6 +60,8 @@ pub struct ShmLink {
     /// Entries whose rings are polled in turn; all others ring the doorbell.
     watched: Vec<usize>,
     next_watched: usize,
+    /// What looks look at, of the ring that was the only one that is watched when they were prepared.
+    awaited: Option<Awaited>,
 
     outgoing: Slab<Outgoing>,
     by_number: Keys,
@@ -140,6 +143,7 @@ pub(super) fn create(
         incoming: Vec::new(),
         watched: Vec::new(),
         next_watched: 0,
+        awaited: None,
         outgoing: Slab::new(),
         by_number: Keys::default(),
         active: Vec::new(),
@@ -186,6 +190,7 @@ impl ShmLink {
 
     // ---- receiving ---------------------------------------------------------------------------
 
+    #[inline(always)]
     fn incoming(&self, slot: usize) -> Option<&Incoming> {
         self.incoming.get(slot)?.as_ref()
     }
@@ -242,6 +247,7 @@ impl ShmLink {
 
     fn detach(&mut self, slot: usize) {
         self.unwatch(slot);
+        self.awaited = None;
         if let Some(mut incoming) = self.incoming.get_mut(slot).and_then(Option::take) {
             incoming.detach();
             self.mailbox.set_entry(slot, EntryState::Free, incoming.sender());
@@ -606,6 +612,20 @@ impl Link for ShmLink {
             Err(status) => state.complete_rdma(request.id, Err(status)),
         }
         Ok(())
+    }
+
+    /// If one ring is watched. Of several, each poll looks at another.
+    fn await_arrivals(&mut self) -> bool {
+        let [slot] = *self.watched else { return false };
+        let Some(Some(incoming)) = self.incoming.get(slot) else { return false };
+        incoming.await_next(&mut self.awaited);
+        self.has_no_arrivals()
+    }
+
+    #[inline(always)]
+    fn has_no_arrivals(&self) -> bool {
+        let Some(awaited) = &self.awaited else { return false };
+        !awaited.is_there() && !self.mailbox.doorbell_rang()
     }
 
     #[inline]

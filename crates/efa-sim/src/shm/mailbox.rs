@@ -38,7 +38,7 @@ use rustix::param::page_size;
 
 use super::directory::{FileName, HostDirectory, is_locked};
 use crate::fork::Descriptor;
-use crate::map::{Map, View};
+use crate::map::{Map, View, WatchedMap};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"efa-qp\r\n");
 const VERSION: u64 = 3;
@@ -116,17 +116,20 @@ impl EntryState {
 /// The part of a file that senders write too.
 #[derive(Debug)]
 struct Board {
-    map: Map,
+    /// Watches the doorbell.
+    map: WatchedMap,
     peers: usize,
 }
 
 impl Board {
     fn new(file: &OwnedFd, peers: usize) -> Result<Self, Errno> {
-        Ok(Self { map: Map::part(file, board_at(), board_length(peers))?, peers })
+        let map = Map::part(file, board_at(), board_length(peers))?;
+        Ok(Self { map: WatchedMap::new(map, DOORBELL), peers })
     }
 
+    #[inline(always)]
     fn doorbell(&self) -> &AtomicU64 {
-        &self.map.words::<1>(DOORBELL)[0]
+        self.map.word()
     }
 
     fn doorbell_words(&self) -> &[AtomicU64; 64] {
@@ -215,7 +218,7 @@ impl Mailbox {
     }
 
     /// Whether the doorbell was rung. An idle queue pair reads nothing else.
-    #[inline]
+    #[inline(always)]
     pub(super) fn doorbell_rang(&self) -> bool {
         self.board.doorbell().load(Ordering::Relaxed) != 0
     }

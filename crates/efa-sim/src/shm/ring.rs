@@ -24,7 +24,7 @@ use efa_device::{Qkey, Qpn, Status};
 use rustix::fs::fstat;
 use rustix::io::Errno;
 
-use crate::map::Map;
+use crate::map::{Map, WatchedMap, Word};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"efaring\n");
 const VERSION: u64 = 4;
@@ -119,6 +119,7 @@ impl Kind {
     }
 }
 
+#[inline(always)]
 fn slot_words(map: &Map, at: usize) -> &[AtomicU64; 3] {
     map.words(at)
 }
@@ -256,10 +257,27 @@ pub(super) struct Arrived {
     pub(super) immediate: u32,
 }
 
+/// A packet that a receiver looks for without its ring, which may be gone by then.
+#[derive(Debug)]
+pub(super) struct Awaited {
+    /// That of its slot, once it is there.
+    word: Word,
+    number: u64,
+}
+
+impl Awaited {
+    /// Whether it has arrived. Never panics.
+    #[inline(always)]
+    pub(super) fn is_there(&self) -> bool {
+        self.word.get().load(Ordering::Acquire) == self.number
+    }
+}
+
 /// The receiver's end.
 #[derive(Debug)]
 pub(super) struct RingReceiver {
-    map: Map,
+    /// Watches the number of the next packet's slot.
+    map: WatchedMap,
     layout: Layout,
     from: Qpn,
     rnr_retry: u8,
@@ -296,7 +314,7 @@ impl RingReceiver {
             return Ok(None);
         }
         Ok(Some(Self {
-            map,
+            map: WatchedMap::new(map, SLOTS),
             layout,
             from: Qpn(from),
             rnr_retry,
@@ -329,16 +347,28 @@ impl RingReceiver {
     }
 
     /// Whether the next packet has arrived.
-    #[inline]
+    #[inline(always)]
     pub(super) fn has_next(&self) -> bool {
-        let [there, ..] = slot_words(&self.map, self.next_at);
-        there.load(Ordering::Acquire) == self.next + 1
+        self.map.word().load(Ordering::Acquire) == self.next + 1
+    }
+
+    /// Prepares looks at whether the next packet has arrived.
+    pub(super) fn await_next(&self, awaited: &mut Option<Awaited>) {
+        let number = self.next + 1;
+        match awaited {
+            Some(awaited) => {
+                awaited.word.follow(&self.map);
+                awaited.number = number;
+            }
+            None => *awaited = Some(Awaited { word: self.map.handle(), number }),
+        }
     }
 
     #[inline]
     fn step(&mut self) {
         self.next += 1;
         self.next_at = self.layout.slot(self.next);
+        self.map.watch(self.next_at);
     }
 
     /// The next packet, if it has arrived.

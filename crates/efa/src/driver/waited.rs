@@ -59,6 +59,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     /// The driver for one call.
     #[inline(always)]
     pub(crate) fn waking(&mut self) -> Waking<'_, Q> {
+        self.looks = 0;
         Waking(self)
     }
 

@@ -20,6 +20,7 @@ mod lent;
 mod levels;
 mod lifetimes;
 mod links;
+mod looks;
 mod messages;
 mod objects;
 mod peers;
