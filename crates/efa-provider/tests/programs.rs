@@ -38,8 +38,11 @@ const VALGRIND: [&str; 9] = [
 ];
 
 /// What the tests have built.
+#[derive(Clone)]
 struct Built {
     programs: PathBuf,
+    /// Counts allocations.
+    steady: PathBuf,
     /// Of `FI_PROVIDER_PATH`.
     directory: PathBuf,
 }
@@ -66,9 +69,21 @@ fn build() -> Option<Built> {
 
     let files = std::fs::read_dir(&sources).unwrap().map(|entry| entry.unwrap().path());
     let files = files.filter(|path| path.extension().is_some_and(|extension| extension == "c"));
-    let programs = scratch.join("programs");
+    let programs = compile(scratch.join("programs"), files);
+    let steady = [sources.join("../steady/steady.c"), sources.join("program.c")];
+    let steady = compile(scratch.join("steady"), steady.into_iter());
+
+    let directory = scratch.join("provider");
+    std::fs::create_dir_all(&directory).unwrap();
+    let new = scratch.join(format!("libefars-fi.so.{}", std::process::id()));
+    std::fs::copy(library("libefars_fi.so"), &new).unwrap();
+    std::fs::rename(&new, directory.join("libefars-fi.so")).unwrap();
+    Some(Built { programs, steady, directory })
+}
+
+fn compile(program: PathBuf, files: impl Iterator<Item = PathBuf>) -> PathBuf {
     // Another run of these tests may use the file that is there.
-    let new = scratch.join(format!("programs.{}", std::process::id()));
+    let new = program.with_extension(std::process::id().to_string());
     let output = Command::new("cc")
         .args(["-std=gnu11", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werror"])
         .arg("-o")
@@ -78,14 +93,8 @@ fn build() -> Option<Built> {
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    std::fs::rename(&new, &programs).unwrap();
-
-    let directory = scratch.join("provider");
-    std::fs::create_dir_all(&directory).unwrap();
-    let new = scratch.join(format!("libefars-fi.so.{}", std::process::id()));
-    std::fs::copy(library("libefars_fi.so"), &new).unwrap();
-    std::fs::rename(&new, directory.join("libefars-fi.so")).unwrap();
-    Some(Built { programs, directory })
+    std::fs::rename(&new, &program).unwrap();
+    program
 }
 
 /// A library that cargo builds with these tests.
@@ -419,6 +428,13 @@ groups! {
     valgrind_finds_no_mistake_at_ends "lifetimes"
     valgrind_finds_no_mistake_at_exit "exits"
     valgrind_finds_no_mistake_with_sleepers "sleepers"
+}
+
+#[test]
+fn sends_receives_injected_operations_and_reads_allocate_nothing_after_some_rounds() {
+    let Some(built) = built() else { return };
+    let counted = Built { programs: built.steady.clone(), ..built.clone() };
+    run(&counted, &[], "steady", DEADLINE);
 }
 
 /// Every program has a test, also under valgrind.

@@ -239,9 +239,9 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         self.engine.inject(message).map_err(|error| translate(error, Some(to), self.engine.lack()))
     }
 
-    /// Writes a copy of the bytes. Only a failure completes.
-    pub(crate) fn inject_write(&mut self, rma: Rma, bytes: &[u8]) -> Result<(), StartError> {
-        let written = self.write(rma.silent(), bytes.to_vec().into(), 0);
+    /// Writes a copy. Only a failure completes.
+    pub(crate) fn inject_write(&mut self, rma: Rma, copy: Buffer) -> Result<(), StartError> {
+        let written = self.write(rma.silent(), copy, 0);
         written.map_err(|refused| refused.error)
     }
 

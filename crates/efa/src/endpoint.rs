@@ -25,6 +25,7 @@ use crate::domain::Domain;
 use crate::endpoint_options::Receiving;
 use crate::error::CloseError;
 use crate::event::Event;
+use crate::injected::Copies;
 use crate::message::{Message, Receive, ReceiveId};
 use crate::packet::Packet;
 use crate::region::LocalAccess;
@@ -517,6 +518,7 @@ impl Endpoint {
         let open = std::mem::replace(&mut *driver, AnyDriver::closed(last));
         drop(driver);
         drop(open);
+        *self.shared.copies.lock() = Copies::default();
     }
 
     pub(crate) fn user_context(&self) -> u64 {
@@ -653,6 +655,8 @@ pub(crate) struct Shared {
     pub(crate) transmit: TransmitAttributes,
     pub(crate) receive: ReceiveAttributes,
     pub(crate) driver: Mutex<AnyDriver>,
+    /// Of injected operations.
+    pub(crate) copies: Mutex<Copies>,
 }
 
 impl Shared {

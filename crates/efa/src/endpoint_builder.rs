@@ -297,6 +297,7 @@ impl EndpointBuilder {
             transmit: transmit_attributes,
             receive: receive_attributes,
             driver: Mutex::new(created.driver),
+            copies: Mutex::default(),
             domain: self.domain,
         });
         // A counter of several kinds is bound as many times, and progresses the endpoint as often.

@@ -1,4 +1,11 @@
-//! Writes and atomics whose operands may be reused when the call returns.
+//! Operations whose buffers may be reused when the call returns.
+//!
+//! ```text
+//!   bytes ─► copy in a block of the endpoint ─► operation ─► dropped
+//!                 └── full: the other block, if all of its copies were dropped, else a new one
+//! ```
+
+use bytes::BytesMut;
 
 use crate::any_driver::{AnyDriver, OtherDriver, each_driver, out_of_line};
 use crate::buffer::Buffer;
@@ -20,11 +27,23 @@ impl Endpoint {
     pub fn inject_write(&self, rma: Rma, bytes: &[u8]) -> Result<(), StartError> {
         self.require_to_transmit(Capabilities::RMA)?;
         self.check_injected(bytes.len())?;
+        let copy = self.shared.copies.lock().copy(bytes.len(), |to| to.copy_from_slice(bytes));
         drive!(
             self.shared,
-            driver => driver.inject_write(rma, bytes),
+            driver => driver.inject_write(rma, copy),
             _ => Err(StartError::Closed)
         )
+    }
+
+    /// A copy of some bytes for an operation that is to leave them alone once it has started (`FI_INJECT`). The next
+    /// copies use the same memory again, so that no allocation is needed if operations end.
+    ///
+    /// # Errors
+    /// They are more than [`TransmitAttributes::inject_size`](crate::TransmitAttributes::inject_size).
+    pub fn copy_injected(&self, buffer: &Buffer) -> Result<Buffer, StartError> {
+        let length = buffer.len();
+        self.check_injected(length)?;
+        Ok(self.shared.copies.lock().copy(length, |to| buffer.read(0, to)))
     }
 
     /// Copies the operands of an atomic and does it (`fi_inject_atomic`). It has no context, and a completion only if it
@@ -34,9 +53,8 @@ impl Endpoint {
     /// As for [`atomic`](Self::atomic), and if the operand is longer than
     /// [`TransmitAttributes::inject_size`](crate::TransmitAttributes::inject_size).
     pub fn inject_atomic(&self, rma: Rma, operation: Operation) -> Result<(), StartError> {
-        self.check_injected(operation.operand.len())?;
-        let operand = operation.operand.into_vec();
-        self.atomic(rma.silent(), Operation { operand: operand.into(), ..operation }, 0)
+        let operand = self.copy_injected(&operation.operand)?;
+        self.atomic(rma.silent(), Operation { operand, ..operation }, 0)
     }
 
     fn check_injected(&self, length: usize) -> Result<(), StartError> {
@@ -44,6 +62,35 @@ impl Endpoint {
         match length <= limit {
             true => Ok(()),
             false => Err(StartError::TooLongToInject { length, limit }),
+        }
+    }
+}
+
+/// Bytes of a block of copies.
+const BLOCK: usize = 64 << 10;
+
+/// Copies of the bytes of operations, one behind the other in blocks that are used in turn.
+#[derive(Debug, Default)]
+pub(crate) struct Copies {
+    block: BytesMut,
+    other: BytesMut,
+}
+
+impl Copies {
+    fn copy(&mut self, length: usize, fill: impl FnOnce(&mut [u8])) -> Buffer {
+        if self.block.capacity() < length {
+            self.next_block(length);
+        }
+        self.block.resize(length, 0);
+        fill(&mut self.block);
+        self.block.split().freeze().into()
+    }
+
+    #[cold]
+    fn next_block(&mut self, length: usize) {
+        std::mem::swap(&mut self.block, &mut self.other);
+        if self.block.capacity() < length && !self.block.try_reclaim(length) {
+            self.block = BytesMut::with_capacity(BLOCK.max(length));
         }
     }
 }
@@ -64,5 +111,38 @@ impl Shared {
             }
         }
         fetched.map_or(Ok(()), |fetched| self.check_buffer(fetched, LocalAccess::READ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn copy(copies: &mut Copies, byte: u8) -> Buffer {
+        copies.copy(1000, |to| to.fill(byte))
+    }
+
+    fn address(buffer: &Buffer) -> *const u8 {
+        buffer.as_slice().unwrap().as_ptr()
+    }
+
+    #[test]
+    fn blocks_of_copies_that_were_dropped_are_used_again() {
+        let mut copies = Copies::default();
+        let mut seen = std::collections::HashSet::new();
+        for round in 0..10_000 {
+            seen.insert(address(&copy(&mut copies, round as u8)));
+        }
+        assert!(seen.len() <= 2 * BLOCK / 1000, "{} places", seen.len());
+    }
+
+    #[test]
+    fn copy_stays_as_it_is_while_others_are_made() {
+        let mut copies = Copies::default();
+        let kept: Vec<_> = (0..=255).map(|byte| copy(&mut copies, byte)).collect();
+        for (byte, buffer) in (0..=255).zip(&kept) {
+            assert_eq!(buffer.as_slice(), Some([byte; 1000].as_slice()));
+        }
+        assert_eq!(copies.copy(0, |_| {}).len(), 0);
     }
 }

@@ -12,7 +12,7 @@ use crate::bits;
 use crate::boundary::{Errno, INVALID, Outcome, started, status};
 use crate::c::domain::Domain;
 use crate::c::endpoint::Endpoint;
-use crate::c::transfer::{context, refused};
+use crate::c::transfer::{context, copied, refused};
 use crate::errors;
 use crate::memory::{self, MOST_PIECES};
 use crate::object::Object;
@@ -170,8 +170,7 @@ const NONE: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len:
 fn given(ep: &Endpoint, operand: Buffer, is_injected: bool) -> Outcome<Buffer> {
     match is_injected {
         false => Ok(operand),
-        true if operand.len() > ep.endpoint()?.transmit_attributes().inject_size => Err(INVALID),
-        true => Ok(operand.into_vec().into()),
+        true => copied(ep.endpoint()?, &operand),
     }
 }
 

@@ -8,7 +8,7 @@ use crate::abi::*;
 use crate::bits;
 use crate::boundary::{Errno, INVALID, Outcome, started};
 use crate::c::endpoint::Endpoint;
-use crate::c::transfer::{context, refused};
+use crate::c::transfer::{context, copied, refused};
 use crate::errors;
 use crate::memory;
 use crate::object::Object;
@@ -43,6 +43,11 @@ unsafe fn pieces(peer: FiAddr, iov: *const fi_rma_iov, count: usize) -> Outcome<
     if count > MOST_PIECES || (iov.is_null() && count > 0) {
         return Err(INVALID);
     }
+    if count == 1 {
+        // SAFETY: the caller's promise.
+        let fi_rma_iov { addr, len, key } = unsafe { iov.read() };
+        return Ok(at(peer, addr, len, key));
+    }
     let mut pieces = [RemoteMemory { address: 0, length: 0, key: 0 }; MOST_PIECES];
     for (index, piece) in pieces[..count].iter_mut().enumerate() {
         // SAFETY: the caller's promise.
@@ -62,13 +67,9 @@ fn start_write(ep: &Endpoint, rma: Rma, buffer: Buffer, context: u64) -> Outcome
 }
 
 /// Copies the bytes and writes the copy, with a completion (`FI_INJECT`).
-#[cold]
 fn write_copy(ep: &Endpoint, rma: Rma, buffer: Buffer, context: u64) -> Outcome<()> {
     let endpoint = ep.endpoint()?;
-    if buffer.len() > endpoint.transmit_attributes().inject_size {
-        return Err(INVALID);
-    }
-    endpoint.write(rma, buffer.into_vec(), context).map_err(refused)
+    endpoint.write(rma, copied(endpoint, &buffer)?, context).map_err(refused)
 }
 
 /// Copies the bytes and writes the copy, without a completion.

@@ -6,7 +6,7 @@ use efa::{Buffer, Message, OperationFlags, Receive, ReceiveBuffer, Refused};
 
 use crate::abi::*;
 use crate::bits;
-use crate::boundary::{Errno, Outcome};
+use crate::boundary::{Errno, INVALID, Outcome};
 use crate::c::endpoint::Endpoint;
 use crate::c::unexpected;
 use crate::errors;
@@ -48,14 +48,15 @@ pub(crate) fn send_flags(
     }
 }
 
+/// A copy of the bytes of an injected operation.
+pub(crate) fn copied(endpoint: &efa::Endpoint, buffer: &Buffer) -> Outcome<Buffer> {
+    endpoint.copy_injected(buffer).map_err(|_| INVALID)
+}
+
 /// Copies a message and sends the copy, with a completion.
-#[cold]
 fn send_injected(ep: &Endpoint, message: Message, buffer: Buffer, context: u64) -> Outcome<()> {
     let endpoint = ep.endpoint()?;
-    if buffer.len() > endpoint.transmit_attributes().inject_size {
-        return Err(Errno(FI_EINVAL));
-    }
-    endpoint.send(message, buffer.into_vec(), context).map_err(refused)
+    endpoint.send(message, copied(endpoint, &buffer)?, context).map_err(refused)
 }
 
 /// Copies a message and sends the copy, without a completion.
