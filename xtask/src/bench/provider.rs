@@ -6,7 +6,7 @@
 //!   instructions   client under callgrind, server native   by object: the provider, with what it calls in the
 //!                                                          C library (see `counting`); by verbs the device is
 //!                                                          another object, which isn't counted
-//!   times          both native, providers in turn          the best of several runs, as ratios
+//!   times          both native, providers in turn          the fastest messages in a row, as ratios
 //! ```
 //!
 //! A read that finds nothing is counted with all that it calls, between two processes that have exchanged a message.
@@ -52,7 +52,7 @@ pub(crate) struct Args {
     /// Measure only this
     #[arg(long, value_name = "WHAT")]
     only: Option<Part>,
-    /// Runs of each provider whose best time counts
+    /// Runs of each provider, in turn; the best time of any counts
     #[arg(long, value_name = "N", default_value = "7", value_parser = clap::value_parser!(u32).range(1..1000))]
     runs: u32,
     /// Rounds of 8 B in a timed run; twice as many messages in a row, a hundredth of 1 MiB
@@ -164,11 +164,26 @@ fn counts(counted: &[Counted]) -> Table {
     table
 }
 
-/// What a run of the client said.
+/// What a side said of a run.
 #[derive(Clone, Copy, Debug)]
 struct Said {
     calls: u64,
+    /// Messages in a row that took the shortest time, and that time.
+    messages: u64,
     nanoseconds: u64,
+}
+
+impl Said {
+    fn of(said: &str) -> Result<Self> {
+        match *said.split_whitespace().collect::<Vec<_>>() {
+            ["calls", calls, "messages", messages, "ns", nanoseconds] => Ok(Self {
+                calls: calls.parse()?,
+                messages: messages.parse()?,
+                nanoseconds: nanoseconds.parse()?,
+            }),
+            _ => Err(anyhow::anyhow!("a side said `{}`", said.trim())),
+        }
+    }
 }
 
 /// Where and how programs run.
@@ -208,7 +223,8 @@ impl Range {
         })
     }
 
-    /// Runs both sides of a test, the client `under` another program; returns what the client said.
+    /// Runs both sides of a test, the client `under` another program; returns what the client said, or the server of
+    /// the messages in a row that it received.
     fn run(
         &self,
         place: &Place,
@@ -240,15 +256,9 @@ impl Range {
         let failed = |role| format!("{provider}, {} {count}: the {role}", test.name());
         let mut server = Running::start(&mut side(&self.processors[0], "server", &[]))?;
         let mut client = Running::start(&mut side(&self.processors[1], "client", under))?;
-        let said = client.finish(until).with_context(|| failed("client"))?;
-        server.finish(until).with_context(|| failed("server"))?;
-        let words: Vec<&str> = said.split_whitespace().collect();
-        match words.as_slice() {
-            ["calls", calls, "ns", nanoseconds] => {
-                Ok(Said { calls: calls.parse()?, nanoseconds: nanoseconds.parse()? })
-            }
-            _ => Err(anyhow::anyhow!("the client said `{}`", said.trim())),
-        }
+        let of_client = client.finish(until).with_context(|| failed("client"))?;
+        let of_server = server.finish(until).with_context(|| failed("server"))?;
+        Said::of(if test == Test::Rate { &of_server } else { &of_client })
     }
 
     /// Runs the client under callgrind; returns what it said and what was counted.
@@ -340,8 +350,7 @@ impl Range {
                         let _ = std::fs::remove_file(place.0.join(name));
                     }
                     let said = self.run(&place, (provider, Device::Shm), (test, count), &[])?;
-                    let messages = if test == Test::Rate { count } else { 2 * count };
-                    let message = said.nanoseconds as f64 / 1e3 / f64::from(messages);
+                    let message = said.nanoseconds as f64 / 1e3 / said.messages as f64;
                     print_error!("{what}, {provider}: {message:.3} µs");
                     *best = best.min(message);
                 }
