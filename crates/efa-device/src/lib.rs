@@ -625,6 +625,11 @@ pub trait QueuePair {
         false
     }
 
+    /// Whether the device has found completions already that the next polls return; `true` if that isn't known.
+    fn has_found(&self) -> bool {
+        true
+    }
+
     /// Advances the device to `now` and takes one completion.
     fn poll(&mut self, now: Time) -> Option<Completion<Self::Packet>>;
 

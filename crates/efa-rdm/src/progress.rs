@@ -55,6 +55,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.core().transmit.device.has_no_arrivals()
     }
 
+    /// Whether the next poll handles what the device has found already, or returns a completion that waits; `true` if
+    /// that isn't known.
+    #[must_use]
+    pub fn has_found(&self) -> bool {
+        Q::IN_PLACE || self.has_completions() || self.core().transmit.device.has_found()
+    }
+
     /// When the second queue pair of an endpoint that receives in place has an event.
     fn next_user_event(&self) -> Option<Time> {
         // Other endpoints have no such queue pair.

@@ -247,6 +247,10 @@ impl<L: Link> QueuePair for LinkQueuePair<L> {
         self.link.has_no_arrivals()
     }
 
+    fn has_found(&self) -> bool {
+        self.state.has_completions()
+    }
+
     #[inline]
     fn poll(&mut self, now: Time) -> Option<Completion<Packet>> {
         if !self.state.has_completions() {

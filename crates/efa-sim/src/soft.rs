@@ -182,6 +182,10 @@ impl QueuePair for SoftQueuePair {
         }
     }
 
+    fn has_found(&self) -> bool {
+        each!(SoftQueuePair, self, qp => qp.has_found())
+    }
+
     #[inline]
     fn poll(&mut self, now: Time) -> Option<Completion<Box<[u8]>>> {
         each!(SoftQueuePair, self, qp => qp.poll(now))

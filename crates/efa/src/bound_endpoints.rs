@@ -202,6 +202,11 @@ impl BoundEndpoints {
         self.only().is_some_and(Endpoint::is_idle)
     }
 
+    /// Whether a poll handles what was found already; `true` if that isn't known.
+    pub(crate) fn have_found(&self) -> bool {
+        self.only().is_none_or(Endpoint::has_found)
+    }
+
     /// Progresses the operations of the endpoints in the rotation.
     pub(crate) fn progress(&self) {
         self.any(|endpoint| {

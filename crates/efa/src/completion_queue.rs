@@ -224,6 +224,14 @@ impl CompletionQueue {
         !self.0.has_entries() && self.0.endpoints.is_idle()
     }
 
+    /// Whether the last [`read`](Self::read) found more than it returned. So a program that reads several completions at
+    /// once makes no poll in vain after them. `true` if that isn't known, as with several endpoints, and with other
+    /// devices than the links `shm` and `tcp`.
+    #[must_use]
+    pub fn may_have_more(&self) -> bool {
+        self.0.has_entries() || self.0.endpoints.have_found()
+    }
+
     /// Progresses the operations of its endpoints, and takes no completion.
     pub fn progress(&self) {
         self.0.endpoints.progress();

@@ -447,6 +447,11 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         self.poll(clock, Reader { queue: None, entry: &mut None });
     }
 
+    /// Whether the device has found something that was not handled; `true` if that isn't known.
+    pub(crate) fn has_found(&self) -> bool {
+        self.engine.has_found()
+    }
+
     /// Whether a poll would find nothing, by a look that costs a fraction of a poll; `false` if that isn't known, and
     /// once in so many looks.
     #[inline(always)]

@@ -684,6 +684,15 @@ impl Shared {
         }
     }
 
+    /// Whether its device has found something that was not handled; `true` if that isn't known.
+    pub(crate) fn has_found(&self) -> bool {
+        match &*self.driver.lock() {
+            #[cfg(feature = "sim")]
+            AnyDriver::Soft(driver) => driver.has_found(),
+            _ => true,
+        }
+    }
+
     /// Prepares for sleep. Nothing happens any more at a closed endpoint.
     pub(crate) fn arm(&self) -> Result<Armed, DeviceError> {
         let clock = self.domain.fabric().clock();

@@ -255,6 +255,10 @@ impl CompletionQueue {
                 }
                 continue;
             }
+            // One poll that finds something is enough.
+            if to.count > first && !self.queue.may_have_more() {
+                break;
+            }
             if !self.queue.read_into(&mut found) {
                 break;
             }

@@ -102,6 +102,23 @@ fn look_at_a_queue_shows_a_message_or_an_operation_and_ends_after_some() {
 }
 
 #[test]
+fn queue_may_have_more_until_all_that_arrived_together_is_read() {
+    let directory = TempDir::new().unwrap();
+    let (alice, bob) = acquainted(directory.path());
+    settle([&alice, &bob]);
+    for _ in 0..3 {
+        bob.post();
+        alice.send(bob.endpoint.address());
+    }
+    for left in [2, 1, 0] {
+        assert!(bob.queue.read().is_some_and(|read| read.is_ok()));
+        assert_eq!(bob.queue.may_have_more(), left > 0, "{left}");
+    }
+    drop(bob.endpoint);
+    assert!(bob.queue.may_have_more(), "nothing is known of a queue without endpoints");
+}
+
+#[test]
 fn dropped_endpoint_leaves_its_queue_to_others_and_the_host() {
     let directory = TempDir::new().unwrap();
     let queue_pairs = || {
