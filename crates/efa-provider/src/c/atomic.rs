@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 
 use efa::{
-    AtomicAttributes, AtomicKind, AtomicOp, Buffer, Datatype, FiAddr, Operation, ReceiveBuffer,
+    AtomicAttributes, AtomicKind, AtomicOp, Buffer, Datatype, Operation, ReceiveBuffer,
     RemoteMemory, Rma,
 };
 
@@ -12,7 +12,8 @@ use crate::bits;
 use crate::boundary::{Errno, INVALID, Outcome, started, status};
 use crate::c::domain::Domain;
 use crate::c::endpoint::Endpoint;
-use crate::c::transfer::{context, copied, refused};
+use crate::c::rma;
+use crate::c::transfer::{self, context, refused};
 use crate::errors;
 use crate::memory::{self, MOST_PIECES};
 use crate::object::Object;
@@ -34,17 +35,14 @@ pub(crate) static TABLE: fi_ops_atomic = fi_ops_atomic {
     compwritevalid: Some(compwritevalid),
 };
 
-/// Most pieces of remote memory (`rma_iov_limit`).
-const MOST_TARGETS: usize = 4;
-
 /// What is done to each element.
 #[derive(Clone, Copy)]
-struct What {
+struct ElementOp {
     op: AtomicOp,
     datatype: Datatype,
 }
 
-impl What {
+impl ElementOp {
     #[inline(always)]
     fn new(datatype: fi_datatype, op: fi_op) -> Outcome<Self> {
         let found = Datatype::from_code(datatype).zip(AtomicOp::from_code(op));
@@ -56,86 +54,6 @@ impl What {
     #[inline(always)]
     fn bytes(self, count: usize) -> Outcome<usize> {
         count.checked_mul(self.datatype.size()).ok_or(INVALID)
-    }
-
-    /// Memory of a peer with so many elements.
-    #[inline(always)]
-    fn at(self, peer: FiAddr, address: u64, count: usize, key: u64) -> Outcome<Rma> {
-        let length = self.bytes(count)? as u64;
-        Ok(Rma::at(peer, RemoteMemory { address, length, key }))
-    }
-
-    /// Pieces of a peer's memory.
-    ///
-    /// # Safety
-    /// `count` pieces are at `iov`.
-    unsafe fn pieces(
-        self,
-        peer: FiAddr,
-        iov: *const fi_rma_ioc,
-        count: usize,
-    ) -> Outcome<(Rma, usize)> {
-        if count > MOST_TARGETS || iov.is_null() {
-            return Err(INVALID);
-        }
-        let mut pieces = [RemoteMemory { address: 0, length: 0, key: 0 }; MOST_TARGETS];
-        let mut total = 0_usize;
-        for (index, piece) in pieces[..count].iter_mut().enumerate() {
-            // SAFETY: the caller's promise.
-            let fi_rma_ioc { addr, count, key } = unsafe { iov.add(index).read() };
-            *piece = RemoteMemory { address: addr, length: self.bytes(count)? as u64, key };
-            total = total.checked_add(count).ok_or(INVALID)?;
-        }
-        let rma = Rma::pieces(peer, &pieces[..count]).map_err(|_| INVALID)?;
-        Ok((rma, total))
-    }
-
-    /// The operand of one piece. What only reads needs none, and the program passes anything.
-    ///
-    /// # Safety
-    /// `count` elements are at `at`, as `memory` says.
-    #[inline(always)]
-    unsafe fn operand(self, ep: &Endpoint, at: *const c_void, count: usize) -> Outcome<Buffer> {
-        match self.op {
-            AtomicOp::Read => Ok(Buffer::default()),
-            // SAFETY: the caller's promise.
-            _ => unsafe { memory::sent(ep, at, self.bytes(count)?, std::ptr::null_mut()) },
-        }
-    }
-
-    /// The operand of several pieces.
-    ///
-    /// # Safety
-    /// `count` pieces are at `iov`, of memory as `memory` says.
-    unsafe fn operands(self, ep: &Endpoint, iov: *const fi_ioc, count: usize) -> Outcome<Buffer> {
-        if self.op == AtomicOp::Read {
-            return Ok(Buffer::default());
-        }
-        // SAFETY: the caller's promise.
-        unsafe {
-            let mut pieces = [NONE; MOST_PIECES];
-            let pieces = self.flat(iov, count, &mut pieces)?;
-            memory::sent_pieces(ep, pieces.as_ptr(), std::ptr::null_mut(), pieces.len())
-        }
-    }
-
-    /// What several pieces of previous values go into.
-    ///
-    /// # Safety
-    /// As for [`operands`](Self::operands).
-    unsafe fn results(
-        self,
-        ep: &Endpoint,
-        iov: *const fi_ioc,
-        desc: *mut *mut c_void,
-        count: usize,
-    ) -> Outcome<ReceiveBuffer> {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let mut pieces = [NONE; MOST_PIECES];
-            let pieces = self.flat(iov, count, &mut pieces)?;
-            memory::received_pieces(ep, pieces.as_ptr(), desc, pieces.len())
-        }
     }
 
     /// Pieces with their lengths in bytes.
@@ -158,65 +76,145 @@ impl What {
         }
         Ok(&into[..count])
     }
-
-    fn operation(self, operand: Buffer) -> Operation {
-        Operation::of_bytes(self.op, self.datatype, operand)
-    }
 }
 
 const NONE: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
 
-/// An operand or comparand; a copy of it if it is injected.
-fn given(ep: &Endpoint, operand: Buffer, is_injected: bool) -> Outcome<Buffer> {
-    match is_injected {
-        false => Ok(operand),
-        true => copied(ep.endpoint()?, &operand),
+/// A call that starts an atomic.
+#[derive(Clone, Copy)]
+struct Call<'a> {
+    ep: &'a Endpoint,
+    what: ElementOp,
+    /// Operands are copied before the call returns (`FI_INJECT`).
+    is_injected: bool,
+    context: u64,
+}
+
+impl<'a> Call<'a> {
+    /// A call with the default flags.
+    #[inline(always)]
+    fn new(ep: &'a Endpoint, datatype: fi_datatype, op: fi_op, ctx: *mut c_void) -> Outcome<Self> {
+        let (what, is_injected) = (ElementOp::new(datatype, op)?, ep.defaults.inject);
+        Ok(Self { ep, what, is_injected, context: context(ctx) })
     }
-}
 
-/// Starts an atomic that returns nothing, on a copy of the operand if it is injected.
-fn start(
-    ep: &Endpoint,
-    rma: Rma,
-    what: What,
-    operand: Buffer,
-    is_injected: bool,
-    context: u64,
-) -> Outcome<()> {
-    let operand = given(ep, operand, is_injected)?;
-    let started = ep.endpoint()?.atomic(rma, what.operation(operand), context);
-    started.map_err(|error| errors::of_start(&error))
-}
-
-/// Starts an atomic that returns previous values.
-fn fetch(
-    ep: &Endpoint,
-    rma: Rma,
-    operation: Operation,
-    result: ReceiveBuffer,
-    context: u64,
-) -> Outcome<()> {
-    ep.endpoint()?.fetch_atomic(rma, operation, result, context).map_err(refused)
-}
-
-/// The target and the flags of a `fi_msg_atomic`, and the context.
-struct Parts {
-    what: What,
-    rma: Rma,
-    is_injected: bool,
-    context: u64,
-}
-
-impl Parts {
+    /// A call with a message and flags, and the memory of the peer.
+    ///
     /// # Safety
     /// The pieces of remote memory are there.
-    unsafe fn of(ep: &Endpoint, msg: &fi_msg_atomic, flags: u64) -> Outcome<Self> {
-        let what = What::new(msg.datatype, msg.op)?;
+    unsafe fn of_message(
+        ep: &'a Endpoint,
+        msg: &fi_msg_atomic,
+        flags: u64,
+    ) -> Outcome<(Self, Rma)> {
+        let what = ElementOp::new(msg.datatype, msg.op)?;
         let known = bits::transmit_flags(flags).ok_or(Errno(FI_EBADFLAGS))?;
+        let piece = |fi_rma_ioc { addr, count, key }| {
+            Ok(RemoteMemory { address: addr, length: what.bytes(count)? as u64, key })
+        };
+        let peer = ep.peer(msg.addr);
         // SAFETY: the caller's promise.
-        let (rma, _) = unsafe { what.pieces(ep.peer(msg.addr), msg.rma_iov, msg.rma_iov_count) }?;
-        let (is_injected, context) = (flags & FI_INJECT != 0, context(msg.context));
-        Ok(Self { what, rma: rma.flags(known), is_injected, context })
+        let rma = unsafe { rma::pieces(peer, msg.rma_iov, msg.rma_iov_count, piece) }?;
+        let is_injected = flags & FI_INJECT != 0;
+        Ok((Self { ep, what, is_injected, context: context(msg.context) }, rma.flags(known)))
+    }
+
+    /// Memory of a peer with so many elements.
+    #[inline(always)]
+    fn at(self, peer: fi_addr_t, address: u64, count: usize, key: u64) -> Outcome<Rma> {
+        let length = self.what.bytes(count)? as u64;
+        Ok(Rma::at(self.ep.peer(peer), RemoteMemory { address, length, key }))
+    }
+
+    /// Memory of a peer as long as an operand or a result of so many bytes.
+    fn at_as_long(self, peer: fi_addr_t, address: u64, bytes: usize, key: u64) -> Outcome<Rma> {
+        self.at(peer, address, bytes / self.what.datatype.size(), key)
+    }
+
+    /// An operand or comparand of one piece. What only reads needs none, and the program passes anything.
+    ///
+    /// # Safety
+    /// `count` elements are at `at`, as `memory` says.
+    #[inline(always)]
+    unsafe fn operand(self, at: *const c_void, count: usize) -> Outcome<Buffer> {
+        if self.what.op == AtomicOp::Read {
+            return Ok(Buffer::default());
+        }
+        let none = std::ptr::null_mut();
+        // SAFETY: the caller's promise.
+        self.copied(unsafe { memory::sent(self.ep, at, self.what.bytes(count)?, none) }?)
+    }
+
+    /// An operand or comparand of several pieces.
+    ///
+    /// # Safety
+    /// `count` pieces are at `iov`, of memory as `memory` says.
+    unsafe fn operands(self, iov: *const fi_ioc, count: usize) -> Outcome<Buffer> {
+        if self.what.op == AtomicOp::Read {
+            return Ok(Buffer::default());
+        }
+        let mut pieces = [NONE; MOST_PIECES];
+        // SAFETY: the caller's promise.
+        let lent = unsafe {
+            let pieces = self.what.flat(iov, count, &mut pieces)?;
+            memory::sent_pieces(self.ep, pieces.as_ptr(), std::ptr::null_mut(), pieces.len())
+        };
+        self.copied(lent?)
+    }
+
+    /// A copy of an operand if the atomic is injected.
+    fn copied(self, operand: Buffer) -> Outcome<Buffer> {
+        match self.is_injected {
+            false => Ok(operand),
+            true => transfer::copied(self.ep, &operand),
+        }
+    }
+
+    /// What previous values of one piece go into.
+    ///
+    /// # Safety
+    /// As for [`operand`](Self::operand).
+    unsafe fn result(
+        self,
+        at: *mut c_void,
+        count: usize,
+        desc: *mut c_void,
+    ) -> Outcome<ReceiveBuffer> {
+        // SAFETY: the caller's promise.
+        unsafe { memory::received(self.ep, at, self.what.bytes(count)?, desc) }
+    }
+
+    /// What previous values of several pieces go into.
+    ///
+    /// # Safety
+    /// As for [`operands`](Self::operands).
+    unsafe fn results(
+        self,
+        iov: *const fi_ioc,
+        desc: *mut *mut c_void,
+        count: usize,
+    ) -> Outcome<ReceiveBuffer> {
+        let mut pieces = [NONE; MOST_PIECES];
+        // SAFETY: the caller's promise.
+        unsafe {
+            let pieces = self.what.flat(iov, count, &mut pieces)?;
+            memory::received_pieces(self.ep, pieces.as_ptr(), desc, pieces.len())
+        }
+    }
+
+    fn operation(self, operand: Buffer) -> Operation {
+        Operation::of_bytes(self.what.op, self.what.datatype, operand)
+    }
+
+    /// Starts an atomic that returns nothing.
+    fn start(self, rma: Rma, operand: Buffer) -> Outcome<()> {
+        let started = self.ep.endpoint()?.atomic(rma, self.operation(operand), self.context);
+        started.map_err(|error| errors::of_start(&error))
+    }
+
+    /// Starts an atomic that returns previous values.
+    fn fetch(self, rma: Rma, operation: Operation, result: ReceiveBuffer) -> Outcome<()> {
+        self.ep.endpoint()?.fetch_atomic(rma, operation, result, self.context).map_err(refused)
     }
 }
 
@@ -236,10 +234,9 @@ unsafe extern "C" fn write(
 ) -> isize {
     // SAFETY: as said above.
     started(|| unsafe {
-        let (ep, what) = (Object::<Endpoint>::of(ep), What::new(datatype, op)?);
-        let rma = what.at(ep.peer(dest_addr), addr, count, key)?;
-        let operand = what.operand(ep, buf, count)?;
-        start(ep, rma, what, operand, ep.defaults.inject, context(ctx))
+        let call = Call::new(Object::<Endpoint>::of(ep), datatype, op, ctx)?;
+        let rma = call.at(dest_addr, addr, count, key)?;
+        call.start(rma, call.operand(buf, count)?)
     })
 }
 
@@ -257,10 +254,9 @@ unsafe extern "C" fn writev(
 ) -> isize {
     // SAFETY: as said above.
     started(|| unsafe {
-        let (ep, what) = (Object::<Endpoint>::of(ep), What::new(datatype, op)?);
-        let operand = what.operands(ep, iov, count)?;
-        let rma = what.at(ep.peer(dest_addr), addr, operand.len() / what.datatype.size(), key)?;
-        start(ep, rma, what, operand, ep.defaults.inject, context(ctx))
+        let call = Call::new(Object::<Endpoint>::of(ep), datatype, op, ctx)?;
+        let operand = call.operands(iov, count)?;
+        call.start(call.at_as_long(dest_addr, addr, operand.len(), key)?, operand)
     })
 }
 
@@ -269,9 +265,8 @@ unsafe extern "C" fn writemsg(ep: *mut fid_ep, msg: *const fi_msg_atomic, flags:
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
         let msg = msg.as_ref().ok_or(INVALID)?;
-        let Parts { what, rma, is_injected, context } = Parts::of(ep, msg, flags)?;
-        let operand = what.operands(ep, msg.msg_iov, msg.iov_count)?;
-        start(ep, rma, what, operand, is_injected, context)
+        let (call, rma) = Call::of_message(ep, msg, flags)?;
+        call.start(rma, call.operands(msg.msg_iov, msg.iov_count)?)
     })
 }
 
@@ -287,9 +282,11 @@ unsafe extern "C" fn inject(
 ) -> isize {
     // SAFETY: as said above.
     started(|| unsafe {
-        let (ep, what) = (Object::<Endpoint>::of(ep), What::new(datatype, op)?);
-        let rma = what.at(ep.peer(dest_addr), addr, count, key)?;
-        let operation = what.operation(what.operand(ep, buf, count)?);
+        let ep = Object::<Endpoint>::of(ep);
+        // `inject_atomic` copies the operand itself.
+        let call = Call { ep, what: ElementOp::new(datatype, op)?, is_injected: false, context: 0 };
+        let rma = call.at(dest_addr, addr, count, key)?;
+        let operation = call.operation(call.operand(buf, count)?);
         let injected = ep.endpoint()?.inject_atomic(rma, operation);
         injected.map_err(|error| errors::of_start(&error))
     })
@@ -311,12 +308,10 @@ unsafe extern "C" fn readwrite(
 ) -> isize {
     // SAFETY: as said above.
     started(|| unsafe {
-        let (ep, what) = (Object::<Endpoint>::of(ep), What::new(datatype, op)?);
-        let rma = what.at(ep.peer(dest_addr), addr, count, key)?;
-        let operation =
-            what.operation(given(ep, what.operand(ep, buf, count)?, ep.defaults.inject)?);
-        let result = memory::received(ep, result, what.bytes(count)?, result_desc)?;
-        fetch(ep, rma, operation, result, context(ctx))
+        let call = Call::new(Object::<Endpoint>::of(ep), datatype, op, ctx)?;
+        let rma = call.at(dest_addr, addr, count, key)?;
+        let operation = call.operation(call.operand(buf, count)?);
+        call.fetch(rma, operation, call.result(result, count, result_desc)?)
     })
 }
 
@@ -337,12 +332,10 @@ unsafe extern "C" fn readwritev(
 ) -> isize {
     // SAFETY: as said above.
     started(|| unsafe {
-        let (ep, what) = (Object::<Endpoint>::of(ep), What::new(datatype, op)?);
-        let operation =
-            what.operation(given(ep, what.operands(ep, iov, count)?, ep.defaults.inject)?);
-        let result = what.results(ep, resultv, result_desc, result_count)?;
-        let rma = what.at(ep.peer(dest_addr), addr, result.len() / what.datatype.size(), key)?;
-        fetch(ep, rma, operation, result, context(ctx))
+        let call = Call::new(Object::<Endpoint>::of(ep), datatype, op, ctx)?;
+        let operation = call.operation(call.operands(iov, count)?);
+        let result = call.results(resultv, result_desc, result_count)?;
+        call.fetch(call.at_as_long(dest_addr, addr, result.len(), key)?, operation, result)
     })
 }
 
@@ -358,11 +351,9 @@ unsafe extern "C" fn readwritemsg(
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
         let msg = msg.as_ref().ok_or(INVALID)?;
-        let Parts { what, rma, is_injected, context } = Parts::of(ep, msg, flags)?;
-        let operation =
-            what.operation(given(ep, what.operands(ep, msg.msg_iov, msg.iov_count)?, is_injected)?);
-        let result = what.results(ep, resultv, result_desc, result_count)?;
-        fetch(ep, rma, operation, result, context)
+        let (call, rma) = Call::of_message(ep, msg, flags)?;
+        let operation = call.operation(call.operands(msg.msg_iov, msg.iov_count)?);
+        call.fetch(rma, operation, call.results(resultv, result_desc, result_count)?)
     })
 }
 
@@ -384,14 +375,11 @@ unsafe extern "C" fn compwrite(
 ) -> isize {
     // SAFETY: as said above.
     started(|| unsafe {
-        let (ep, what) = (Object::<Endpoint>::of(ep), What::new(datatype, op)?);
-        let rma = what.at(ep.peer(dest_addr), addr, count, key)?;
-        let comparand = given(ep, what.operand(ep, compare, count)?, ep.defaults.inject)?;
-        let operation = what
-            .operation(given(ep, what.operand(ep, buf, count)?, ep.defaults.inject)?)
-            .against(comparand);
-        let result = memory::received(ep, result, what.bytes(count)?, result_desc)?;
-        fetch(ep, rma, operation, result, context(ctx))
+        let call = Call::new(Object::<Endpoint>::of(ep), datatype, op, ctx)?;
+        let rma = call.at(dest_addr, addr, count, key)?;
+        let operation = call.operation(call.operand(buf, count)?);
+        let operation = operation.against(call.operand(compare, count)?);
+        call.fetch(rma, operation, call.result(result, count, result_desc)?)
     })
 }
 
@@ -415,14 +403,11 @@ unsafe extern "C" fn compwritev(
 ) -> isize {
     // SAFETY: as said above.
     started(|| unsafe {
-        let (ep, what) = (Object::<Endpoint>::of(ep), What::new(datatype, op)?);
-        let comparand = given(ep, what.operands(ep, comparev, compare_count)?, ep.defaults.inject)?;
-        let operation = what
-            .operation(given(ep, what.operands(ep, iov, count)?, ep.defaults.inject)?)
-            .against(comparand);
-        let result = what.results(ep, resultv, result_desc, result_count)?;
-        let rma = what.at(ep.peer(dest_addr), addr, result.len() / what.datatype.size(), key)?;
-        fetch(ep, rma, operation, result, context(ctx))
+        let call = Call::new(Object::<Endpoint>::of(ep), datatype, op, ctx)?;
+        let operation = call.operation(call.operands(iov, count)?);
+        let operation = operation.against(call.operands(comparev, compare_count)?);
+        let result = call.results(resultv, result_desc, result_count)?;
+        call.fetch(call.at_as_long(dest_addr, addr, result.len(), key)?, operation, result)
     })
 }
 
@@ -441,18 +426,15 @@ unsafe extern "C" fn compwritemsg(
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
         let msg = msg.as_ref().ok_or(INVALID)?;
-        let Parts { what, rma, is_injected, context } = Parts::of(ep, msg, flags)?;
-        let comparand = given(ep, what.operands(ep, comparev, compare_count)?, is_injected)?;
-        let operation = what
-            .operation(given(ep, what.operands(ep, msg.msg_iov, msg.iov_count)?, is_injected)?)
-            .against(comparand);
-        let result = what.results(ep, resultv, result_desc, result_count)?;
-        fetch(ep, rma, operation, result, context)
+        let (call, rma) = Call::of_message(ep, msg, flags)?;
+        let operation = call.operation(call.operands(msg.msg_iov, msg.iov_count)?);
+        let operation = operation.against(call.operands(comparev, compare_count)?);
+        call.fetch(rma, operation, call.results(resultv, result_desc, result_count)?)
     })
 }
 
 /// What a domain offers of an atomic.
-fn offered(domain: &Domain, what: What, kind: AtomicKind) -> Outcome<AtomicAttributes> {
+fn offered(domain: &Domain, what: ElementOp, kind: AtomicKind) -> Outcome<AtomicAttributes> {
     domain.domain.atomic(what.op, what.datatype, kind).ok_or(Errno(FI_EOPNOTSUPP))
 }
 
@@ -470,7 +452,7 @@ unsafe fn valid(
     // SAFETY: the caller's promise.
     status(|| unsafe {
         let (ep, to) = (Object::<Endpoint>::of(ep), count.as_mut().ok_or(INVALID)?);
-        *to = offered(&ep.domain, What::new(datatype, op)?, kind)?.count;
+        *to = offered(&ep.domain, ElementOp::new(datatype, op)?, kind)?.count;
         Ok(())
     })
 }
@@ -522,7 +504,8 @@ pub(crate) unsafe extern "C" fn query(
             FI_COMPARE_ATOMIC => AtomicKind::Compare,
             _ => return Err(INVALID),
         };
-        let AtomicAttributes { size, count, .. } = offered(domain, What::new(datatype, op)?, kind)?;
+        let AtomicAttributes { size, count, .. } =
+            offered(domain, ElementOp::new(datatype, op)?, kind)?;
         (to.size, to.count) = (size, count);
         Ok(())
     })

@@ -26,8 +26,8 @@ pub(crate) static TABLE: fi_ops_rma = fi_ops_rma {
     injectdata: Some(injectdata),
 };
 
-/// Most pieces of remote memory (`rma_iov_limit`).
-const MOST_PIECES: usize = 4;
+/// Most pieces of remote memory of one operation (`rma_iov_limit`).
+const MOST_REMOTE_PIECES: usize = 4;
 
 /// Memory of a peer.
 #[inline(always)]
@@ -35,26 +35,40 @@ fn at(peer: FiAddr, address: u64, length: usize, key: u64) -> Rma {
     Rma::at(peer, RemoteMemory { address, length: length as u64, key })
 }
 
-/// Pieces of a peer's memory.
+/// Several pieces of a peer's memory, as `piece` has each.
 ///
 /// # Safety
 /// `count` pieces are at `iov`.
-unsafe fn pieces(peer: FiAddr, iov: *const fi_rma_iov, count: usize) -> Outcome<Rma> {
-    if count > MOST_PIECES || (iov.is_null() && count > 0) {
+pub(super) unsafe fn pieces<T>(
+    peer: FiAddr,
+    iov: *const T,
+    count: usize,
+    piece: impl Fn(T) -> Outcome<RemoteMemory>,
+) -> Outcome<Rma> {
+    if count > MOST_REMOTE_PIECES || (iov.is_null() && count > 0) {
         return Err(INVALID);
     }
     if count == 1 {
         // SAFETY: the caller's promise.
-        let fi_rma_iov { addr, len, key } = unsafe { iov.read() };
-        return Ok(at(peer, addr, len, key));
+        return Ok(Rma::at(peer, piece(unsafe { iov.read() })?));
     }
-    let mut pieces = [RemoteMemory { address: 0, length: 0, key: 0 }; MOST_PIECES];
-    for (index, piece) in pieces[..count].iter_mut().enumerate() {
+    let mut pieces = [RemoteMemory { address: 0, length: 0, key: 0 }; MOST_REMOTE_PIECES];
+    for (index, to) in pieces[..count].iter_mut().enumerate() {
         // SAFETY: the caller's promise.
-        let fi_rma_iov { addr, len, key } = unsafe { iov.add(index).read() };
-        *piece = RemoteMemory { address: addr, length: len as u64, key };
+        *to = piece(unsafe { iov.add(index).read() })?;
     }
     Rma::pieces(peer, &pieces[..count]).map_err(|_| INVALID)
+}
+
+/// The memory of a peer that `fi_readmsg` and `fi_writemsg` name.
+///
+/// # Safety
+/// The pieces of remote memory are there.
+unsafe fn remote(ep: &Endpoint, msg: &fi_msg_rma) -> Outcome<Rma> {
+    let piece =
+        |fi_rma_iov { addr, len, key }| Ok(RemoteMemory { address: addr, length: len as u64, key });
+    // SAFETY: the caller's promise.
+    unsafe { pieces(ep.peer(msg.addr), msg.rma_iov, msg.rma_iov_count, piece) }
 }
 
 /// Writes with the default flags.
@@ -68,8 +82,7 @@ fn start_write(ep: &Endpoint, rma: Rma, buffer: Buffer, context: u64) -> Outcome
 
 /// Copies the bytes and writes the copy, with a completion (`FI_INJECT`).
 fn write_copy(ep: &Endpoint, rma: Rma, buffer: Buffer, context: u64) -> Outcome<()> {
-    let endpoint = ep.endpoint()?;
-    endpoint.write(rma, copied(endpoint, &buffer)?, context).map_err(refused)
+    ep.endpoint()?.write(rma, copied(ep, &buffer)?, context).map_err(refused)
 }
 
 /// Copies the bytes and writes the copy, without a completion.
@@ -125,7 +138,7 @@ unsafe extern "C" fn readmsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64
         // `FI_INJECT` means nothing where nothing is sent from; libfabric's providers take it too.
         let flags = bits::transmit_flags(flags).ok_or(Errno(FI_EBADFLAGS))?;
         let buffer = memory::received_pieces(ep, msg.msg_iov, msg.desc, msg.iov_count)?;
-        let rma = pieces(ep.peer(msg.addr), msg.rma_iov, msg.rma_iov_count)?.flags(flags);
+        let rma = remote(ep, msg)?.flags(flags);
         ep.endpoint()?.read(rma, buffer, context(msg.context)).map_err(refused)
     })
 }
@@ -174,7 +187,7 @@ unsafe extern "C" fn writemsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u6
         let msg = msg.as_ref().ok_or(INVALID)?;
         let known = bits::transmit_flags(flags & !FI_REMOTE_CQ_DATA);
         let buffer = memory::sent_pieces(ep, msg.msg_iov, msg.desc, msg.iov_count)?;
-        let rma = pieces(ep.peer(msg.addr), msg.rma_iov, msg.rma_iov_count)?;
+        let rma = remote(ep, msg)?;
         let mut rma = rma.flags(known.ok_or(Errno(FI_EBADFLAGS))?);
         if flags & FI_REMOTE_CQ_DATA != 0 {
             rma = rma.with_data(msg.data);

@@ -48,15 +48,17 @@ pub(crate) fn send_flags(
     }
 }
 
-/// A copy of the bytes of an injected operation.
-pub(crate) fn copied(endpoint: &efa::Endpoint, buffer: &Buffer) -> Outcome<Buffer> {
-    endpoint.copy_injected(buffer).map_err(|_| INVALID)
+/// A copy of what an operation with `FI_INJECT` sends.
+///
+/// # Errors
+/// `FI_EINVAL` if it is longer than `inject_size`.
+pub(crate) fn copied(ep: &Endpoint, buffer: &Buffer) -> Outcome<Buffer> {
+    ep.endpoint()?.copy_injected(buffer).map_err(|_| INVALID)
 }
 
 /// Copies a message and sends the copy, with a completion.
 fn send_injected(ep: &Endpoint, message: Message, buffer: Buffer, context: u64) -> Outcome<()> {
-    let endpoint = ep.endpoint()?;
-    endpoint.send(message, copied(endpoint, &buffer)?, context).map_err(refused)
+    ep.endpoint()?.send(message, copied(ep, &buffer)?, context).map_err(refused)
 }
 
 /// Copies a message and sends the copy, without a completion.
