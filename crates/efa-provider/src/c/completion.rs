@@ -1,8 +1,8 @@
-//! A completion as libfabric's entries have it.
+//! Completions, and messages that were looked for, as libfabric's entries have them.
 
 use std::ffi::c_void;
 
-use efa::{Buffer, Completion, CompletionError, FiAddr, Kind, OperationError};
+use efa::{Buffer, Completion, CompletionError, FiAddr, Kind, OperationError, UnexpectedMessage};
 
 use crate::abi::*;
 use crate::errors::{self, EntryNumbers};
@@ -11,9 +11,9 @@ use crate::errors::{self, EntryNumbers};
 #[inline]
 fn entry(completion: &Completion) -> fi_cq_tagged_entry {
     fi_cq_tagged_entry {
-        op_context: context(completion),
+        op_context: context(completion.context),
         flags: flags(completion),
-        len: usize::try_from(completion.length).unwrap_or(usize::MAX),
+        len: length(completion.length),
         buf: match completion.kind {
             Kind::MultiReceive => address(&completion.buffer),
             _ => std::ptr::null_mut(),
@@ -23,21 +23,60 @@ fn entry(completion: &Completion) -> fi_cq_tagged_entry {
     }
 }
 
-/// The entry, and the sender.
+/// The entry, and the peer that sent or wrote.
 #[inline]
 pub(crate) fn parts(completion: &Completion) -> (fi_cq_tagged_entry, fi_addr_t) {
-    (entry(completion), source(completion))
+    let sender = match completion.kind {
+        Kind::Receive | Kind::MultiReceive | Kind::RemoteWrite => completion.peer,
+        _ => None,
+    };
+    (entry(completion), address_of(sender))
+}
+
+/// The entry for a message that was found (`FI_PEEK`) or discarded, and the sender.
+pub(crate) fn of_message(
+    message: &UnexpectedMessage,
+    op_context: u64,
+) -> (fi_cq_tagged_entry, fi_addr_t) {
+    let entry = fi_cq_tagged_entry {
+        op_context: context(op_context),
+        flags: FI_RECV | message_flag(message.tag) | data_flag(message.cq_data),
+        len: length(message.length),
+        buf: std::ptr::null_mut(),
+        data: message.cq_data.unwrap_or(0),
+        tag: message.tag.unwrap_or(0),
+    };
+    (entry, address_of(message.peer))
+}
+
+/// The entry of a peek that found nothing. `kind` is `FI_TAGGED` or `FI_MSG`.
+pub(crate) fn no_message(kind: u64, op_context: u64) -> fi_cq_err_entry {
+    let EntryNumbers { error: err, provider: prov_errno } = errors::NO_MESSAGE;
+    let (op_context, flags) = (context(op_context), FI_RECV | kind);
+    fi_cq_err_entry { op_context, flags, err, prov_errno, ..zeroed() }
 }
 
 /// The context that the operation was started with.
-fn context(completion: &Completion) -> *mut c_void {
-    std::ptr::with_exposed_provenance_mut(completion.context as usize)
+fn context(context: u64) -> *mut c_void {
+    std::ptr::with_exposed_provenance_mut(context as usize)
+}
+
+fn length(length: u64) -> usize {
+    usize::try_from(length).unwrap_or(usize::MAX)
+}
+
+/// The kind of a message, which has a tag or none.
+fn message_flag(tag: Option<u64>) -> u64 {
+    if tag.is_some() { FI_TAGGED } else { FI_MSG }
+}
+
+fn data_flag(cq_data: Option<u64>) -> u64 {
+    if cq_data.is_some() { FI_REMOTE_CQ_DATA } else { 0 }
 }
 
 #[inline]
 fn flags(completion: &Completion) -> u64 {
-    let message = if completion.tag.is_some() { FI_TAGGED } else { FI_MSG };
-    let data = if completion.cq_data.is_some() { FI_REMOTE_CQ_DATA } else { 0 };
+    let (message, data) = (message_flag(completion.tag), data_flag(completion.cq_data));
     match completion.kind {
         Kind::Send => FI_SEND | message,
         Kind::Receive | Kind::MultiReceive => FI_RECV | message | data,
@@ -58,14 +97,9 @@ fn address(buffer: &Buffer) -> *mut c_void {
     buffer.as_slice().map_or(std::ptr::null_mut(), |bytes| bytes.as_ptr().cast_mut().cast())
 }
 
-/// The peer that sent or wrote, if it is in the address vector.
-fn source(completion: &Completion) -> fi_addr_t {
-    match completion.kind {
-        Kind::Receive | Kind::MultiReceive | Kind::RemoteWrite => {
-            completion.peer.map_or(FI_ADDR_NOTAVAIL, |FiAddr(peer)| peer)
-        }
-        _ => FI_ADDR_NOTAVAIL,
-    }
+/// A peer, if it is in the address vector.
+fn address_of(peer: Option<FiAddr>) -> fi_addr_t {
+    peer.map_or(FI_ADDR_NOTAVAIL, |FiAddr(peer)| peer)
 }
 
 /// The entry of a failed operation.

@@ -1,12 +1,13 @@
 //! Messages that arrived before a receive was posted: `FI_PEEK`, `FI_CLAIM` and `FI_DISCARD`.
 
-use efa::{FiAddr, Receive, ReceiveBuffer, StartError, UnexpectedMessage};
+use efa::{Receive, ReceiveBuffer, StartError, UnexpectedMessage};
 
 use crate::abi::*;
 use crate::boundary::{Errno, INVALID, Outcome};
+use crate::c::completion;
 use crate::c::cq::OwnEntry;
 use crate::c::endpoint::Endpoint;
-use crate::errors::{self, EntryNumbers};
+use crate::errors;
 
 /// Looks for a message, and claims or discards it if the flags say so. The answer is an entry of the completion queue.
 /// `kind` is `FI_TAGGED` or `FI_MSG`.
@@ -73,26 +74,11 @@ pub(super) fn discard_claimed(ep: &Endpoint, kind: u64, context: u64) -> Outcome
 
 /// The entry for what was found.
 fn answer(found: Option<&UnexpectedMessage>, kind: u64, context: u64) -> OwnEntry {
-    let op_context = std::ptr::with_exposed_provenance_mut(context as usize);
-    let Some(message) = found else {
-        let EntryNumbers { error: err, provider: prov_errno } = errors::NO_MESSAGE;
-        let flags = FI_RECV | kind;
-        return OwnEntry::Failed(fi_cq_err_entry {
-            op_context,
-            flags,
-            err,
-            prov_errno,
-            ..zeroed()
-        });
-    };
-    let data = if message.cq_data.is_some() { FI_REMOTE_CQ_DATA } else { 0 };
-    let entry = fi_cq_tagged_entry {
-        op_context,
-        flags: FI_RECV | kind | data,
-        len: usize::try_from(message.length).unwrap_or(usize::MAX),
-        buf: std::ptr::null_mut(),
-        data: message.cq_data.unwrap_or(0),
-        tag: message.tag.unwrap_or(0),
-    };
-    OwnEntry::Completed(entry, message.peer.map_or(FI_ADDR_NOTAVAIL, |FiAddr(peer)| peer))
+    match found {
+        Some(message) => {
+            let (entry, source) = completion::of_message(message, context);
+            OwnEntry::Completed(entry, source)
+        }
+        None => OwnEntry::Failed(completion::no_message(kind, context)),
+    }
 }
