@@ -64,7 +64,16 @@ impl Domain {
                 Some(Background::start(clock)?)
             }
         };
-        Ok(Self(Arc::new(Shared {
+        Ok(Self::of(fabric, device, background, options))
+    }
+
+    fn of(
+        fabric: Fabric,
+        device: Device,
+        background: Option<Background>,
+        options: DomainOptions,
+    ) -> Self {
+        Self(Arc::new(Shared {
             background,
             fabric,
             device,
@@ -72,7 +81,7 @@ impl Domain {
             keys: keys_of(options.registration),
             endpoints: AtomicU64::new(0),
             options,
-        })))
+        }))
     }
 
     /// Another domain on this one's device, whose memory regions are registered in this mode. Objects of the two
@@ -81,15 +90,7 @@ impl Domain {
     pub fn with_registration(&self, mode: RegistrationMode) -> Self {
         let options = self.0.options.clone();
         let options = DomainOptions { progress: Progress::Manual, registration: mode, ..options };
-        let domain = Self(Arc::new(Shared {
-            background: None,
-            fabric: self.0.fabric.clone(),
-            device: self.0.device.clone(),
-            options,
-            registrations: Arc::default(),
-            keys: keys_of(mode),
-            endpoints: AtomicU64::new(0),
-        }));
+        let domain = Self::of(self.0.fabric.clone(), self.0.device.clone(), None, options);
         self.0.fabric.add(&domain);
         domain
     }

@@ -34,6 +34,23 @@ const NEED_MATCHING: Capabilities = Capabilities::TAGGED
 /// Capabilities that receives of a shared queue lack.
 const NOT_SHARED: Capabilities = Capabilities::MULTI_RECV.union(Capabilities::DIRECTED_RECV);
 
+/// Binds an object of which an endpoint has one.
+fn fill<T: Clone>(
+    slot: &mut Option<T>,
+    object: &T,
+    is_ours: bool,
+    bound: Bound,
+) -> Result<(), EnableError> {
+    match slot {
+        _ if !is_ours => Err(EnableError::OtherDomain(bound)),
+        Some(_) => Err(EnableError::Twice(bound)),
+        None => {
+            *slot = Some(object.clone());
+            Ok(())
+        }
+    }
+}
+
 /// Which operations of an endpoint complete on a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
@@ -106,20 +123,21 @@ impl EndpointBuilder {
 
     /// Binds a completion queue. Each direction needs one, even if nothing is ever sent or received.
     pub fn bind_completion_queue(mut self, queue: &CompletionQueue, direction: Direction) -> Self {
-        let other_domain = !queue.shared().domain.is(&self.domain);
-        let mut bind = |slot: &mut Option<CompletionQueue>, bound| {
-            if other_domain {
-                self.error.get_or_insert(EnableError::OtherDomain(bound));
-            } else if slot.replace(queue.clone()).is_some() {
-                self.error.get_or_insert(EnableError::Twice(bound));
-            }
-        };
-        if matches!(direction, Direction::Transmit | Direction::Both) {
-            bind(&mut self.transmit, Bound::TransmitQueue);
+        let is_ours = queue.shared().domain.is(&self.domain);
+        if direction != Direction::Receive {
+            let bound = fill(&mut self.transmit, queue, is_ours, Bound::TransmitQueue);
+            self = self.note(bound);
         }
-        if matches!(direction, Direction::Receive | Direction::Both) {
-            bind(&mut self.receive, Bound::ReceiveQueue);
+        if direction != Direction::Transmit {
+            let bound = fill(&mut self.receive, queue, is_ours, Bound::ReceiveQueue);
+            self = self.note(bound);
         }
+        self
+    }
+
+    /// Keeps the error of a bind call, if it has one and is the first.
+    fn note(mut self, bound: Result<(), EnableError>) -> Self {
+        self.error = self.error.or(bound.err());
         self
     }
 
@@ -148,33 +166,24 @@ impl EndpointBuilder {
 
     /// Binds the address vector.
     pub fn bind_address_vector(mut self, addresses: &AddressVector) -> Self {
-        if !addresses.shared().domain.is(&self.domain) {
-            self.error.get_or_insert(EnableError::OtherDomain(Bound::AddressVector));
-        } else if self.addresses.replace(addresses.clone()).is_some() {
-            self.error.get_or_insert(EnableError::Twice(Bound::AddressVector));
-        }
-        self
+        let is_ours = addresses.shared().domain.is(&self.domain);
+        let bound = fill(&mut self.addresses, addresses, is_ours, Bound::AddressVector);
+        self.note(bound)
     }
 
     /// Binds a queue that the endpoint takes its receives from. Receives are posted to that queue, and not to the
     /// endpoint.
     pub fn bind_shared_receive_queue(mut self, queue: &SharedReceiveQueue) -> Self {
-        if !queue.is_of(&self.domain) {
-            self.error.get_or_insert(EnableError::OtherDomain(Bound::SharedReceiveQueue));
-        } else if self.shared_receives.replace(queue.clone()).is_some() {
-            self.error.get_or_insert(EnableError::Twice(Bound::SharedReceiveQueue));
-        }
-        self
+        let is_ours = queue.is_of(&self.domain);
+        let bound = fill(&mut self.shared_receives, queue, is_ours, Bound::SharedReceiveQueue);
+        self.note(bound)
     }
 
     /// Binds a budget that the endpoint's sends, writes, reads and atomics take a share of.
     pub fn bind_send_budget(mut self, budget: &SendBudget) -> Self {
-        if !budget.is_of(&self.domain) {
-            self.error.get_or_insert(EnableError::OtherDomain(Bound::SendBudget));
-        } else if self.send_budget.replace(budget.clone()).is_some() {
-            self.error.get_or_insert(EnableError::Twice(Bound::SendBudget));
-        }
-        self
+        let is_ours = budget.is_of(&self.domain);
+        let bound = fill(&mut self.send_budget, budget, is_ours, Bound::SendBudget);
+        self.note(bound)
     }
 
     /// Binds a counter of some kinds of operations, which also complete on their queues.

@@ -113,7 +113,7 @@ impl WaitObject {
     pub(crate) fn new() -> Result<Self, DeviceError> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let timer_flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
-        let poller = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("epoll_create"))?;
+        let poller = new_poller()?;
         let event = eventfd(0, flags).map_err(failed("eventfd"))?;
         let timer = timerfd_create(TimerfdClockId::Monotonic, timer_flags)
             .map_err(failed("timerfd_create"))?;
@@ -191,60 +191,53 @@ impl WaitObject {
         Ok(())
     }
 
-    /// A task may sleep on the descriptor from now on, until it [leaves](Self::leave).
-    #[cfg(feature = "tokio")]
+    /// A thread or task may sleep on the descriptor from now on, until it [leaves](Self::leave).
     pub(crate) fn enter(&self) {
         self.sleepers.fetch_add(1, Ordering::AcqRel);
     }
 
-    #[cfg(feature = "tokio")]
     pub(crate) fn leave(&self) {
         self.sleepers.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// As [`pass`](Self::pass), for a task that has [entered](Self::enter): returns whether it may sleep.
-    #[cfg(feature = "tokio")]
+    /// Prepares for the sleep of one that has [entered](Self::enter). Returns whether it may sleep: not if that found
+    /// something, or [`interrupt`](Self::interrupt) was called.
     pub(crate) fn may_sleep(
         &self,
         prepare: impl FnOnce() -> Result<(), TryWaitError>,
     ) -> Result<bool, DeviceError> {
         let prepared = prepare();
         if prepared.is_err() && self.sleepers.load(Ordering::Acquire) > 1 {
+            // What is there may be for others, and the eventfd was emptied.
             self.notify();
         }
         match prepared {
+            // An interruption after the eventfd was emptied makes it readable again.
             Ok(()) => Ok(!self.interrupted.load(Ordering::Acquire)),
             Err(TryWaitError::Device(error)) => Err(error),
             Err(_) => Ok(false),
         }
     }
 
-    /// Prepares, and sleeps for `timeout` at most unless that finds something, or [`interrupt`](Self::interrupt)
-    /// was called.
+    /// Prepares, and sleeps for `timeout` at most if it [may](Self::may_sleep).
     pub(crate) fn pass(
         &self,
         prepare: impl FnOnce() -> Result<(), TryWaitError>,
         timeout: Duration,
     ) -> Result<(), DeviceError> {
-        self.sleepers.fetch_add(1, Ordering::AcqRel);
-        let prepared = prepare();
-        let passed = match &prepared {
-            // An interruption after the eventfd was emptied makes it readable again.
-            Ok(()) if !self.interrupted.load(Ordering::Acquire) => self.sleep(timeout),
-            Err(TryWaitError::Device(error)) => Err(error.clone()),
-            _ => Ok(()),
+        self.enter();
+        let passed = match self.may_sleep(prepare) {
+            Ok(true) => self.sleep(timeout),
+            Ok(false) => Ok(()),
+            Err(error) => Err(error),
         };
-        let others_sleep = self.sleepers.fetch_sub(1, Ordering::AcqRel) > 1;
-        if others_sleep && prepared.is_err() {
-            // What is there may be for them, and the eventfd was emptied.
-            self.notify();
-        }
+        self.leave();
         passed
     }
 
     /// Sleeps until the descriptor is readable, for `timeout` at most. The object was prepared.
     pub(crate) fn sleep(&self, timeout: Duration) -> Result<(), DeviceError> {
-        sleep(&self.poller, timeout)
+        sleep(&self.poller, timeout).map(drop)
     }
 }
 
@@ -260,12 +253,19 @@ fn watch(poller: &OwnedFd, descriptor: BorrowedFd<'_>) -> Result<(), DeviceError
     epoll::add(poller, descriptor, data, epoll::EventFlags::IN).map_err(failed("epoll_ctl"))
 }
 
-fn sleep(descriptor: &OwnedFd, timeout: Duration) -> Result<(), DeviceError> {
+/// A descriptor of epoll without members.
+pub(crate) fn new_poller() -> Result<OwnedFd, DeviceError> {
+    epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("epoll_create"))
+}
+
+/// Sleeps until the descriptor is readable, for `timeout` at most. Returns whether it may be.
+fn sleep(descriptor: &OwnedFd, timeout: Duration) -> Result<bool, DeviceError> {
     // A year is as good as no limit, and no time that the system refuses.
     let timeout = timespec(timeout.min(Duration::from_secs(365 * 86400)));
     match poll(&mut [PollFd::new(descriptor, PollFlags::IN)], Some(&timeout)) {
+        Ok(ready) => Ok(ready > 0),
         // A signal handler ran. The caller looks, and sleeps again.
-        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(Errno::INTR) => Ok(true),
         Err(errno) => Err(failed("poll")(errno)),
     }
 }
@@ -273,13 +273,7 @@ fn sleep(descriptor: &OwnedFd, timeout: Duration) -> Result<(), DeviceError> {
 /// Whether the descriptor is readable now.
 #[cfg(any(test, feature = "tokio"))]
 pub(crate) fn is_readable(descriptor: &OwnedFd) -> Result<bool, DeviceError> {
-    let at_once = timespec(Duration::ZERO);
-    match poll(&mut [PollFd::new(descriptor, PollFlags::IN)], Some(&at_once)) {
-        Ok(ready) => Ok(ready > 0),
-        // The caller looks again.
-        Err(Errno::INTR) => Ok(true),
-        Err(errno) => Err(failed("poll")(errno)),
-    }
+    sleep(descriptor, Duration::ZERO)
 }
 
 /// Prepares several objects for sleep, in turn.
@@ -307,8 +301,7 @@ struct Set {
 
 impl WaitSet {
     pub(crate) fn new() -> Result<Self, DeviceError> {
-        let poller = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("epoll_create"))?;
-        Ok(Self(Arc::new(Set { poller, members: Mutex::default() })))
+        Ok(Self(Arc::new(Set { poller: new_poller()?, members: Mutex::default() })))
     }
 
     pub(crate) fn add(

@@ -14,10 +14,10 @@ use bytes::Bytes;
 use efa::sim::FaultOptions;
 use efa::tokio::{AsyncEndpoint, AsyncError, EnableAsyncError, Ended, StreamError};
 use efa::{
-    Access, AddressVector, AtomicOp, CompletionQueueOptions, ControlEvent, Direction, Domain,
-    EnableError, EndpointOptions, EventQueueOptions, Fabric, FiAddr, LocalOptions, ManualClock,
-    Message, MsgEndpointOptions, Operation, OperationError, PassiveEndpointOptions, Receive, Rma,
-    ShmOptions, StartError, TcpOptions, Wait, WaitError,
+    Access, AddressVector, AtomicOp, CompletionQueue, CompletionQueueOptions, ControlEvent,
+    Direction, Domain, EnableError, Endpoint, EndpointOptions, EventQueueOptions, Fabric, FiAddr,
+    LocalOptions, ManualClock, Message, MsgEndpointOptions, Operation, OperationError,
+    PassiveEndpointOptions, Receive, Rma, ShmOptions, StartError, TcpOptions, Wait, WaitError,
 };
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
@@ -468,23 +468,28 @@ fn endpoint_and_streams_need_a_runtime_and_a_queue_that_can_be_waited_on() {
 
 // ---- streams, timers and sleep ------------------------------------------------------------------
 
+/// A queue with an endpoint of the first fabric, a peer of the second, and the peer's address of the endpoint.
+fn with_queue(fabrics: &[Fabric; 2]) -> (CompletionQueue, Endpoint, End, FiAddr) {
+    let domain = fabrics[0].domain().unwrap();
+    let options = CompletionQueueOptions::default();
+    let queue = domain.waitable_completion_queue(options, Wait::Fd).unwrap();
+    let endpoint = domain
+        .endpoint(EndpointOptions::default())
+        .bind_completion_queue(&queue, Direction::Both)
+        .bind_address_vector(&domain.address_vector())
+        .enable()
+        .unwrap();
+    let peer = End::on(&fabrics[1]);
+    let to = peer.addresses.insert(endpoint.address()).unwrap();
+    (queue, endpoint, peer, to)
+}
+
 #[test]
 fn stream_returns_completions_errors_and_signals_and_two_streams_share_a_queue() {
     let directory = TempDir::new().unwrap();
     for fabrics in networks(&directory) {
         one_thread().block_on(async {
-            let domain = fabrics[0].domain().unwrap();
-            let options = CompletionQueueOptions::default();
-            let queue = domain.waitable_completion_queue(options, Wait::Fd).unwrap();
-            let addresses = domain.address_vector();
-            let endpoint = domain
-                .endpoint(EndpointOptions::default())
-                .bind_completion_queue(&queue, Direction::Both)
-                .bind_address_vector(&addresses)
-                .enable()
-                .unwrap();
-            let peer = End::on(&fabrics[1]);
-            let to = peer.addresses.insert(endpoint.address()).unwrap();
+            let (queue, endpoint, peer, to) = with_queue(&fabrics);
             let mut streams = [queue.stream().unwrap(), queue.stream().unwrap()];
             let [one, two] = &mut streams;
             let idle = timeout(Duration::from_millis(20), one.next()).await;
@@ -528,18 +533,7 @@ fn two_tasks_that_take_one_completion_each_are_both_woken() {
     let directory = TempDir::new().unwrap();
     for fabrics in networks(&directory) {
         several_threads().block_on(async {
-            let domain = fabrics[0].domain().unwrap();
-            let options = CompletionQueueOptions::default();
-            let queue = domain.waitable_completion_queue(options, Wait::Fd).unwrap();
-            let addresses = domain.address_vector();
-            let endpoint = domain
-                .endpoint(EndpointOptions::default())
-                .bind_completion_queue(&queue, Direction::Both)
-                .bind_address_vector(&addresses)
-                .enable()
-                .unwrap();
-            let peer = End::on(&fabrics[1]);
-            let to = peer.addresses.insert(endpoint.address()).unwrap();
+            let (queue, endpoint, peer, to) = with_queue(&fabrics);
             for round in 0..200 {
                 let takes_one = || {
                     endpoint.receive(Receive::untagged(), vec![0; 4], round).unwrap();
@@ -575,11 +569,10 @@ fn stream_of_events_brings_a_connection_up_and_down() {
                 let queue = domain.waitable_completion_queue(options, Wait::Fd).unwrap();
                 (domain, queue, fabric.event_queue(EventQueueOptions::default()).unwrap())
             };
-            let builder =
-                |(domain, queue, events): &(Domain, efa::CompletionQueue, efa::EventQueue)| {
-                    let builder = domain.msg_endpoint(MsgEndpointOptions::default());
-                    builder.bind_completion_queue(queue, Direction::Both).bind_event_queue(events)
-                };
+            let builder = |(domain, queue, events): &(Domain, CompletionQueue, efa::EventQueue)| {
+                let builder = domain.msg_endpoint(MsgEndpointOptions::default());
+                builder.bind_completion_queue(queue, Direction::Both).bind_event_queue(events)
+            };
             let (caller, callee) = (side(&fabrics[0]), side(&fabrics[1]));
             let passive = fabrics[1].passive_endpoint(&callee.2, PassiveEndpointOptions::default());
             let listener = passive.listen("127.0.0.1:0".parse().unwrap()).unwrap();

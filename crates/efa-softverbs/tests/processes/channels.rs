@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use efa_soft::abi::*;
 
 use crate::common::verbs::*;
-use crate::{Host, LINKS, begin, print, printed, read};
+use crate::{Host, LINKS, begin, print, printed, read, reap};
 
 /// Milliseconds; far longer than anything takes here.
 const TIMEOUT: i32 = 30_000;
@@ -154,10 +154,7 @@ fn child_forks_while_armed() {
     assert!(end.take_event());
     assert_eq!(end.poll().unwrap().wr_id, 1);
     assert_eq!(&buffer.bytes()[..14], b"from the child");
-    let mut status = 0;
-    // SAFETY: `status` is writable.
-    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert_eq!(status, 0);
+    reap(child);
     // SAFETY: the object was created here and is not used afterwards.
     assert_eq!(unsafe { (v.ibv_dereg_mr)(region) }, 0);
 }

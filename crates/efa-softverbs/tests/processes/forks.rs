@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use efa_soft::abi::*;
 
 use crate::common::verbs::*;
-use crate::{Host, LINKS, begin};
+use crate::{Host, LINKS, begin, reap};
 
 /// The child is refused the handles of its parent, opens a device of its own, and sends to the parent.
 #[test]
@@ -44,10 +44,7 @@ fn child_forks() {
     }
     assert_eq!(end.wait().wr_id, 1);
     assert_eq!(&buffer.bytes()[..14], b"from the child");
-    let mut status = 0;
-    // SAFETY: `status` is writable.
-    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert_eq!(status, 0);
+    reap(child);
     // SAFETY: the object was created here and is not used afterwards.
     assert_eq!(unsafe { (v.ibv_dereg_mr)(region) }, 0);
 }
@@ -105,10 +102,7 @@ fn child_forks_during_traffic() {
                 // SAFETY: `_exit` has no preconditions.
                 unsafe { libc::_exit(i32::from(passed.is_err())) };
             }
-            let mut status = 0;
-            // SAFETY: `status` is writable.
-            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-            assert_eq!(status, 0);
+            reap(child);
         }
         stop.store(true, Ordering::Relaxed);
         worker.join().unwrap();
@@ -150,9 +144,7 @@ fn child_forks_during_poll_and_batch() {
             });
             libc::_exit(i32::from(passed.is_err()));
         }
-        let mut status = 0;
-        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
-        assert_eq!(status, 0);
+        reap(child);
         ((*qp).wr_abort.unwrap())(qp);
         ((*cq).end_poll.unwrap())(cq);
         assert_eq!((verbs().ibv_destroy_ah)(handle), 0);
@@ -189,10 +181,7 @@ fn child_forks_child_that_exits() {
                 libc::exit(i32::from(!refused))
             }
         }
-        let mut status = 0;
-        // SAFETY: `status` is writable.
-        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert_eq!(status, 0);
+        reap(child);
         let mut ended = [end.wait().wr_id, end.wait().wr_id];
         ended.sort_unstable();
         assert_eq!(ended, [id, 10 + id]);

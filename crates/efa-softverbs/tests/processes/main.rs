@@ -144,6 +144,15 @@ fn begin() {
     unsafe { libc::alarm(DEADLINE) };
 }
 
+/// Waits for a child that was forked, which must have succeeded.
+#[track_caller]
+fn reap(child: libc::pid_t) {
+    let mut status = 0;
+    // SAFETY: `status` is writable.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+}
+
 /// The lines that a child printed.
 fn printed(output: &Output) -> Vec<String> {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use efa_device::{DeviceError, Time};
 use parking_lot::{Mutex, MutexGuard};
-use rustix::event::epoll;
 
 use super::event::{ControlError, ControlEvent};
 use super::sources::{Entry, Removed, Source, Sources};
@@ -17,7 +16,7 @@ use super::stream::Watch;
 use crate::error::Error;
 use crate::fabric::Fabric;
 use crate::insertion::{Insertion, Progress};
-use crate::wait::{Source as WaitSource, TryWaitError, Wait, WaitObject, sealed};
+use crate::wait::{Source as WaitSource, TryWaitError, Wait, WaitObject, new_poller, sealed};
 
 /// Options of an event queue.
 ///
@@ -123,12 +122,7 @@ impl EventQueue {
         options: EventQueueOptions,
         wait: &Wait,
     ) -> Result<Self, Error> {
-        let failed = |errno: rustix::io::Errno| DeviceError::System {
-            operation: "epoll_create".into(),
-            errno: errno.raw_os_error(),
-            reason: errno.to_string(),
-        };
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
+        let epoll = new_poller()?;
         let object = Arc::new(WaitObject::new()?);
         object.add(epoll.as_fd())?;
         let queue = Self(Arc::new(Shared {
