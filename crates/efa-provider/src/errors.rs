@@ -13,7 +13,7 @@
 //!
 //! In an event queue it is the same number as `err`.
 
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::ffi::{CStr, CString, c_int};
 use std::io;
 use std::sync::OnceLock;
 
@@ -262,44 +262,9 @@ fn of_status(status: Status) -> c_int {
     }
 }
 
-/// What a `prov_errno` means (`fi_cq_strerror`): written where there is room for it, and returned. A program may ask
-/// for any number.
-///
-/// # Safety
-/// `room` bytes can be written to `to`, unless that is null.
-#[allow(unsafe_code)]
-pub(crate) unsafe fn text(provider: c_int, to: *mut c_char, room: usize) -> *const c_char {
-    // SAFETY: the caller's promise.
-    unsafe { write(words(provider), to, room) }
-}
-
-/// The same for the number of an error entry of an event queue, which is one of libfabric.
-///
-/// # Safety
-/// As for [`text`].
-#[allow(unsafe_code)]
-pub(crate) unsafe fn text_of_event(errno: c_int, to: *mut c_char, room: usize) -> *const c_char {
-    // SAFETY: the caller's promise.
-    unsafe { write(crate::libfabric::strerror(errno), to, room) }
-}
-
-#[allow(unsafe_code)]
-unsafe fn write(text: &'static CStr, to: *mut c_char, room: usize) -> *const c_char {
-    if to.is_null() || room == 0 {
-        return text.as_ptr();
-    }
-    let bytes = text.to_bytes();
-    let count = bytes.len().min(room - 1);
-    // SAFETY: the caller's promise; `count` is less than `room`.
-    unsafe {
-        to.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), count);
-        to.add(count).write(0);
-    }
-    to
-}
-
-/// The words for a `prov_errno`; libfabric's for a number that the provider doesn't give.
-fn words(provider: c_int) -> &'static CStr {
+/// What a `prov_errno` of a completion queue means (`fi_cq_strerror`): libfabric's words for a number that the provider
+/// doesn't give, as a program may ask for any.
+pub(crate) fn text(provider: c_int) -> &'static CStr {
     static WORDS: OnceLock<Vec<(c_int, CString)>> = OnceLock::new();
     let words = WORDS.get_or_init(|| {
         let statuses = (0..=u8::MAX).filter_map(|code| {
@@ -316,12 +281,10 @@ fn words(provider: c_int) -> &'static CStr {
 
 #[cfg(test)]
 mod tests {
-    #![allow(unsafe_code)]
-
     use super::*;
 
-    fn text(provider: c_int) -> String {
-        words(provider).to_string_lossy().into_owned()
+    fn words(provider: c_int) -> String {
+        text(provider).to_string_lossy().into_owned()
     }
 
     #[test]
@@ -340,14 +303,14 @@ mod tests {
             OperationError::GivenUp { code: 4111 },
         ];
         let numbers = operations.map(|error| of_operation(&error));
-        let mut texts = numbers.map(|numbers| text(numbers.provider));
+        let mut texts = numbers.map(|numbers| words(numbers.provider));
         texts.sort();
         for two in texts.windows(2) {
             assert_ne!(two[0], two[1]);
         }
         assert_eq!(numbers[0], EntryNumbers { error: FI_ETRUNC, provider: OWN + 1 });
         assert_eq!(
-            text(OWN + 1),
+            words(OWN + 1),
             "the message is longer than the buffer, which holds its beginning"
         );
         assert_eq!(numbers[9], EntryNumbers { error: FI_ENORX, provider: 10 });
@@ -362,20 +325,12 @@ mod tests {
     }
 
     #[test]
-    fn any_number_has_a_text_that_is_cut_to_the_room() {
+    fn any_number_has_a_text() {
         for number in [c_int::MIN, -1, 0, 1, 15, 16, 4096, OWN - 1, OWN + 12, OWN + 13, c_int::MAX]
         {
-            assert!(!words(number).is_empty(), "{number}");
+            assert!(!text(number).is_empty(), "{number}");
         }
-        assert_eq!(text(13), "the device reports: the remote side stopped responding");
-        let mut room = [7; 10];
-        // SAFETY: there is room for 9 bytes, and for none.
-        let (cut, none) = unsafe {
-            let at = room.as_mut_ptr().cast::<c_char>();
-            (super::text(13, at, 9) == at, super::text(13, at, 0) == at)
-        };
-        assert_eq!((cut, none), (true, false));
-        assert_eq!(&room, b"the devi\0\x07");
+        assert_eq!(words(13), "the device reports: the remote side stopped responding");
     }
 
     #[test]

@@ -10,7 +10,7 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_char, c_void};
 use std::ptr::NonNull;
 
 use efa::{Buffer, LentBytes, LentBytesMut, ReceiveBuffer, RegionSlice};
@@ -168,6 +168,24 @@ pub(crate) unsafe fn copied<'a>(at: *const c_void, length: usize) -> Outcome<&'a
     Ok(unsafe { std::slice::from_raw_parts(base.as_ptr(), length) })
 }
 
+/// Writes a text where there is room for it, cut off at the end of that, and returns where it is.
+///
+/// # Safety
+/// `room` bytes can be written to `to`, unless that is null.
+pub(crate) unsafe fn put_text(text: &'static CStr, to: *mut c_char, room: usize) -> *const c_char {
+    if to.is_null() || room == 0 {
+        return text.as_ptr();
+    }
+    let bytes = text.to_bytes();
+    let count = bytes.len().min(room - 1);
+    // SAFETY: the caller's promise; `count` is less than `room`.
+    unsafe {
+        to.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), count);
+        to.add(count).write(0);
+    }
+    to
+}
+
 /// The descriptor of a piece, null without descriptors.
 ///
 /// # Safety
@@ -213,6 +231,19 @@ mod tests {
             assert_eq!(pieces(std::ptr::null(), 1).err(), Some(INVALID));
             assert_eq!(copied(null, 3), Err(INVALID));
         }
+    }
+
+    #[test]
+    fn text_is_cut_to_the_room() {
+        let mut room = [7; 10];
+        // SAFETY: there is room for 9 bytes, and for none.
+        let (cut, none) = unsafe {
+            let at = room.as_mut_ptr().cast::<c_char>();
+            let text = c"the device reports";
+            (put_text(text, at, 9) == at, put_text(text, at, 0) == at)
+        };
+        assert_eq!((cut, none), (true, false));
+        assert_eq!(&room, b"the devi\0\x07");
     }
 
     #[test]

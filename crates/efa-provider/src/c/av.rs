@@ -83,47 +83,7 @@ pub(crate) unsafe extern "C" fn open(
             let domain = Object::<Domain>::of(domain);
             let attr = attr.as_mut().ok_or(INVALID)?;
             let to = av.as_mut().ok_or(INVALID)?;
-            if attr.flags & !(FI_READ | FI_SYMMETRIC | FI_EVENT) != 0 {
-                return Err(INVALID);
-            }
-            let kind = match attr.type_ {
-                FI_AV_UNSPEC => domain.addresses,
-                FI_AV_MAP => AddressVectorKind::Map,
-                FI_AV_TABLE => AddressVectorKind::Table,
-                _ => return Err(INVALID),
-            };
-            let bits = u8::try_from(attr.rx_ctx_bits).map_err(|_| INVALID)?;
-            let mut options = AddressVectorOptions::new()
-                .kind(kind)
-                .count(attr.count)
-                .endpoints_per_node(attr.ep_per_node)
-                .receive_context_bits(bits);
-            if let Some(name) = entry::text(attr.name)? {
-                options = options.name(name);
-            }
-            let mut first = Box::default();
-            if attr.flags & FI_READ != 0 {
-                options = options.read_only();
-                let count =
-                    if attr.count == 0 { LISTED_BY_DEFAULT } else { attr.count.min(MOST_LISTED) };
-                let upper = if kind == AddressVectorKind::Map { FIRST_OF_SLOT } else { 0 };
-                first = (0..count as fi_addr_t).map(|index| upper | index).collect();
-            }
-            let addresses = domain
-                .domain
-                .address_vector_with(options)
-                .map_err(|error| errors::of_error(&error))?;
-            attr.type_ = match kind {
-                AddressVectorKind::Map => FI_AV_MAP,
-                _ => FI_AV_TABLE,
-            };
-            let opened = AddressVector {
-                addresses,
-                domain: Use::new(domain),
-                first,
-                is_async: attr.flags & FI_EVENT != 0,
-                events: OnceLock::new(),
-            };
+            let opened = AddressVector::new(domain, attr)?;
             let object = Object::create(opened, context).as_ref();
             if !object.first.is_empty() {
                 attr.map_addr = object.first.as_ptr().cast_mut().cast();
@@ -132,6 +92,55 @@ pub(crate) unsafe extern "C" fn open(
         }
         Ok(())
     })
+}
+
+impl AddressVector {
+    /// Opens one, and sets its type in the attributes.
+    ///
+    /// # Safety
+    /// The name in the attributes is null or a string of C.
+    unsafe fn new(domain: &Object<Domain>, attr: &mut fi_av_attr) -> Outcome<Self> {
+        if attr.flags & !(FI_READ | FI_SYMMETRIC | FI_EVENT) != 0 {
+            return Err(INVALID);
+        }
+        let kind = match attr.type_ {
+            FI_AV_UNSPEC => domain.addresses,
+            FI_AV_MAP => AddressVectorKind::Map,
+            FI_AV_TABLE => AddressVectorKind::Table,
+            _ => return Err(INVALID),
+        };
+        let bits = u8::try_from(attr.rx_ctx_bits).map_err(|_| INVALID)?;
+        let mut options = AddressVectorOptions::new()
+            .kind(kind)
+            .count(attr.count)
+            .endpoints_per_node(attr.ep_per_node)
+            .receive_context_bits(bits);
+        // SAFETY: the caller's promise.
+        if let Some(name) = unsafe { entry::text(attr.name) }? {
+            options = options.name(name);
+        }
+        let mut first = Box::default();
+        if attr.flags & FI_READ != 0 {
+            options = options.read_only();
+            let count =
+                if attr.count == 0 { LISTED_BY_DEFAULT } else { attr.count.min(MOST_LISTED) };
+            let upper = if kind == AddressVectorKind::Map { FIRST_OF_SLOT } else { 0 };
+            first = (0..count as fi_addr_t).map(|index| upper | index).collect();
+        }
+        let opened = domain.domain.address_vector_with(options);
+        let addresses = opened.map_err(|error| errors::of_error(&error))?;
+        attr.type_ = match kind {
+            AddressVectorKind::Map => FI_AV_MAP,
+            _ => FI_AV_TABLE,
+        };
+        Ok(Self {
+            addresses,
+            domain: Use::new(domain),
+            first,
+            is_async: attr.flags & FI_EVENT != 0,
+            events: OnceLock::new(),
+        })
+    }
 }
 
 impl Object<AddressVector> {

@@ -14,6 +14,7 @@ use crate::c::completion;
 use crate::c::domain::Domain;
 use crate::c::wait::{self, WaitFor};
 use crate::errors;
+use crate::memory;
 use crate::object::{Class, Object, Pool, Use};
 use crate::threads::{self, InCall};
 
@@ -528,7 +529,7 @@ unsafe extern "C" fn strerror(
     len: usize,
 ) -> *const c_char {
     // SAFETY: the program says how much room there is.
-    value(c"".as_ptr(), || unsafe { errors::text(prov_errno, buf, len) })
+    value(c"".as_ptr(), || unsafe { memory::put_text(errors::text(prov_errno), buf, len) })
 }
 
 unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {

@@ -626,7 +626,7 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
         // SAFETY: the table is that of an endpoint.
         let ep = unsafe { Object::<Endpoint>::of(fid.cast()) };
         ep.end();
-        // SAFETY: as above; a program doesn't use an endpoint while it closes it.
+        // SAFETY: as above; the value isn't used afterwards.
         unsafe { ep.close() }.map(drop)
     })
 }

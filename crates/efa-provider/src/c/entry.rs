@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::OnceLock;
 
-use efa::{Address, EndpointKind, Info};
+use efa::{Address, EndpointKind, Info, Query};
 
 use crate::abi::*;
 use crate::boundary::{Errno, INVALID, Outcome, status};
@@ -71,10 +71,15 @@ unsafe extern "C" fn getinfo(
         // SAFETY: libfabric passes strings or null, hints or null, and a place for the answer.
         unsafe {
             let info = info.as_mut().ok_or(INVALID)?;
-            let (node, service, hints) = (text(node)?, text(service)?, hints.as_ref());
+            let (node, service) = (text(node)?, text(service)?);
+            if flags & CORE_ONLY != 0 {
+                return Err(Errno(FI_ENODATA));
+            }
+            let hints = hints.as_ref().map(|hints| asked(hints)).transpose()?;
+            let open_domain = hints.map(|hints| open_domain(hints)).transpose()?.flatten();
+            let inquiry = Inquiry { version, node, service, flags, hints, open_domain };
             // A host may take its time to be found.
-            let first = threads::asleep(|| discover(version, node, service, flags, hints))?;
-            *info = first.into_raw();
+            *info = threads::asleep(|| inquiry.discover())?.into_raw();
         }
         Ok(())
     })
@@ -114,94 +119,114 @@ unsafe fn asked(hints: &fi_info) -> Outcome<ProgramHints<'_>> {
     }
 }
 
-/// # Safety
-/// As for [`asked`].
-unsafe fn discover(
+/// A call of `fi_getinfo`.
+struct Inquiry<'a> {
     version: u32,
-    node: Option<&str>,
-    service: Option<&str>,
+    node: Option<&'a str>,
+    service: Option<&'a str>,
     flags: u64,
-    hints: Option<&fi_info>,
-) -> Outcome<OwnedInfo<'static>> {
-    if flags & CORE_ONLY != 0 {
-        return Err(Errno(FI_ENODATA));
-    }
-    // SAFETY: the caller's promise.
-    let asked = hints.map(|hints| unsafe { asked(hints) }).transpose()?;
-    let settings = Settings::read()?;
-    let mut query = query(version, asked)?;
-    if settings.is_in_place() && query.hints.fabric.as_deref() == Some("efa") {
-        query.hints.fabric = None;
-    }
-    if let Some(node) = node {
-        if flags & FI_NUMERICHOST != 0 && node.parse::<IpAddr>().is_err() {
-            return Err(Errno(FI_ENODATA));
+    hints: Option<ProgramHints<'a>>,
+    /// The device of the open domain that the entries must be of.
+    open_domain: Option<String>,
+}
+
+impl Inquiry<'_> {
+    /// What is asked of `efa`.
+    ///
+    /// # Safety
+    /// Addresses in the hints have the lengths that they say.
+    unsafe fn query(&self, settings: &Settings) -> Outcome<Query> {
+        let mut query = query(self.version, self.hints)?;
+        if settings.is_in_place() && query.hints.fabric.as_deref() == Some("efa") {
+            query.hints.fabric = None;
         }
-        query = query.node(node);
-    }
-    if let Some(service) = service {
-        query = query.service(service);
-    }
-    if flags & FI_SOURCE != 0 {
-        query = query.source();
-    }
-    if let Some(asked) = asked {
-        // SAFETY: the program says that so many bytes are there.
-        let [source, destination] = unsafe {
-            [
-                socket_address(asked.info.src_addr, asked.info.src_addrlen),
-                socket_address(asked.info.dest_addr, asked.info.dest_addrlen),
-            ]
-        };
-        query.hints.source =
-            source.filter(|source| !source.ip().is_unspecified() || source.port() != 0);
-        query.hints.destination = destination;
-    }
-    let entries = settings.device.discover(query)?;
-    let mut requested = RequestedAttributes::of(version, asked);
-    if let Some(asked) = asked
-        && asked.info.addr_format == FI_ADDR_EFA
-    {
-        // A node and a service take the place of one of them.
-        let is_source = flags & FI_SOURCE != 0;
-        let is_named = node.is_some() || service.is_some();
-        // SAFETY: the program says that so many bytes are there.
-        unsafe {
-            if !is_source {
-                requested.source = address(asked.info.src_addr, asked.info.src_addrlen);
+        if let Some(node) = self.node {
+            if self.flags & FI_NUMERICHOST != 0 && node.parse::<IpAddr>().is_err() {
+                return Err(Errno(FI_ENODATA));
             }
-            if is_source || !is_named {
-                requested.destination = address(asked.info.dest_addr, asked.info.dest_addrlen);
-            }
+            query = query.node(node);
         }
+        if let Some(service) = self.service {
+            query = query.service(service);
+        }
+        if self.flags & FI_SOURCE != 0 {
+            query = query.source();
+        }
+        if let Some(ProgramHints { info, .. }) = self.hints {
+            // SAFETY: the caller's promise.
+            let [source, destination] = unsafe {
+                [
+                    socket_address(info.src_addr, info.src_addrlen),
+                    socket_address(info.dest_addr, info.dest_addrlen),
+                ]
+            };
+            query.hints.source =
+                source.filter(|source| !source.ip().is_unspecified() || source.port() != 0);
+            query.hints.destination = destination;
+        }
+        Ok(query)
     }
-    // SAFETY: the program's objects are open.
-    let open_domain = asked.map(|asked| unsafe { open_domain(asked) }).transpose()?.flatten();
-    let libfabric = libfabric().ok_or(Errno(FI_ENODATA))?;
-    let mut first: Option<OwnedInfo<'static>> = None;
-    for entry in entries.iter().rev() {
-        let domain_name = settings.domain_name(entry);
-        if asked.and_then(|asked| asked.domain_name).is_some_and(|asked| asked != domain_name)
-            || open_domain.as_ref().is_some_and(|open| *open != entry.domain.name)
+
+    /// What entries repeat of the hints. Where a node or a service says it, an address of the hints doesn't.
+    ///
+    /// # Safety
+    /// As for [`query`](Self::query).
+    unsafe fn requested(&self) -> RequestedAttributes {
+        let mut requested = RequestedAttributes::of(self.version, self.hints);
+        if let Some(ProgramHints { info, .. }) = self.hints
+            && info.addr_format == FI_ADDR_EFA
         {
-            continue;
+            let is_source = self.flags & FI_SOURCE != 0;
+            let is_named = self.node.is_some() || self.service.is_some();
+            // SAFETY: the caller's promise.
+            unsafe {
+                if !is_source {
+                    requested.source = address(info.src_addr, info.src_addrlen);
+                }
+                if is_source || !is_named {
+                    requested.destination = address(info.dest_addr, info.dest_addrlen);
+                }
+            }
         }
-        let filled = fill(libfabric, entry, &requested, &settings, version)?;
-        // SAFETY: both are entries of libfabric, and the list is only ours.
-        unsafe {
-            let format = (*filled.as_ptr()).addr_format;
-            if asked.is_some_and(|asked| !is_format(format, asked.info.addr_format)) {
+        requested
+    }
+
+    /// The entries, the best first: a list of libfabric.
+    ///
+    /// # Errors
+    /// `FI_ENODATA` if there is none.
+    ///
+    /// # Safety
+    /// As for [`query`](Self::query).
+    unsafe fn discover(&self) -> Outcome<OwnedInfo<'static>> {
+        let settings = Settings::read()?;
+        // SAFETY: the caller's promise.
+        let (query, requested) = unsafe { (self.query(&settings)?, self.requested()) };
+        let entries = settings.device.discover(query)?;
+        let hints = self.hints;
+        let asked_domain = hints.and_then(|hints| hints.domain_name);
+        let libfabric = libfabric().ok_or(Errno(FI_ENODATA))?;
+        let mut first: Option<OwnedInfo<'static>> = None;
+        for entry in entries.iter().rev() {
+            if asked_domain.is_some_and(|asked| asked != settings.domain_name(entry))
+                || self.open_domain.as_ref().is_some_and(|open| *open != entry.domain.name)
+            {
                 continue;
             }
-            let filled = &mut *filled.as_ptr();
-            filled.next = first.map_or_else(std::ptr::null_mut, OwnedInfo::into_raw);
-            if let (Some(asked), EndpointKind::Connected) = (asked, entry.endpoint.kind) {
-                filled.handle = asked.info.handle;
+            let filled = fill(libfabric, entry, &requested, &settings, self.version)?;
+            // SAFETY: it is an entry of libfabric, which nobody else has.
+            let info = unsafe { &mut *filled.as_ptr() };
+            if hints.is_some_and(|hints| !is_format(info.addr_format, hints.info.addr_format)) {
+                continue;
             }
-        };
-        first = Some(filled);
+            if let (Some(hints), EndpointKind::Connected) = (hints, entry.endpoint.kind) {
+                info.handle = hints.info.handle;
+            }
+            info.next = first.map_or_else(std::ptr::null_mut, OwnedInfo::into_raw);
+            first = Some(filled);
+        }
+        first.ok_or(Errno(FI_ENODATA))
     }
-    first.ok_or(Errno(FI_ENODATA))
 }
 
 /// The source of entries for which nothing was asked.

@@ -26,6 +26,8 @@ use crate::c::event::{Event, EventKind, EventSource, Failed, Pointer, UnreadRequ
 use crate::c::fabric::Fabric;
 use crate::c::wait::{self, WaitFor};
 use crate::errors;
+use crate::libfabric;
+use crate::memory;
 use crate::object::{Class, Object, Pool, Use};
 use crate::threads;
 
@@ -469,7 +471,7 @@ unsafe extern "C" fn write(
             if len > MOST_WRITTEN {
                 return Err(Errno(FI_EMSGSIZE));
             }
-            let bytes = crate::memory::copied(buf, len)?.to_vec();
+            let bytes = memory::copied(buf, len)?.to_vec();
             let number = lock(&eq.written).insert((event, bytes));
             if eq.events.write(number as u64).is_err() {
                 lock(&eq.written).try_remove(number);
@@ -488,7 +490,7 @@ unsafe extern "C" fn strerror(
     len: usize,
 ) -> *const c_char {
     // SAFETY: the program says how much room there is.
-    value(c"".as_ptr(), || unsafe { errors::text_of_event(prov_errno, buf, len) })
+    value(c"".as_ptr(), || unsafe { memory::put_text(libfabric::strerror(prov_errno), buf, len) })
 }
 
 unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {

@@ -263,7 +263,7 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
         if !region.region.is_empty() && !region.region.revoke() {
             return Err(Errno(FI_EBUSY));
         }
-        // SAFETY: as above; a program doesn't use a region while it closes it.
+        // SAFETY: as above; the value isn't used afterwards.
         unsafe { region.close() }.map(drop)
     })
 }
