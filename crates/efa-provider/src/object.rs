@@ -40,7 +40,7 @@ pub(crate) unsafe trait Class: Send + Sync + Sized + 'static {
     /// `FI_CLASS_…`.
     const NUMBER: usize;
 
-    /// Whether calls use its value before they close it.
+    /// Whether calls use its value that don't close it, for which closing must wait.
     const IS_USED: bool = true;
 
     /// The table of every open object of this class: no other class has the same.

@@ -40,7 +40,7 @@ unsafe impl Class for RequestHandle {
 
     const NUMBER: usize = FI_CLASS_CONNREQ;
 
-    // It is answered as it is closed.
+    // Its value is used by `take` alone, which closes it.
     const IS_USED: bool = false;
 
     fn table() -> &'static fi_ops {
@@ -217,7 +217,7 @@ unsafe extern "C" fn accept(ep: *mut fid_ep, param: *const c_void, paramlen: usi
             let data = data(param, paramlen)?;
             let (connection, endpoint) = enabled(ep)?;
             let mut state = lock(&connection.state);
-            // One that was opened without a request, or has accepted it.
+            // An endpoint that was opened without a request has none, nor has one that accepted it.
             let request = state.request.take().ok_or(Errno(FI_EOPBADSTATE))?;
             endpoint.accept(request, data).map_err(|failed| {
                 state.request = Some(*failed.request);

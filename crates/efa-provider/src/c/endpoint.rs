@@ -27,15 +27,15 @@ use crate::object::{Class, Object, Pool, Use};
 
 /// An endpoint.
 pub(crate) struct Endpoint {
-    /// Set when it is enabled. It goes before what it is bound to.
+    /// Set when it is enabled. The first field, so that it is dropped before what it is bound to.
     enabled: OnceLock<Enabled>,
-    /// What of a program's addresses is one: all, or nothing, as the only peer of a connection is 0.
+    /// The bits of a program's address that count: all, or none with a connection, whose only peer is 0.
     addressed: u64,
     /// `None` if it is for reliable datagrams.
     pub(crate) connection: Option<Connection>,
-    /// Where peers ask for its address.
+    /// The host and port at which peers ask for its address, if the program's entry has them.
     host_port: Option<HostPort>,
-    /// Answers there.
+    /// Answers there from the time on at which the address is known.
     address_server: OnceLock<AddressServer>,
     setup: Mutex<Setup>,
     claims: Mutex<HashMap<u64, Claim>>,

@@ -302,6 +302,44 @@ impl EventQueue {
         Ok(length)
     }
 
+    /// The entry of a failure. Its data is written where the program has room for it; else it stays here until the next
+    /// entry is read.
+    ///
+    /// # Safety
+    /// With `has_room`, `asked.err_data` is null or has room for `asked.err_data_size` bytes.
+    unsafe fn error_entry(
+        &self,
+        of: Pointer,
+        failed: &Failed,
+        asked: &fi_eq_err_entry,
+        has_room: bool,
+    ) -> fi_eq_err_entry {
+        let data = &failed.err_data;
+        let (err_data, err_data_size) = if has_room && !asked.err_data.is_null() {
+            let count = data.len().min(asked.err_data_size);
+            // SAFETY: the caller's promise.
+            unsafe { asked.err_data.cast::<u8>().copy_from_nonoverlapping(data.as_ptr(), count) };
+            (asked.err_data, count)
+        } else {
+            let mut kept = lock(&self.err_data);
+            kept.clone_from(data);
+            let at = match kept.is_empty() {
+                true => std::ptr::null_mut(),
+                false => kept.as_mut_ptr().cast(),
+            };
+            (at, data.len())
+        };
+        fi_eq_err_entry {
+            fid: of.get(),
+            context: failed.context.get(),
+            data: failed.data,
+            err: failed.errno,
+            prov_errno: failed.errno,
+            err_data,
+            err_data_size,
+        }
+    }
+
     /// Sleeps until there may be an event.
     fn sleep(&self, deadline: Option<Instant>) -> Outcome<()> {
         let left = match deadline {
@@ -421,31 +459,11 @@ unsafe extern "C" fn readerr(eq: *mut fid_eq, buf: *mut fi_eq_err_entry, flags: 
             let asked = buf.read_unaligned();
             let has_room = (*eq.fabric.object().address()).api_version >= ERR_DATA_SIZE
                 && asked.err_data_size > 0;
-            let entry = eq.next(|event| {
-                let EventKind::Failed(failed) = &event.kind else { return Err(Errno(FI_EAGAIN)) };
-                let mut entry = fi_eq_err_entry {
-                    fid: event.of.get(),
-                    context: failed.context.get(),
-                    data: failed.data,
-                    err: failed.errno,
-                    prov_errno: failed.errno,
-                    err_data: asked.err_data,
-                    err_data_size: failed.err_data.len(),
-                };
-                let data = &failed.err_data;
-                if has_room && !asked.err_data.is_null() {
-                    entry.err_data_size = data.len().min(asked.err_data_size);
-                    let to = asked.err_data.cast::<u8>();
-                    to.copy_from_nonoverlapping(data.as_ptr(), entry.err_data_size);
-                } else {
-                    let mut kept = lock(&eq.err_data);
-                    kept.clone_from(data);
-                    entry.err_data = match kept.is_empty() {
-                        true => std::ptr::null_mut(),
-                        false => kept.as_mut_ptr().cast(),
-                    };
+            let entry = eq.next(|event| match &event.kind {
+                EventKind::Failed(failed) => {
+                    Ok((eq.error_entry(event.of, failed, &asked, has_room), flags & FI_PEEK == 0))
                 }
-                Ok((entry, flags & FI_PEEK == 0))
+                _ => Err(Errno(FI_EAGAIN)),
             })?;
             buf.write_unaligned(entry);
         }

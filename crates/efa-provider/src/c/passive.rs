@@ -236,7 +236,7 @@ unsafe extern "C" fn reject(
         unsafe {
             let data = cm::data(param, paramlen)?;
             let request = cm::RequestHandle::take(handle)?;
-            // The data isn't too long.
+            // Its length was checked by `data`.
             request.reject(data).map_err(|failed| errors::of_start_connect(&failed.error))
         }
     })

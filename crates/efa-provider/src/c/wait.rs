@@ -28,7 +28,7 @@ use crate::threads;
 pub(crate) struct WaitFor {
     kind: fi_wait_obj,
     object: Option<Wait>,
-    /// It isn't closed before the object.
+    /// Keeps the wait set from being closed before the object.
     _set: Option<Use<WaitSet>>,
 }
 
@@ -317,7 +317,7 @@ unsafe extern "C" fn close_wait_set(fid: *mut fid) -> c_int {
 
 /// A poll set.
 pub(crate) struct PollSet {
-    /// Each with what asks `efa` for it.
+    /// Each with a set of `efa` in which it is alone, to be polled by itself.
     members: Mutex<Vec<(Member, efa::PollSet)>>,
     domain: Use<Domain>,
 }
