@@ -8,8 +8,8 @@
 //!
 //! The provider needs libfabric in the process. Where it isn't installed, the target does nothing.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
-use std::ptr::{null, null_mut};
+use std::ffi::{CStr, c_void};
+use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 

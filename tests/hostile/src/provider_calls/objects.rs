@@ -5,7 +5,7 @@ use std::ptr::{null, null_mut};
 
 use efars_fi::abi::*;
 
-use super::{Program, check};
+use super::{ENTRIES, Program, check};
 
 impl Program<'_> {
     /// Asks what there is, with hints that are an earlier answer with something changed.
