@@ -52,7 +52,7 @@ fn await_message(from: &Side, to: &Side) {
     loop {
         assert!(from.queue.read().is_none());
         if let Some(received) = to.queue.read() {
-            assert_eq!(received.unwrap().into_message(), b"hello");
+            assert_eq!(received.unwrap().into_message(), *b"hello");
             return;
         }
         assert!(Instant::now() < until);
