@@ -92,28 +92,37 @@ fn fi_info_lists_every_setting() {
     }
 }
 
-/// `fi_pingpong` with all sizes; both sides check the data.
+/// `fi_pingpong` with all sizes over shared memory.
 #[track_caller]
 fn pingpong(options: &[&str]) {
-    if !with_c_packages() {
-        return;
+    if with_c_packages() {
+        let (place, options) = (Place::new(), [&["-p", "efars"], options].concat());
+        let command = |arguments: &[&str]| place.command("fi_pingpong", arguments);
+        pingpong_between(&options, command, command);
     }
-    let place = Place::new();
+}
+
+/// `fi_pingpong` with all sizes between programs that get these options; both sides check the data.
+#[track_caller]
+fn pingpong_between(
+    options: &[&str],
+    server: impl Fn(&[&str]) -> Command,
+    client: impl Fn(&[&str]) -> Command,
+) {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
-    let common = [&["-p", "efars", "-c", "-S", "all", "-I", "3"], options].concat();
-    let server = [&common[..], &["-B", &port]].concat();
-    let mut server = Running::start(&mut place.command("fi_pingpong", &server));
+    let common = [&["-c", "-S", "all", "-I", "3"], options].concat();
+    let mut server = Running::start(&mut server(&[&common[..], &["-B", &port]].concat()));
     until("listening", || {
         let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
         let local = format!(":{:04X} 00000000:0000 0A", port.parse::<u16>().unwrap());
         assert!(server.is_running(), "the server has ended");
         table.contains(&local)
     });
-    let client = [&common[..], &["-P", &port, "127.0.0.1"]].concat();
+    let mut client = client(&[&common[..], &["-P", &port, "127.0.0.1"]].concat());
     let rows = |text: &str| {
         text.lines().filter(|line| line.split_whitespace().nth(2) == Some("=3")).count()
     };
-    let sent = place.run("fi_pingpong", &client);
+    let sent = Running::start(&mut client).finish().success();
     let received = server.finish().success();
     assert!(rows(&sent) > 40 && rows(&sent) == rows(&received), "{sent}\n{received}");
 }
@@ -131,6 +140,27 @@ fn fi_pingpong_sends_tagged_messages_of_all_sizes_by_datagrams() {
 #[test]
 fn fi_pingpong_sends_messages_of_all_sizes_over_a_connection() {
     pingpong(&["-e", "msg"]);
+}
+
+/// Ours under the name of Amazon's provider at one side.
+#[test]
+fn fi_pingpong_sends_messages_of_all_sizes_between_amazons_provider_and_ours() {
+    if !with_c_packages() {
+        return;
+    }
+    let place = Place::new();
+    let command = |arguments: &[&str]| place.soft_efa(&[&["fi_pingpong"][..], arguments].concat());
+    let ours = |arguments: &[&str]| {
+        let mut command = command(arguments);
+        command.env("EFARS_NAME", "efa").env("FI_EFARS_DEVICE", "verbs");
+        command
+    };
+    let amazons = |arguments: &[&str]| {
+        let mut command = command(arguments);
+        command.env("FI_PROVIDER_PATH", "/");
+        command
+    };
+    pingpong_between(&["-p", "efa", "-e", "rdm"], ours, amazons);
 }
 
 /// As many processes as it takes on few processors, all on this machine.
