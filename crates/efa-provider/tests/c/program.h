@@ -30,7 +30,7 @@
 enum { NOT_OFFERED = 77 };
 
 /* Seconds after which something that must happen is missing. */
-#define PATIENCE 20.0
+#define PATIENCE 60.0
 
 /* Ends the process with a message. */
 void fail(const char *file, int line, const char *format, ...) __attribute__((noreturn, format(printf, 3, 4)));
