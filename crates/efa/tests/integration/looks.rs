@@ -21,8 +21,8 @@ struct Side {
 
 impl Side {
     fn new(directory: &Path) -> Self {
-        let options =
-            ShmOptions::new("test").with(|options| options.directory = Some(directory.into()));
+        let directory = Some(directory.join("hosts"));
+        let options = ShmOptions::new("test").with(|options| options.directory = directory);
         let domain = Fabric::shm(options).domain().unwrap();
         let queue = domain.completion_queue(CompletionQueueOptions::default());
         let addresses = domain.address_vector();
@@ -122,7 +122,7 @@ fn queue_may_have_more_until_all_that_arrived_together_is_read() {
 fn dropped_endpoint_leaves_its_queue_to_others_and_the_host() {
     let directory = TempDir::new().unwrap();
     let queue_pairs = || {
-        let files = std::fs::read_dir(directory.path().join("test")).unwrap();
+        let files = std::fs::read_dir(directory.path().join("hosts/test")).unwrap();
         files
             .filter(|file| {
                 file.as_ref().unwrap().file_name().as_encoded_bytes().starts_with(b"qp-")
