@@ -30,8 +30,9 @@ pub(crate) enum Tool {
     /// Open MPI and its headers, for programs on the software device.
     OpenMpi,
     OpenMpiHeaders,
-    /// MPI in Python, and a program of MPI that measures and checks messages.
+    /// MPI in Python, arrays for it, and a program of MPI that measures and checks messages.
     Mpi4py,
+    NumPy,
     NetPipe,
     /// Headers of libibverbs and libefa, with which declarations are compared.
     VerbsHeaders,
@@ -119,6 +120,11 @@ impl Tool {
             Self::Mpi4py => Source::Debian(DebianPackage::file(
                 "python3-mpi4py",
                 "/usr/lib/python3/dist-packages/mpi4py/__init__.py",
+            )),
+            // python3-mpi4py only recommends it.
+            Self::NumPy => Source::Debian(DebianPackage::file(
+                "python3-numpy",
+                "/usr/lib/python3/dist-packages/numpy/__init__.py",
             )),
             Self::NetPipe => Source::Debian(DebianPackage::program("netpipe-openmpi", "NPopenmpi")),
             Self::VerbsHeaders => Source::Debian(DebianPackage::file(

@@ -146,6 +146,7 @@ impl Step {
                 Tool::OpenMpi,
                 Tool::OpenMpiHeaders,
                 Tool::Mpi4py,
+                Tool::NumPy,
                 Tool::NetPipe,
                 Tool::Valgrind,
             ],

@@ -315,7 +315,7 @@ programs! {
     receives_of_a_closed_endpoint_are_not_written_to "lifetimes-receives-unmapped"
     sends_of_a_closed_endpoint_are_not_touched "lifetimes-sends-unmapped"
     close_ends_soon_if_the_peer_never_answers "lifetimes-close-is-bounded"
-    provider_uses_the_libfabric_that_loaded_it_though_it_is_closed "lifetimes-second-libfabric"
+    provider_uses_the_libfabric_that_loaded_it_though_it_is_closed "libfabrics-two"
     library_stays_loaded_after_dlclose "lifetimes-unloaded"
 
     process_exits_from_destructors_handlers_and_beside_threads "exits-in-any-way"
@@ -426,6 +426,7 @@ groups! {
     valgrind_finds_no_mistake_between_processes "processes"
     valgrind_finds_no_mistake_between_threads "threads"
     valgrind_finds_no_mistake_at_ends "lifetimes"
+    valgrind_finds_no_mistake_with_two_libfabrics "libfabrics"
     valgrind_finds_no_mistake_at_exit "exits"
     valgrind_finds_no_mistake_with_sleepers "sleepers"
 }

@@ -2,12 +2,12 @@
 #include "program.h"
 
 extern const struct program discovery[], messages[], matching[], completions[], waits[], events[], vectors[], regions[],
-	rma[], atomics[], connections[], settings[], versions[], refused[], processes[], threads[], lifetimes[], exits[],
-	sleepers[];
+	rma[], atomics[], connections[], settings[], versions[], refused[], processes[], threads[], lifetimes[],
+	libfabrics[], exits[], sleepers[];
 
 static const struct program *const all[] = {
 	discovery, messages, matching, completions, waits, events, vectors, regions, rma, atomics, connections, settings,
-	versions, refused, processes, threads, lifetimes, exits, sleepers,
+	versions, refused, processes, threads, lifetimes, libfabrics, exits, sleepers,
 };
 
 /* Whether a program has this name, or is of this group. */
