@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use efa_device::DeviceError;
+use efa_device::{DeviceError, Time};
 #[cfg(feature = "sim")]
 use efa_sim::{
     local::{LocalFabric, LocalOptions},
@@ -299,6 +299,12 @@ impl Fabric {
             Network::Local(_, switchboard) => Some(switchboard),
             _ => None,
         }
+    }
+
+    /// The time of its clock.
+    #[must_use]
+    pub fn now(&self) -> Time {
+        self.0.clock.now()
     }
 
     pub(crate) fn clock(&self) -> &Clock {

@@ -203,6 +203,12 @@ impl MemoryRegion {
         Ok(RegionSlice { region: self.clone(), range })
     }
 
+    /// Whether both are handles to the same region.
+    #[must_use]
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// The region with a number of the program ([`Object::context`](crate::Object::context)), which all its handles
     /// have from then on.
     #[must_use]

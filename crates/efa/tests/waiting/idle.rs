@@ -42,10 +42,7 @@ impl Spent {
     /// The same, and if it was given a processor more than a few times.
     pub(super) fn check_idle(self, before: Self) {
         let (ran, times) = (self.ran - before.ran, self.times - before.times);
-        assert!(
-            ran < LITTLE && times <= 8,
-            "{ran:?}, given a processor {times} times"
-        );
+        assert!(ran < LITTLE && times <= 8, "{ran:?}, given a processor {times} times");
     }
 }
 

@@ -1,0 +1,325 @@
+//! A connection of any socket: its endpoint, what is under way on it, and its end.
+//!
+//! ```text
+//!   Connecting ─► Open ─┬─ end_softly ─► Ending: what was given is sent, END tells how much it was, and the
+//!        │              │                other side closes (or the time runs out)
+//!        │              ├─ the other side is gone ─► Draining: what has arrived is received
+//!        └──────────────┴─ end_now ─► the endpoint is dropped, its operations come back
+//!                                         └─ the last one: the socket learns that it is closed
+//! ```
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+use efa::{Buffer, MsgEndpoint, OperationError, Receive, Refused, StartError};
+use hashbrown::HashSet;
+use slab::Slab;
+
+use crate::event::{ClosedReason, RefusedReason, Tag};
+use crate::ids::{
+    AnySocket, ConnectionKey, PublicationKey, PublishSocket, ReceiveSocket, SendSocket,
+    SubscribeSocket,
+};
+use crate::wire::{CONTROL, Control, LENGTH};
+
+/// The socket of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    Send(SendSocket),
+    Receive(ReceiveSocket),
+    Publish(PublishSocket),
+    Subscribe(SubscribeSocket),
+}
+
+impl Owner {
+    /// Whether the program's messages come in here.
+    pub(crate) fn receives(self) -> bool {
+        matches!(self, Self::Receive(_) | Self::Subscribe(_))
+    }
+}
+
+impl From<Owner> for AnySocket {
+    fn from(owner: Owner) -> Self {
+        match owner {
+            Owner::Send(socket) => Self::Send(socket),
+            Owner::Receive(socket) => Self::Receive(socket),
+            Owner::Publish(socket) => Self::Publish(socket),
+            Owner::Subscribe(socket) => Self::Subscribe(socket),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Connecting,
+    Open,
+    /// No new messages are taken. `is_told`: the other side knows how many there were, or why.
+    Ending {
+        is_told: bool,
+    },
+    /// The other side is gone.
+    Draining,
+}
+
+/// An operation of an endpoint. Its place in the table is the operation's context, less one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Op {
+    /// With its place among the receives of the connection.
+    Receive {
+        connection: ConnectionKey,
+        place: u64,
+    },
+    ReceiveControl {
+        connection: ConnectionKey,
+    },
+    Send {
+        connection: ConnectionKey,
+        key: u64,
+        data: Option<u64>,
+    },
+    Publish {
+        connection: ConnectionKey,
+        publication: PublicationKey,
+    },
+}
+
+impl Op {
+    pub(crate) fn connection(&self) -> ConnectionKey {
+        match *self {
+            Self::Receive { connection, .. }
+            | Self::ReceiveControl { connection }
+            | Self::Send { connection, .. }
+            | Self::Publish { connection, .. } => connection,
+        }
+    }
+}
+
+/// A receive that has completed.
+pub(crate) struct Arrival {
+    pub(crate) buffer: Vec<u8>,
+    /// Length of the message, and what came beside it; or why there is none.
+    pub(crate) result: Result<(usize, Option<u64>), OperationError>,
+}
+
+/// What became of a send.
+pub(crate) enum Posted {
+    Done,
+    /// The connection takes no more for now.
+    Full,
+    Failed(StartError),
+}
+
+pub(crate) struct Connection {
+    pub(crate) owner: Owner,
+    /// `None` from the end on, while operations come back.
+    pub(crate) endpoint: Option<MsgEndpoint>,
+    pub(crate) peer: SocketAddr,
+    pub(crate) phase: Phase,
+    /// All in the context's table.
+    pub(crate) operations: u32,
+    /// Messages under way.
+    pub(crate) sends: u32,
+    /// Messages so far, in each direction.
+    pub(crate) sent: u64,
+    pub(crate) received: u64,
+    /// Receives for messages of the program, in the order in which they were posted and match messages. Those that have
+    /// completed wait for the ones before them.
+    pub(crate) receives: VecDeque<Option<Arrival>>,
+    /// The place of the first one.
+    pub(crate) first: u64,
+    /// Of the receives, those that have not completed.
+    pub(crate) posted: u32,
+    /// How many messages the other side says that it sent in all.
+    pub(crate) expected: Option<u64>,
+    /// Publications that the connection gets before any other, the oldest first.
+    pub(crate) owed: VecDeque<PublicationKey>,
+    /// A message found no room.
+    pub(crate) is_full: bool,
+    /// Control messages that found no room.
+    pub(crate) unsaid: VecDeque<Control>,
+    /// Why it ends.
+    pub(crate) why: Option<ClosedReason>,
+    /// The program never learned of it.
+    pub(crate) is_silent: bool,
+    /// Why it was never made.
+    pub(crate) refused: Option<RefusedReason>,
+    /// Tags of a subscriber, at its publisher.
+    pub(crate) tags: HashSet<Tag>,
+    /// The messages complete, when the publisher last looked whether the subscriber takes anything.
+    pub(crate) complete: u64,
+    pub(crate) looked_at: u64,
+}
+
+/// Receives for control messages that are posted.
+pub(crate) const CONTROLS: usize = 8;
+
+impl Connection {
+    pub(crate) fn new(owner: Owner, endpoint: MsgEndpoint, peer: SocketAddr, phase: Phase) -> Self {
+        Self {
+            owner,
+            endpoint: Some(endpoint),
+            peer,
+            phase,
+            operations: 0,
+            sends: 0,
+            sent: 0,
+            received: 0,
+            receives: VecDeque::new(),
+            first: 0,
+            posted: 0,
+            expected: None,
+            owed: VecDeque::new(),
+            is_full: false,
+            unsaid: VecDeque::new(),
+            why: None,
+            is_silent: false,
+            refused: None,
+            tags: HashSet::new(),
+            complete: 0,
+            looked_at: 0,
+        }
+    }
+
+    /// Posts a receive for a message of the program. A buffer that can't be posted comes back.
+    pub(crate) fn post(
+        &mut self,
+        key: ConnectionKey,
+        operations: &mut Slab<Op>,
+        buffer: Vec<u8>,
+    ) -> Result<(), Vec<u8>> {
+        let Some(endpoint) = &self.endpoint else { return Err(buffer) };
+        let entry = operations.vacant_entry();
+        match endpoint.receive(Receive::untagged(), buffer, entry.key() as u64 + 1) {
+            Ok(_) => {
+                let place = self.first + self.receives.len() as u64;
+                entry.insert(Op::Receive { connection: key, place });
+                self.receives.push_back(None);
+                self.operations += 1;
+                self.posted += 1;
+                Ok(())
+            }
+            Err(refused) => Err(refused.buffer.into_vec()),
+        }
+    }
+
+    /// A receive has completed.
+    pub(crate) fn arrived(&mut self, place: u64, arrival: Arrival) {
+        self.posted -= 1;
+        self.receives[(place - self.first) as usize] = Some(arrival);
+    }
+
+    /// The next receive in order, if it has completed.
+    pub(crate) fn next_arrival(&mut self) -> Option<Arrival> {
+        let arrival = self.receives.front_mut()?.take()?;
+        self.receives.pop_front();
+        self.first += 1;
+        Some(arrival)
+    }
+
+    /// Posts a receive for a control message.
+    pub(crate) fn post_control(
+        &mut self,
+        key: ConnectionKey,
+        operations: &mut Slab<Op>,
+        buffer: Vec<u8>,
+    ) {
+        let Some(endpoint) = &self.endpoint else { return };
+        let entry = operations.vacant_entry();
+        let posted = endpoint.receive(Receive::tagged(CONTROL), buffer, entry.key() as u64 + 1);
+        if posted.is_ok() {
+            entry.insert(Op::ReceiveControl { connection: key });
+            self.operations += 1;
+        }
+    }
+
+    pub(crate) fn post_controls(&mut self, key: ConnectionKey, operations: &mut Slab<Op>) {
+        for _ in 0..CONTROLS {
+            self.post_control(key, operations, vec![0; LENGTH]);
+        }
+    }
+
+    /// Sends a message of the program.
+    #[inline]
+    pub(crate) fn send(
+        &mut self,
+        operations: &mut Slab<Op>,
+        op: Op,
+        message: efa::Message,
+        buffer: Buffer,
+    ) -> Posted {
+        let Some(endpoint) = &self.endpoint else {
+            return Posted::Failed(StartError::Closed);
+        };
+        let entry = operations.vacant_entry();
+        match endpoint.send(message, buffer, entry.key() as u64 + 1) {
+            Ok(()) => {
+                entry.insert(op);
+                self.operations += 1;
+                self.sends += 1;
+                self.sent += 1;
+                Posted::Done
+            }
+            Err(Refused { error, .. }) => self.not_sent(error),
+        }
+    }
+
+    #[cold]
+    fn not_sent(&mut self, error: StartError) -> Posted {
+        match error.is_busy() || error.shortage().is_some() {
+            true => {
+                self.is_full = true;
+                Posted::Full
+            }
+            false => Posted::Failed(error),
+        }
+    }
+
+    /// Sends a control message, now or when there is room.
+    pub(crate) fn say(&mut self, control: Control) {
+        self.unsaid.push_back(control);
+        self.say_rest();
+    }
+
+    /// Sends control messages for which there was no room.
+    pub(crate) fn say_rest(&mut self) {
+        let Some(endpoint) = &self.endpoint else { return self.unsaid.clear() };
+        while let Some(control) = self.unsaid.front() {
+            let to = efa::Message::to(MsgEndpoint::PEER).tagged(CONTROL);
+            match endpoint.inject(to, &control.emit()) {
+                Ok(()) => drop(self.unsaid.pop_front()),
+                Err(error) if error.is_busy() || error.shortage().is_some() => return,
+                // The connection has ended or is not made yet; what is needed then is said again.
+                Err(error) => {
+                    tracing::debug!(%error, ?control, "not said");
+                    self.unsaid.clear();
+                }
+            }
+        }
+    }
+
+    /// Whether a message has arrived that no receive has taken. `false` also if the endpoint is gone.
+    pub(crate) fn has_unexpected(&self) -> bool {
+        let found = self.endpoint.as_ref().map(|endpoint| endpoint.peek(Receive::untagged()));
+        matches!(found, Some(Ok(Some(_))))
+    }
+
+    /// Tells the other side how many messages there were, once all are out.
+    pub(crate) fn tell_end(&mut self) {
+        if self.phase == (Phase::Ending { is_told: false })
+            && self.sends == 0
+            && self.owed.is_empty()
+        {
+            self.phase = Phase::Ending { is_told: true };
+            self.say(Control::End { messages: self.sent });
+        }
+    }
+
+    /// The reason of an operation that failed while the connection was open.
+    pub(crate) fn failed(&self, error: OperationError) -> Option<ClosedReason> {
+        match error {
+            OperationError::Cancelled => None,
+            _ if self.endpoint.is_none() => None,
+            error => Some(ClosedReason::Failed(error)),
+        }
+    }
+}

@@ -1,0 +1,422 @@
+//! What happens at connections: completions, requests, and the ways in which connections end.
+
+use efa::{ControlError, ControlEvent, Entry, Kind, OperationError};
+use slotmap::KeyData;
+
+use crate::connection::{Arrival, Op, Owner, Phase};
+use crate::context::Netio;
+use crate::delivery::Delivery;
+use crate::event::{ClosedReason, Event, RefusedReason};
+use crate::ids::{AcceptorKey, AnySocket, ConnectionKey, ReceiveSocket};
+use crate::memory::Message;
+use crate::sockets::Acceptor;
+use crate::timers::Due;
+use crate::wire::{Control, Rejection, Role};
+
+impl Netio {
+    // ---- completions ----------------------------------------------------------------------------
+
+    /// An operation is complete.
+    pub(crate) fn completed(&mut self, entry: Entry) {
+        let (completion, error) = match entry {
+            Ok(completion) => (completion, None),
+            Err(failed) => (*failed.completion, Some(failed.error)),
+        };
+        // Injected control messages have no context; a peer may write to nothing.
+        let is_ours = matches!(completion.kind, Kind::Send | Kind::Receive);
+        let Some(index) = completion.context.checked_sub(1).filter(|_| is_ours) else { return };
+        let Some(op) = self.operations.try_remove(index as usize) else { return };
+        let key = op.connection();
+        // A connection stays until its last operation.
+        let connection = &mut self.connections[key];
+        connection.operations -= 1;
+        match op {
+            Op::Publish { publication, .. } => {
+                self.publication_served(publication, error.is_none());
+                self.sent(key, error);
+            }
+            Op::Send { key: of_program, data, .. } => {
+                if let Owner::Send(socket) = connection.owner {
+                    let message = Message::returned(completion.buffer, of_program, data);
+                    let result = error.map_or(Ok(()), Err);
+                    self.events.push_back(Event::SendCompleted { socket, message, result });
+                }
+                self.sent(key, error);
+            }
+            Op::Receive { place, .. } => {
+                let result = match error {
+                    None => Ok((completion.length as usize, completion.cq_data)),
+                    Some(error) => Err(error),
+                };
+                let buffer = completion.buffer.into_vec();
+                connection.arrived(place, Arrival { buffer, result });
+                self.deliver(key);
+            }
+            Op::ReceiveControl { .. } => {
+                let buffer = completion.buffer.into_vec();
+                self.control_arrived(key, buffer, completion.length as usize, error);
+            }
+        }
+        let connection = &self.connections[key];
+        if connection.endpoint.is_none() && connection.operations == 0 {
+            self.forget(key);
+        }
+    }
+
+    /// A message of a connection is out.
+    #[inline]
+    fn sent(&mut self, key: ConnectionKey, error: Option<OperationError>) {
+        let connection = &mut self.connections[key];
+        connection.sends -= 1;
+        connection.complete += 1;
+        if let Some(error) = error {
+            if let Some(reason) = connection.failed(error) {
+                self.end_now(key, reason);
+            }
+            return;
+        }
+        if connection.is_full || connection.phase != Phase::Open || !connection.unsaid.is_empty() {
+            self.has_room(key);
+        }
+    }
+
+    #[cold]
+    fn has_room(&mut self, key: ConnectionKey) {
+        let connection = &mut self.connections[key];
+        connection.say_rest();
+        if std::mem::take(&mut connection.is_full) {
+            match connection.owner {
+                Owner::Publish(socket) => self.publisher_writable(key, socket),
+                owner => self.events.push_back(Event::Writable(owner.into())),
+            }
+        }
+        self.connections[key].tell_end();
+    }
+
+    /// Gives the program the messages that have arrived, in order.
+    fn deliver(&mut self, key: ConnectionKey) {
+        let owner = self.connections[key].owner;
+        while let Some(Arrival { buffer, result }) = self.connections[key].next_arrival() {
+            match result {
+                Ok((length, data)) => {
+                    self.connections[key].received += 1;
+                    match owner {
+                        Owner::Receive(socket) => self.deliver_sent(socket, buffer, length, data),
+                        // Without a tag it is none of this protocol.
+                        Owner::Subscribe(socket) => match data {
+                            Some(tag) => self.deliver_published(socket, buffer, length, tag),
+                            None => self.not_delivered(owner, buffer),
+                        },
+                        Owner::Send(_) | Owner::Publish(_) => {}
+                    }
+                }
+                Err(error) => {
+                    self.not_delivered(owner, buffer);
+                    self.receive_failed(key, error);
+                }
+            }
+        }
+        self.end_if_all_arrived(key);
+    }
+
+    fn deliver_sent(
+        &mut self,
+        socket: ReceiveSocket,
+        buffer: Vec<u8>,
+        length: usize,
+        data: Option<u64>,
+    ) {
+        let is_own = self.receivers.get(socket).is_some_and(|found| found.buffers.is_some());
+        let home = is_own.then_some((&self.returns, AnySocket::Receive(socket)));
+        let message = Delivery::new(buffer, length, home);
+        self.events.push_back(Event::Received { socket, message, data });
+    }
+
+    /// The buffer of a receive without a message for the program.
+    fn not_delivered(&mut self, owner: Owner, buffer: Vec<u8>) {
+        self.buffer_returned(owner.into(), buffer);
+    }
+
+    fn receive_failed(&mut self, key: ConnectionKey, error: OperationError) {
+        let connection = &mut self.connections[key];
+        match error {
+            OperationError::Truncated { length, capacity } if connection.phase == Phase::Open => {
+                connection.say(Control::TooLong { length, capacity });
+                // The other side closes the connection when it knows.
+                connection.phase = Phase::Ending { is_told: true };
+                connection.why = Some(ClosedReason::TooLong { length, capacity });
+                self.end_later(key);
+            }
+            error => {
+                if let Some(reason) = connection.failed(error) {
+                    self.end_now(key, reason);
+                }
+            }
+        }
+    }
+
+    /// Ends a receiving connection whose last message was delivered.
+    fn end_if_all_arrived(&mut self, key: ConnectionKey) {
+        let connection = &self.connections[key];
+        if connection.endpoint.is_none() || !connection.owner.receives() {
+            return;
+        }
+        let has_all = connection.expected.is_some_and(|count| connection.received >= count);
+        let is_drained = connection.phase == Phase::Draining
+            && connection.posted == 0
+            && !connection.has_unexpected();
+        if has_all {
+            self.end_now(key, ClosedReason::DisconnectedByPeer);
+        } else if is_drained {
+            self.end_now(key, ClosedReason::PeerGone);
+        }
+    }
+
+    fn control_arrived(
+        &mut self,
+        key: ConnectionKey,
+        buffer: Vec<u8>,
+        length: usize,
+        error: Option<OperationError>,
+    ) {
+        let control = match error {
+            None => Control::parse(&buffer[..length.min(buffer.len())]),
+            Some(OperationError::Truncated { .. }) => None,
+            Some(_) => return,
+        };
+        match control {
+            Some(control) => self.controlled_by(key, control),
+            None => self.counts.ignored += 1,
+        }
+        self.connections[key].post_control(key, &mut self.operations, buffer);
+    }
+
+    /// The other side of a connection says something.
+    fn controlled_by(&mut self, key: ConnectionKey, control: Control) {
+        let connection = &mut self.connections[key];
+        if connection.endpoint.is_none() {
+            return;
+        }
+        match (connection.owner, control) {
+            (owner, Control::End { messages })
+                if owner.receives() && connection.expected.is_none() =>
+            {
+                connection.expected = Some(messages);
+                self.end_if_all_arrived(key);
+            }
+            (Owner::Send(_), Control::TooLong { length, capacity }) => {
+                self.end_now(key, ClosedReason::TooLong { length, capacity });
+            }
+            (Owner::Publish(socket), control) if connection.phase == Phase::Open => {
+                self.subscriber_said(key, socket, control);
+            }
+            // The subscriber hears that the connection ends.
+            (Owner::Publish(_), Control::Subscribe { .. } | Control::Unsubscribe { .. }) => {}
+            (Owner::Subscribe(socket), control) => self.publisher_said(socket, control),
+            _ => self.counts.ignored += 1,
+        }
+    }
+
+    // ---- requests, connections, ends ------------------------------------------------------------
+
+    /// An event of connections.
+    pub(crate) fn controlled(&mut self, event: Result<ControlEvent, ControlError>) {
+        let key = |context| ConnectionKey::from(KeyData::from_ffi(context));
+        match event {
+            Ok(ControlEvent::ConnectionRequest(request)) => self.requested(request),
+            Ok(ControlEvent::Connected { context, .. }) => self.connected(key(context)),
+            Ok(ControlEvent::Shutdown { context, .. }) => self.peer_gone(key(context)),
+            Err(ControlError { context, error, .. }) => {
+                let reason = match error {
+                    efa::ConnectError::Rejected { data } => {
+                        RefusedReason::Rejected(Rejection::of(&data))
+                    }
+                    error => RefusedReason::Connect(error),
+                };
+                self.not_connected(key(context), reason);
+            }
+            // Of this context's own waking.
+            Ok(_) => {}
+        }
+    }
+
+    fn requested(&mut self, request: efa::ConnectionRequest) {
+        let key = AcceptorKey::from(KeyData::from_ffi(request.listener_context()));
+        let Some(acceptor) = self.acceptors.get(key).copied() else { return };
+        match (acceptor, Role::of(request.data())) {
+            (Acceptor::Listen(socket), Ok(Role::Send)) => self.accept_sender(socket, request),
+            (Acceptor::Publish(socket), Ok(Role::Subscribe)) => {
+                self.accept_subscriber(socket, request);
+            }
+            (_, Ok(_)) => self.reject(request, Rejection::WrongRole),
+            (_, Err(reason)) => self.reject(request, reason),
+        }
+    }
+
+    fn connected(&mut self, key: ConnectionKey) {
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        if connection.phase != Phase::Connecting || connection.endpoint.is_none() {
+            return;
+        }
+        connection.phase = Phase::Open;
+        let owner = connection.owner;
+        self.events.push_back(Event::Connected(owner.into()));
+        if let Owner::Subscribe(socket) = owner {
+            self.subscriber_connected(socket, key);
+        }
+    }
+
+    fn not_connected(&mut self, key: ConnectionKey, reason: RefusedReason) {
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        match connection.phase {
+            Phase::Connecting => {
+                connection.refused = Some(reason);
+                self.drop_endpoint(key);
+            }
+            // A caller that was accepted and didn't stay.
+            _ => self.end_now(key, ClosedReason::PeerGone),
+        }
+    }
+
+    fn peer_gone(&mut self, key: ConnectionKey) {
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        if connection.endpoint.is_none() {
+            return;
+        }
+        if let Some(reason) = connection.why.clone() {
+            return self.end_now(key, reason);
+        }
+        if !connection.owner.receives() {
+            return self.end_now(key, ClosedReason::PeerGone);
+        }
+        connection.phase = Phase::Draining;
+        self.end_if_all_arrived(key);
+    }
+
+    /// Ends a connection after what was given to it, which it tells the other side.
+    pub(crate) fn end_softly(&mut self, key: ConnectionKey, reason: ClosedReason) {
+        let connection = &mut self.connections[key];
+        if connection.phase != Phase::Open {
+            return;
+        }
+        connection.phase = Phase::Ending { is_told: false };
+        connection.why = Some(reason);
+        connection.tell_end();
+        if let Owner::Publish(socket) = connection.owner {
+            self.unsubscribe_all(key, socket);
+        }
+        self.end_later(key);
+    }
+
+    /// The other side has some time to end a connection.
+    fn end_later(&mut self, key: ConnectionKey) {
+        self.timers.add(self.link.now() + self.link.options.timeout, Due::End(key));
+    }
+
+    pub(crate) fn end_is_due(&mut self, key: ConnectionKey) {
+        let Some(connection) = self.connections.get(key) else { return };
+        match connection.why.clone() {
+            Some(reason @ ClosedReason::TooLong { .. }) => self.end_now(key, reason),
+            _ => self.end_now(key, ClosedReason::TimedOut),
+        }
+    }
+
+    /// Ends a connection at once. What is under way comes back; the socket learns it after that.
+    pub(crate) fn end_now(&mut self, key: ConnectionKey, reason: ClosedReason) {
+        let connection = &mut self.connections[key];
+        if connection.endpoint.is_none() {
+            return;
+        }
+        connection.why = Some(reason);
+        self.drop_endpoint(key);
+    }
+
+    fn drop_endpoint(&mut self, key: ConnectionKey) {
+        let connection = &mut self.connections[key];
+        drop(connection.endpoint.take());
+        connection.unsaid.clear();
+        let owner = connection.owner;
+        if let Owner::Publish(socket) = owner {
+            self.subscriber_ends(key, socket);
+        }
+        // While a completion of this connection is handled, it is forgotten after that.
+        if self.connections[key].operations == 0 {
+            self.idle.push(key);
+        }
+    }
+
+    /// Forgets connections that ended without operations under way.
+    pub(crate) fn forget_idle(&mut self) {
+        while let Some(key) = self.idle.pop() {
+            if self.connections.get(key).is_some_and(|found| found.operations == 0) {
+                self.forget(key);
+            }
+        }
+    }
+
+    /// Forgets a connection that was never shown to the program.
+    pub(crate) fn forget_silently(&mut self, key: ConnectionKey) {
+        let connection = &mut self.connections[key];
+        connection.is_silent = true;
+        self.drop_endpoint(key);
+    }
+
+    /// The last operation has come back: the socket learns that it has no connection.
+    fn forget(&mut self, key: ConnectionKey) {
+        let Some(connection) = self.connections.remove(key) else { return };
+        if connection.is_silent {
+            return;
+        }
+        let reason = connection.why.unwrap_or(ClosedReason::PeerGone);
+        let socket = AnySocket::from(connection.owner);
+        match (connection.owner, connection.refused) {
+            (Owner::Send(send), refused) => {
+                let Some(sender) = self.senders.get_mut(send) else { return };
+                sender.connection = None;
+                let is_closed = sender.is_closed;
+                self.events.push_back(match refused {
+                    Some(reason) => Event::Refused { socket, reason },
+                    None => Event::Closed { socket, reason },
+                });
+                if is_closed {
+                    self.senders.remove(send);
+                }
+            }
+            (Owner::Receive(receive), _) => {
+                let Some(receiver) = self.receivers.remove(receive) else { return };
+                if let Some(listener) = self.listeners.get_mut(receiver.listener) {
+                    listener.connections -= 1;
+                }
+                self.events.push_back(Event::Closed { socket, reason });
+            }
+            (Owner::Publish(socket), _) => {
+                let Some(publisher) = self.publishers.get_mut(socket) else { return };
+                publisher.subscribers.retain(|other| *other != key);
+                let peer = connection.peer;
+                self.events.push_back(Event::SubscriberClosed { socket, peer, reason });
+                self.forget_publisher(socket);
+            }
+            (Owner::Subscribe(socket), refused) => {
+                self.subscriber_closed(socket, reason, refused);
+            }
+        }
+    }
+
+    /// A buffer comes back to its socket.
+    pub(crate) fn buffer_returned(&mut self, socket: AnySocket, buffer: Vec<u8>) {
+        match socket {
+            AnySocket::Subscribe(socket) => self.subscriber_buffer(socket, buffer),
+            AnySocket::Receive(socket) => {
+                let Some(receiver) = self.receivers.get(socket) else { return };
+                let key = receiver.connection;
+                if receiver.buffers.is_some()
+                    && let Some(connection) = self.connections.get_mut(key)
+                {
+                    // One that can't be posted any more is freed.
+                    let _ = connection.post(key, &mut self.operations, buffer);
+                }
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! What is due at a time: timers of the program, and the context's own deadlines.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use efa::Time;
+use slotmap::SlotMap;
+
+use crate::ids::{AnySocket, ConnectionKey, PublishSocket, Timer};
+
+/// What is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Due {
+    Timer(Timer),
+    /// The other side had to end the connection by now.
+    End(ConnectionKey),
+    /// Look for subscribers who take nothing.
+    Slow(PublishSocket),
+    /// A host had to be found by now. The number is that of the attempt.
+    Lookup(AnySocket, u32),
+}
+
+#[derive(Default)]
+pub(crate) struct Timers {
+    queue: BTreeMap<(Time, u64), Due>,
+    next: u64,
+    timers: SlotMap<Timer, Entry>,
+}
+
+struct Entry {
+    at: (Time, u64),
+    every: Option<Duration>,
+}
+
+impl Timers {
+    pub(crate) fn add(&mut self, at: Time, due: Due) -> (Time, u64) {
+        self.next += 1;
+        self.queue.insert((at, self.next), due);
+        (at, self.next)
+    }
+
+    /// A timer of the program.
+    pub(crate) fn timer(&mut self, at: Time, every: Option<Duration>) -> Timer {
+        let timer = self.timers.insert(Entry { at: (at, 0), every });
+        self.timers[timer].at = self.add(at, Due::Timer(timer));
+        timer
+    }
+
+    pub(crate) fn cancel(&mut self, timer: Timer) -> bool {
+        self.timers.remove(timer).is_some_and(|entry| self.queue.remove(&entry.at).is_some())
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    pub(crate) fn next(&self) -> Option<Time> {
+        self.queue.keys().next().map(|(at, _)| *at)
+    }
+
+    /// Takes what is due. A timer that repeats is due again later, once for all the times that were missed.
+    pub(crate) fn take_due(&mut self, now: Time) -> Option<Due> {
+        let entry = self.queue.first_entry().filter(|entry| entry.key().0 <= now)?;
+        let ((at, _), due) = entry.remove_entry();
+        if let Due::Timer(timer) = due {
+            match self.timers.get(timer).and_then(|entry| entry.every) {
+                Some(every) => {
+                    let next = (at + every).max(now + Duration::from_nanos(1));
+                    self.timers[timer].at = self.add(next, due);
+                }
+                None => drop(self.timers.remove(timer)),
+            }
+        }
+        Some(due)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(nanos: u64) -> Time {
+        Time::from_nanos(nanos)
+    }
+
+    #[test]
+    fn timers_are_due_in_the_order_of_their_times_and_repeat_until_they_are_cancelled() {
+        let mut timers = Timers::default();
+        let late = timers.timer(at(30), None);
+        let often = timers.timer(at(10), Some(Duration::from_nanos(15)));
+        assert_eq!(timers.next(), Some(at(10)));
+        assert_eq!(timers.take_due(at(9)), None);
+        assert_eq!(timers.take_due(at(30)), Some(Due::Timer(often)));
+        assert_eq!(timers.take_due(at(30)), Some(Due::Timer(late)));
+        assert_eq!(timers.take_due(at(30)), None);
+        assert_eq!(timers.take_due(at(31)), Some(Due::Timer(often)));
+        assert!(!timers.cancel(late));
+        assert!(timers.cancel(often));
+        assert!(timers.is_empty());
+    }
+}

@@ -1,0 +1,6 @@
+//! Stories of contexts on the simulated network: what a program does, and what must happen.
+
+#![allow(clippy::unwrap_used)]
+
+mod publish;
+mod world;
