@@ -676,21 +676,12 @@ impl Shared {
     /// Whether a poll would find nothing; `false` if that isn't known without one.
     #[inline(always)]
     pub(crate) fn is_idle(&self) -> bool {
-        match &mut *self.driver.lock() {
-            #[cfg(feature = "sim")]
-            AnyDriver::Soft(driver) => driver.is_idle(),
-            // The others have no such look.
-            _ => false,
-        }
+        drive!(self, driver => driver.is_idle(), _ => false)
     }
 
     /// Whether its device has found something that was not handled; `true` if that isn't known.
     pub(crate) fn has_found(&self) -> bool {
-        match &*self.driver.lock() {
-            #[cfg(feature = "sim")]
-            AnyDriver::Soft(driver) => driver.has_found(),
-            _ => true,
-        }
+        drive!(self, driver => driver.has_found(), _ => true)
     }
 
     /// Prepares for sleep. Nothing happens any more at a closed endpoint.
