@@ -309,9 +309,9 @@ impl Range {
         const READ: &str = "read that finds nothing, shared memory";
         let mut all = Vec::new();
         for (provider, device, what, limit) in [
-            (OURS, Device::Verbs, VERBS_ROUND, Some(2600.0)),
+            (OURS, Device::Verbs, VERBS_ROUND, Some(2400.0)),
             (EFA, Device::Verbs, VERBS_ROUND, None),
-            (OURS, Device::Shm, SHM_ROUND, Some(3200.0)),
+            (OURS, Device::Shm, SHM_ROUND, Some(2830.0)),
             (SHM, Device::Shm, SHM_ROUND, None),
         ] {
             if ours && provider != OURS {
@@ -321,7 +321,7 @@ impl Range {
             print_error!("{what}, {provider}: {instructions:.0} instructions");
             all.push(Counted { what, provider, instructions, limit });
         }
-        for (provider, limit) in [(OURS, Some(500.0)), (SHM, None)] {
+        for (provider, limit) in [(OURS, Some(100.0)), (SHM, None)] {
             if ours && provider != OURS {
                 continue;
             }
