@@ -385,6 +385,9 @@ static void not_offered_calls(void)
 	struct fid_mc *group;
 	struct fid_mr *mr;
 	struct fid_cntr *cntr;
+	struct fi_cq_attr pollfd = { .wait_obj = FI_WAIT_POLLFD };
+	struct fid_cq *queue;
+	fi_addr_t peer;
 	void *table;
 	uint64_t value = 1;
 
@@ -402,6 +405,9 @@ static void not_offered_calls(void)
 	FAILS(fi_tx_context(side->ep, 0, NULL, &ep, NULL), FI_ENOSYS);
 	FAILS(fi_rx_context(side->ep, 0, NULL, &ep, NULL), FI_ENOSYS);
 	FAILS(fi_ep_alias(side->ep, &ep, 0), FI_ENOSYS);
+	FAILS(fi_av_insertsvc(side->av, "127.0.0.1", "7000", &peer, 0, NULL), FI_ENOSYS);
+	FAILS(fi_av_insertsym(side->av, "127.0.0.1", 1, "7000", 1, &peer, 0, NULL), FI_ENOSYS);
+	FAILS(fi_cq_open(world.domain, &pollfd, &queue, NULL), FI_ENOSYS);
 	FAILS(fi_join(side->ep, side->name, 0, &group, NULL), FI_ENOSYS);
 	FAILS(fi_open_ops(&world.domain->fid, "no such table", 0, &table, NULL), FI_ENOSYS);
 	FAILS(fi_set_ops(&world.domain->fid, "no such table", 0, &value, NULL), FI_ENOSYS);
