@@ -395,7 +395,7 @@ fn providers_are_offered_and_excluded_by_name_of_provider_or_fabric() {
         ("^tcp", &[Link::Shm, Link::Tcp, Link::Local]),
     ];
     let find = |text: &str| {
-        let environment = efa::Environment::of([("FI_PROVIDER", text)]);
+        let environment = Environment::of([("FI_PROVIDER", text)]);
         assert_eq!(environment.mistakes, []);
         discover(&Query::new(GUIDE).providers(environment.providers))
     };
@@ -406,7 +406,7 @@ fn providers_are_offered_and_excluded_by_name_of_provider_or_fabric() {
         let error = find(nothing).unwrap_err().to_string();
         assert_eq!(error, format!("nothing offers the requested providers {nothing}"));
     }
-    let wrong = efa::Environment::of([("FI_PROVIDER", "efa,,")]);
+    let wrong = Environment::of([("FI_PROVIDER", "efa,,")]);
     assert!(wrong.providers.is_all());
     assert_eq!(
         wrong.mistakes[0].to_string(),
