@@ -5,18 +5,76 @@
 mod common;
 
 use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
-/// The line about the provider, if `FI_PROVIDER_PATH` is this.
-fn line(path: Option<&Path>) -> String {
+/// The lines about libfabric and the provider, if `FI_PROVIDER_PATH` and these are set.
+fn lines(path: Option<&Path>, variables: &[(&str, &str)]) -> [String; 2] {
     let mut doctor = common::efa(["doctor", "--device", "soft"]);
-    doctor.env_remove("FI_PROVIDER_PATH").env_remove("FI_PROVIDER").env_remove("EFARS_NAME");
+    for name in ["FI_PROVIDER_PATH", "FI_PROVIDER", "EFARS_NAME", "FI_EFARS_DEVICE"] {
+        doctor.env_remove(name);
+    }
     if let Some(path) = path {
         doctor.env("FI_PROVIDER_PATH", path);
     }
+    doctor.envs(variables.iter().copied());
     let output = String::from_utf8(doctor.output().unwrap().stdout).unwrap();
-    let line = output.lines().find(|line| line.contains("provider for libfabric"));
-    line.unwrap_or_else(|| panic!("{output}")).to_owned()
+    ["libfabric  ", "provider for libfabric"].map(|subject| {
+        let line = output.lines().find(|line| line.contains(subject));
+        line.unwrap_or_else(|| panic!("no {subject}: {output}")).to_owned()
+    })
+}
+
+/// The line about the provider, if `FI_PROVIDER_PATH` is this.
+fn line(path: Option<&Path>) -> String {
+    let [_, provider] = lines(path, &[]);
+    provider
+}
+
+/// Lays the library where libfabric looks for it; cargo builds it with these tests.
+fn lay_library(directory: &Path) {
+    let test = std::env::current_exe().unwrap();
+    let built = test.parent().unwrap();
+    let library = [built, built.parent().unwrap()].map(|it| it.join("libefars_fi.so"));
+    let library = library.into_iter().find(|it| it.exists()).expect("libefars_fi.so is not built");
+    symlink(library, directory.join("libefars-fi.so")).unwrap();
+}
+
+#[test]
+fn library_that_libfabric_offers_is_ok_and_with_a_mistaken_device_it_is_bad() {
+    if !common::with_c_packages() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    lay_library(directory.path());
+    for variables in [&[][..], &[("FI_EFARS_DEVICE", "shm"), ("EFARS_NAME", "efa")]] {
+        let [libfabric, provider] = lines(Some(directory.path()), variables);
+        assert!(libfabric.starts_with("ok"), "{libfabric}");
+        assert!(provider.starts_with("ok"), "{provider}");
+        assert!(provider.contains("libefars-fi.so"), "{provider}");
+    }
+    let [_, refused] = lines(Some(directory.path()), &[("FI_EFARS_DEVICE", "nonsense")]);
+    assert!(refused.starts_with("BAD"), "{refused}");
+    assert!(refused.contains("loads, and libfabric doesn't offer it"), "{refused}");
+    assert!(refused.contains("look at FI_PROVIDER, FI_EFARS_DEVICE"), "{refused}");
+}
+
+#[test]
+fn libfabric_that_is_too_old_is_noted_and_the_library_only_loaded() {
+    let directory = tempfile::tempdir().unwrap();
+    lay_library(directory.path());
+    let fake = directory.path().join("fi_info");
+    for (version, expected) in
+        [("libfabric: 1.16.1", "1.16.1 is too old"), ("nothing", "fi_info names no release")]
+    {
+        fs::write(&fake, format!("#!/bin/sh\necho '{version}'\n")).unwrap();
+        fs::set_permissions(&fake, fs::Permissions::from_mode(0o755)).unwrap();
+        let path = directory.path().to_str().unwrap();
+        let [libfabric, provider] = lines(Some(directory.path()), &[("PATH", path)]);
+        assert!(libfabric.starts_with("note") && libfabric.contains(expected), "{libfabric}");
+        assert!(libfabric.contains("1.17 or newer is needed"), "{libfabric}");
+        assert!(provider.starts_with("note") && provider.contains(" loads"), "{provider}");
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -42,9 +43,43 @@ impl Place {
         self.set_up(command)
     }
 
+    /// A program under `efa soft-efa run`, with our provider in place of Amazon's.
+    fn in_place(&self, program: &[&str]) -> Command {
+        let mut command = self.soft_efa(program);
+        command.env("EFARS_NAME", "efa").env("FI_EFARS_DEVICE", "verbs");
+        command
+    }
+
+    /// A program under `efa soft-efa run` on Amazon's provider.
+    fn amazons(&self, program: &[&str]) -> Command {
+        let mut command = self.soft_efa(program);
+        // No provider is there.
+        command.env("FI_PROVIDER_PATH", "/");
+        command
+    }
+
+    /// `fi_info` shows which provider `efa` is: ours has version 300.0, Amazon's that of libfabric.
+    #[track_caller]
+    fn shows_who_efa_is(&self) {
+        let arguments = ["fi_info", "-p", "efa"];
+        let versions = |command: &mut Command| {
+            let text = Running::start(command).finish().success();
+            assert!(text.contains("type: FI_EP_RDM"), "{text}");
+            let versions = text.lines().filter_map(|line| line.trim().strip_prefix("version: "));
+            let mut versions: Vec<_> = versions.map(str::to_owned).collect();
+            versions.dedup();
+            versions
+        };
+        assert_eq!(versions(&mut self.in_place(&arguments)), ["300.0"]);
+        let amazons = versions(&mut self.amazons(&arguments));
+        assert!(!amazons.is_empty() && !amazons.contains(&"300.0".to_owned()), "{amazons:?}");
+    }
+
     fn set_up(&self, mut command: Command) -> Command {
         command.env("FI_PROVIDER_PATH", self.provider.as_str());
-        command.env_remove("FI_PROVIDER").env_remove("FI_LOG_LEVEL");
+        for name in ["FI_PROVIDER", "FI_LOG_LEVEL", "FI_LOG_PROV", "FI_LOG_SUBSYS", "EFARS_NAME"] {
+            command.env_remove(name);
+        }
         command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
@@ -82,14 +117,103 @@ fn fi_info_lists_both_kinds_of_endpoints_and_nothing_stacked_on_them() {
 }
 
 #[test]
-fn fi_info_lists_every_setting() {
+fn fi_info_lists_every_parameter_of_the_tool_and_the_devices() {
     if !with_c_packages() {
         return;
     }
     let text = Place::new().run("fi_info", &["-e"]);
-    for name in ["FI_EFARS_DEVICE", "FI_EFARS_TX_SIZE", "FI_EFARS_SHM_DIRECTORY"] {
-        assert!(text.contains(name), "no {name} in {text}");
+    let listed: BTreeSet<_> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# FI_EFARS_")?.split_once(':'))
+        .map(|(name, _)| name.to_owned())
+        .collect();
+
+    let parameters = Running::start(&mut efa(["info", "--parameters"])).finish().success();
+    // The rest is known and has no effect.
+    let (with_effect, _) = parameters.split_once("without effect here").expect("two lists");
+    let mut expected: BTreeSet<_> = with_effect
+        .lines()
+        .filter_map(|line| line.split_whitespace().next())
+        .filter_map(|name| name.strip_prefix("FI_EFARS_").or(name.strip_prefix("FI_EFA_")))
+        .map(str::to_owned)
+        .collect();
+    assert!(expected.len() > 60, "{parameters}");
+    // Those that libfabric's programs alone have.
+    expected.extend(["DEVICE", "CLOSE_TIMEOUT"].map(str::to_owned));
+    assert_eq!(listed, expected);
+}
+
+#[test]
+fn setting_counts_by_amazons_name_where_ours_is_not_set() {
+    if !with_c_packages() {
+        return;
     }
+    let place = Place::new();
+    let size = |variables: &[(&str, &str)]| {
+        let mut command = place.command("fi_info", &["-p", "efars", "-t", "FI_EP_RDM", "-v"]);
+        command.envs(variables.iter().copied());
+        let text = Running::start(&mut command).finish().success();
+        let (_, transmit) = text.split_once("fi_tx_attr").expect("attributes of sends");
+        let (transmit, _) = transmit.split_once("fi_rx_attr").expect("attributes of receives");
+        let size = transmit.lines().find_map(|line| line.trim().strip_prefix("size: "));
+        size.expect("a size").to_owned()
+    };
+    let amazons = ("FI_EFA_TX_SIZE", "1017");
+    assert_ne!(size(&[]), "1017");
+    assert_eq!(size(&[amazons]), "1017");
+    assert_eq!(size(&[amazons, ("FI_EFARS_TX_SIZE", "513")]), "513");
+}
+
+#[test]
+fn log_of_libfabric_names_a_mistaken_setting_unless_this_provider_is_left_out() {
+    if !with_c_packages() {
+        return;
+    }
+    let place = Place::new();
+    let logged = |variables: &[(&str, &str)]| {
+        let mut command = place.command("fi_info", &["-p", "efars"]);
+        command.env("FI_EFARS_TX_SIZE", "few").envs(variables.iter().copied());
+        let outcome = Running::start(&mut command).finish();
+        let text = outcome.stderr.clone();
+        outcome.success();
+        text
+    };
+    let is_ours = |line: &str| line.contains(":efars:") && line.contains("FI_EFARS_TX_SIZE=few");
+    let warned = logged(&[("FI_LOG_LEVEL", "warn")]);
+    assert!(warned.lines().any(is_ours), "{warned}");
+    let others = logged(&[("FI_LOG_LEVEL", "warn"), ("FI_LOG_PROV", "^efars")]);
+    assert!(!others.contains("efars:") && !others.contains("FI_EFARS_TX_SIZE"), "{others}");
+    assert_eq!(logged(&[]), "");
+}
+
+#[test]
+fn device_is_an_interface_where_there_is_one_or_that_with_the_name() {
+    if !with_c_packages() {
+        return;
+    }
+    let place = Place::new();
+    let listed = |device: Option<&str>| {
+        let mut command = place.soft_efa(&["fi_info", "-p", "efars", "-t", "FI_EP_RDM"]);
+        command.env_remove("FI_EFARS_DEVICE");
+        command.envs(device.map(|device| ("FI_EFARS_DEVICE", device)));
+        Running::start(&mut command).finish()
+    };
+    let domain = |text: &str| {
+        let domain = text.lines().find_map(|line| line.trim().strip_prefix("domain: "));
+        domain.unwrap_or_else(|| panic!("{text}")).to_owned()
+    };
+    let unset = listed(None).success();
+    assert!(unset.contains("fabric: efa-verbs"), "{unset}");
+    let name = domain(&unset);
+    let named = listed(Some(&format!("verbs:{name}"))).success();
+    assert_eq!(domain(&named), name);
+    let missing = listed(Some("verbs:no-such-interface"));
+    assert_ne!(missing.code, Some(0), "{missing:?}");
+    // Without an interface it is shared memory.
+    let mut command = place.command("fi_info", &["-p", "efars"]);
+    command.env_remove("FI_EFARS_DEVICE");
+    let text = Running::start(&mut command).finish().success();
+    assert!(text.contains("fabric: efa-shm"), "{text}");
 }
 
 /// `fi_pingpong` with all sizes over shared memory.
@@ -142,6 +266,26 @@ fn fi_pingpong_sends_messages_of_all_sizes_over_a_connection() {
     pingpong(&["-e", "msg"]);
 }
 
+#[test]
+fn fi_pingpong_sends_messages_of_all_sizes_over_tcp() {
+    if !with_c_packages() {
+        return;
+    }
+    let place = Place::new();
+    let command = |arguments: &[&str]| {
+        let mut command = place.command("fi_pingpong", arguments);
+        command.env("FI_EFARS_DEVICE", "tcp:127.0.0.1");
+        command
+    };
+    let listed = {
+        let mut command = place.command("fi_info", &["-p", "efars"]);
+        command.env("FI_EFARS_DEVICE", "tcp:127.0.0.1");
+        Running::start(&mut command).finish().success()
+    };
+    assert!(listed.contains("fabric: efa-tcp"), "{listed}");
+    pingpong_between(&["-p", "efars", "-e", "rdm"], command, command);
+}
+
 /// Ours under the name of Amazon's provider at one side.
 #[test]
 fn fi_pingpong_sends_messages_of_all_sizes_between_amazons_provider_and_ours() {
@@ -149,17 +293,10 @@ fn fi_pingpong_sends_messages_of_all_sizes_between_amazons_provider_and_ours() {
         return;
     }
     let place = Place::new();
-    let command = |arguments: &[&str]| place.soft_efa(&[&["fi_pingpong"][..], arguments].concat());
-    let ours = |arguments: &[&str]| {
-        let mut command = command(arguments);
-        command.env("EFARS_NAME", "efa").env("FI_EFARS_DEVICE", "verbs");
-        command
-    };
-    let amazons = |arguments: &[&str]| {
-        let mut command = command(arguments);
-        command.env("FI_PROVIDER_PATH", "/");
-        command
-    };
+    place.shows_who_efa_is();
+    let program = ["fi_pingpong"];
+    let ours = |arguments: &[&str]| place.in_place(&[&program[..], arguments].concat());
+    let amazons = |arguments: &[&str]| place.amazons(&[&program[..], arguments].concat());
     pingpong_between(&["-p", "efa", "-e", "rdm"], ours, amazons);
 }
 
@@ -209,22 +346,39 @@ fn open_mpi_accesses_windows_by_remote_memory_access() {
     assert!(text.contains("3 ranks: every byte was right"), "{text}");
 }
 
-/// Amazon's provider in the first process, ours under its name in the others.
-#[test]
-fn open_mpi_sends_messages_between_amazons_provider_and_ours() {
+/// The MPI program with Amazon's provider in the first of three processes, and ours under its name in the others.
+fn mixed_mpi(options: &str) {
     if !with_c_packages() {
         return;
     }
     let (place, program) = (Place::new(), ranks());
-    let options = format!("mpirun {HERE} {BY_LIBFABRIC} efa --mca btl self --mca osc pt2pt");
-    let ours = "-n 2 -x EFARS_NAME=efa -x FI_EFARS_DEVICE=verbs";
+    place.shows_who_efa_is();
+    let options = format!("mpirun {HERE} {BY_LIBFABRIC} efa {options}");
     let first = ["-n", "1", "-x", "FI_PROVIDER_PATH=/", program.as_str(), ":"];
+    let ours = "-n 2 -x EFARS_NAME=efa -x FI_EFARS_DEVICE=verbs";
     let arguments = [words(&options), first.to_vec(), words(ours), vec![program.as_str()]].concat();
     let mut command = place.soft_efa(&arguments);
     // It would look for the others in its own shared memory.
     command.env("FI_EFA_ENABLE_SHM_TRANSFER", "0");
-    let text = Running::start(&mut command).finish().success();
-    assert!(text.contains("3 ranks: every byte was right"), "{text}");
+    // Ours says in each process that there is no such setting; Amazon's doesn't know the prefix.
+    command.env("FI_EFARS_NO_SUCH_SETTING", "1").env("FI_LOG_LEVEL", "warn");
+    let outcome = Running::start(&mut command).finish();
+    let logged = outcome.stderr.clone();
+    let text = outcome.success();
+    assert!(text.contains("3 ranks: every byte was right"), "{text}\n{logged}");
+    let warnings = logged.lines().filter(|line| line.contains("FI_EFARS_NO_SUCH_SETTING"));
+    assert_eq!(warnings.count(), 2, "{logged}");
+}
+
+#[test]
+fn open_mpi_sends_messages_between_amazons_provider_and_ours() {
+    mixed_mpi("--mca btl self --mca osc pt2pt");
+}
+
+/// Windows are read and written by the module `ofi` of Open MPI's byte transfer layer.
+#[test]
+fn open_mpi_accesses_windows_between_amazons_provider_and_ours() {
+    mixed_mpi("--mca btl self,ofi --mca osc rdma --mca opal_common_ofi_provider_include efa");
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::abi::{FI_EBADF, FI_EINVAL, FI_EOTHER};
+use crate::log;
 use crate::threads::InCall;
 
 /// A positive error number of libfabric.
@@ -40,7 +41,24 @@ struct Closed;
 
 #[cold]
 fn of_panic(panic: &(dyn Any + Send)) -> Errno {
-    if panic.is::<Closed>() { Errno(FI_EBADF) } else { Errno(FI_EOTHER) }
+    if panic.is::<Closed>() {
+        return Errno(FI_EBADF);
+    }
+    let reason = reason(panic);
+    // Another panic, of who writes the log, must not reach C either.
+    let _ = catch_unwind(|| {
+        log::warn(format_args!("a mistake of this library, the call fails: {reason}"));
+    });
+    Errno(FI_EOTHER)
+}
+
+/// What a panic says.
+fn reason(panic: &(dyn Any + Send)) -> &str {
+    match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
+        (Some(reason), _) => reason,
+        (None, Some(reason)) => reason,
+        (None, None) => "no reason was given",
+    }
 }
 
 /// Runs a call. A panic, which is a mistake of this library, becomes `FI_EOTHER`.
@@ -95,13 +113,63 @@ pub(crate) fn value<T>(otherwise: T, call: impl FnOnce() -> T) -> T {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::sync::{Arc, Mutex};
+
+    use tracing::field::{Field, Visit};
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Metadata, Subscriber};
 
     use super::*;
 
+    /// Keeps the messages of events, and panics at those with a text.
+    struct Log {
+        lines: Arc<Mutex<Vec<String>>>,
+        panics_at: &'static str,
+    }
+
+    impl Subscriber for Log {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+
+        fn event(&self, event: &Event<'_>) {
+            struct Text(String);
+            impl Visit for Text {
+                fn record_debug(&mut self, _: &Field, value: &dyn std::fmt::Debug) {
+                    self.0 += &format!("{value:?}");
+                }
+            }
+            let mut text = Text(String::new());
+            event.record(&mut text);
+            assert!(!text.0.contains(self.panics_at), "a second panic");
+            lock(&self.lines).push(text.0);
+        }
+
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    /// No other test may make a call panic: `tracing` remembers whether somebody listened when a place logged first.
     #[test]
-    fn panic_becomes_an_error_number_and_the_next_call_works() {
-        assert_eq!(status(|| panic!("a mistake")), -FI_EOTHER);
-        assert_eq!(count(|| Ok(7)), 7);
+    fn panic_becomes_an_error_number_is_logged_and_the_next_call_works_even_if_logging_panics() {
+        let lines = Arc::default();
+        let log = Log { lines: Arc::clone(&lines), panics_at: "unspeakable" };
+        tracing::subscriber::with_default(log, || {
+            assert_eq!(status(|| panic!("a plain mistake")), -FI_EOTHER);
+            assert_eq!(status(|| panic!("mistake {}", 7)), -FI_EOTHER);
+            assert_eq!(status(|| panic!("an unspeakable mistake")), -FI_EOTHER);
+            assert_eq!(status(|| std::panic::resume_unwind(Box::new(7))), -FI_EOTHER);
+            assert_eq!(count(|| Ok(7)), 7);
+            assert_eq!(status(|| leave_closed()), -FI_EBADF);
+        });
+        let text = "a mistake of this library, the call fails: ";
+        let expected = ["a plain mistake", "mistake 7", "no reason was given"];
+        assert_eq!(*lock(&lines), expected.map(|reason| format!("{text}{reason}")));
     }
 
     #[test]

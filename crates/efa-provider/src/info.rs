@@ -44,6 +44,10 @@ const MR_MODES: c_int = (1 << 12) - 1;
 /// The value of an attribute that has no limit: programs may keep it in an `int`.
 const NO_LIMIT: usize = c_int::MAX as usize;
 
+/// Pieces of a message that an entry offers unless the program asks for more: as many as libfabric's own `shm` and `tcp`.
+/// fi_ubertest cuts messages into as many as are offered, and cuts wrongly into more than this.
+pub(crate) const PIECES: usize = 4;
+
 /// Contexts of an endpoint, on either side.
 const CONTEXTS: usize = 1;
 
@@ -208,10 +212,15 @@ fn fill_domain(asked: &fi_domain_attr, hints: &mut Hints) -> Outcome<()> {
         || bits::capabilities(asked.caps).is_none()
         || asked.mr_iov_limit > 1
         || asked.max_err_data > MOST_DATA
+        || [asked.cq_cnt, asked.cntr_cnt, asked.mr_cnt].into_iter().any(|count| count > NO_LIMIT)
     {
         return Err(NO_DATA);
     }
     let domain = &mut hints.domain;
+    // The room for a key of ours. A key of the program's is a number of 64 bits, whatever it says.
+    if domain.registration_mode == Some(RegistrationMode::Basic) {
+        domain.mr_key_size = wanted(asked.mr_key_size);
+    }
     domain.threading = match asked.threading {
         FI_THREAD_UNSPEC => None,
         FI_THREAD_SAFE | FI_THREAD_FID | FI_THREAD_DOMAIN | FI_THREAD_COMPLETION
@@ -265,6 +274,8 @@ pub(crate) struct RequestedAttributes {
     /// Any number of threads may call, so what the program keeps to is right; MPICH takes no other answer.
     threading: fi_threading,
     av_type: fi_av_type,
+    /// Pieces of a message, sent and received.
+    pieces: [usize; 2],
     /// Addresses of connections are those of IPv6.
     pub(crate) is_ipv6: bool,
     /// Addresses of endpoints without a connection, or sites.
@@ -286,6 +297,10 @@ impl RequestedAttributes {
                 .and_then(|asked| asked.domain)
                 .map_or(FI_THREAD_UNSPEC, |it| it.threading),
             av_type: asked.and_then(|asked| asked.domain).map_or(FI_AV_UNSPEC, |it| it.av_type),
+            pieces: [
+                asked.and_then(|asked| asked.transmit).map_or(0, |it| it.iov_limit),
+                asked.and_then(|asked| asked.receive).map_or(0, |it| it.iov_limit),
+            ],
             is_ipv6: asked.is_some_and(|asked| asked.info.addr_format == FI_SOCKADDR_IN6),
             source: None,
             destination: None,
@@ -321,7 +336,8 @@ pub(crate) fn answer(info: &Info, requested: &RequestedAttributes, to: &mut Answ
     transmit.msg_order = MESSAGE_ORDER;
     transmit.inject_size = from.inject_size;
     transmit.size = from.size.min(NO_LIMIT);
-    transmit.iov_limit = from.iov_limit;
+    let [sent, received] = requested.pieces.map(|pieces| pieces.max(PIECES));
+    transmit.iov_limit = sent.min(from.iov_limit);
     transmit.rma_iov_limit = from.rma_iov_limit;
 
     let (from, receive) = (&info.receive, &mut *to.receive);
@@ -330,7 +346,7 @@ pub(crate) fn answer(info: &Info, requested: &RequestedAttributes, to: &mut Answ
     receive.msg_order = MESSAGE_ORDER;
     receive.total_buffered_recv = from.total_buffered;
     receive.size = from.size.min(NO_LIMIT);
-    receive.iov_limit = from.iov_limit;
+    receive.iov_limit = received.min(from.iov_limit);
 
     let (from, endpoint) = (&info.endpoint, &mut *to.endpoint);
     endpoint.type_ = if is_msg { FI_EP_MSG } else { FI_EP_RDM };

@@ -119,7 +119,7 @@ pub(crate) unsafe fn sent_pieces(
 ) -> Outcome<Buffer> {
     // SAFETY: the caller's promise.
     unsafe {
-        match pieces(iov, count)? {
+        match pieces(iov, count, ep.most_pieces)? {
             [] => Ok(Buffer::default()),
             [one] => sent(ep, one.iov_base, one.iov_len, descriptor(desc, 0)),
             many => {
@@ -144,7 +144,7 @@ pub(crate) unsafe fn received_pieces(
 ) -> Outcome<ReceiveBuffer> {
     // SAFETY: the caller's promise.
     unsafe {
-        match pieces(iov, count)? {
+        match pieces(iov, count, ep.most_pieces)? {
             [] => received(ep, std::ptr::null_mut(), 0, std::ptr::null_mut()),
             [one] => received(ep, one.iov_base, one.iov_len, descriptor(desc, 0)),
             many => {
@@ -198,20 +198,24 @@ unsafe fn descriptor(descs: *mut *mut c_void, index: usize) -> *mut c_void {
     }
 }
 
-/// The pieces of an operation.
+/// The pieces of an operation, at most `most`.
 ///
 /// # Safety
 /// `count` pieces are at `iov`, and don't change during the call.
-unsafe fn pieces<'a>(iov: *const libc::iovec, count: usize) -> Outcome<&'a [libc::iovec]> {
+unsafe fn pieces<'a>(
+    iov: *const libc::iovec,
+    count: usize,
+    most: usize,
+) -> Outcome<&'a [libc::iovec]> {
     match count {
         0 => Ok(&[]),
-        _ if iov.is_null() || count > MOST_PIECES => Err(INVALID),
+        _ if iov.is_null() || count > most => Err(INVALID),
         // SAFETY: the caller's promise.
         _ => Ok(unsafe { std::slice::from_raw_parts(iov, count) }),
     }
 }
 
-/// Most pieces of one message (`iov_limit`).
+/// Most pieces of one message (`iov_limit`) that a program may ask for.
 pub(crate) const MOST_PIECES: usize = 28;
 
 #[cfg(test)]
@@ -228,7 +232,7 @@ mod tests {
         assert_eq!(base(one.as_ptr().cast(), usize::MAX), Err(Errno(FI_EMSGSIZE)));
         // SAFETY: nothing is read from null.
         unsafe {
-            assert_eq!(pieces(std::ptr::null(), 1).err(), Some(INVALID));
+            assert_eq!(pieces(std::ptr::null(), 1, 4).err(), Some(INVALID));
             assert_eq!(copied(null, 3), Err(INVALID));
         }
     }
@@ -251,8 +255,8 @@ mod tests {
         let one = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
         // SAFETY: the count is refused before the pieces are read.
         unsafe {
-            assert_eq!(pieces(&one, MOST_PIECES + 1).err(), Some(INVALID));
-            assert_eq!(pieces(&one, usize::MAX).err(), Some(INVALID));
+            assert_eq!(pieces(&one, 5, 4).err(), Some(INVALID));
+            assert_eq!(pieces(&one, usize::MAX, MOST_PIECES).err(), Some(INVALID));
         }
     }
 }

@@ -197,6 +197,7 @@ programs! {
     messages_under_way_at_once_go_to_receives_in_order "messages-in-order"
     message_to_the_own_endpoint_arrives "messages-to-itself"
     message_longer_than_its_receive_is_truncated "messages-truncated"
+    message_has_up_to_four_pieces_or_as_many_as_were_asked_for "messages-in-pieces"
 
     completion_of_a_receive_names_the_sender_if_it_is_known "matching-sources"
     receive_of_one_source_takes_no_message_of_another "matching-directed"
@@ -311,6 +312,9 @@ programs! {
     message_claimed_is_received_by_who_reads_the_answer "sleepers-claimed"
     event_of_a_new_vector_outlives_the_close_of_the_one_before "sleepers-vectors-closed"
 
+    processes_reach_each_other_by_one_name_and_not_by_two "devices-names"
+    processes_reach_each_other_between_addresses_over_tcp "devices-tcp"
+
     region_closed_and_unmapped_is_not_touched_by_peers "lifetimes-region-unmapped"
     receives_of_a_closed_endpoint_are_not_written_to "lifetimes-receives-unmapped"
     sends_of_a_closed_endpoint_are_not_touched "lifetimes-sends-unmapped"
@@ -322,10 +326,12 @@ programs! {
 }
 
 /// The programs of requirements that only C programs can show.
-const OF_ROWS: [&str; 4] = [
+const OF_ROWS: [&str; 6] = [
     "discovery-each-hint",
     "discovery-no-more-than-asked",
+    "completions-context-blocks",
     "versions-lengths",
+    "versions-tables",
     "refused-unknown-values",
 ];
 
@@ -348,6 +354,14 @@ fn check_on_interface(program: &str) {
     let mut wrapper = vec!["env", "FI_EFARS_DEVICE=verbs"];
     wrapper.extend(variables.iter().map(String::as_str));
     run(built, &wrapper, program, DEADLINE);
+}
+
+#[test]
+fn close_takes_as_long_as_its_setting_says_if_the_peer_never_answers() {
+    let Some(built) = built() else { return };
+    for setting in ["FI_EFARS_CLOSE_TIMEOUT=100", "FI_EFARS_CLOSE_TIMEOUT=4000"] {
+        run(built, &["env", setting], "lifetimes-close-is-bounded", DEADLINE);
+    }
 }
 
 #[test]
@@ -381,6 +395,18 @@ fn entry_has_no_capability_or_mode_that_was_not_asked_for() {
 #[test]
 fn structures_of_each_version_are_not_touched_beyond_their_end() {
     check("versions-lengths");
+}
+
+// conformance: C28
+#[test]
+fn table_of_each_object_says_its_size() {
+    check("versions-tables");
+}
+
+// conformance: C12
+#[test]
+fn context_blocks_that_a_program_would_lend_are_not_touched() {
+    check("completions-context-blocks");
 }
 
 // conformance: C105
@@ -429,6 +455,7 @@ groups! {
     valgrind_finds_no_mistake_with_two_libfabrics "libfabrics"
     valgrind_finds_no_mistake_at_exit "exits"
     valgrind_finds_no_mistake_with_sleepers "sleepers"
+    valgrind_finds_no_mistake_on_devices "devices"
 }
 
 #[test]

@@ -24,6 +24,7 @@ use crate::attributes::{
 use crate::capabilities::{Capabilities, Mode, OperationFlags};
 use crate::device::{find_interfaces, notifies};
 use crate::domain::{Domain, DomainOptions};
+use crate::endpoint_options::EndpointOptions;
 use crate::error::{Error, Wanted};
 use crate::fabric::Fabric;
 use crate::hints::{Hints, Narrow};
@@ -95,6 +96,8 @@ pub struct Query {
     pub providers: NameFilter,
     /// Requested attributes.
     pub hints: Hints,
+    /// Options that the program opens its endpoints with: entries have the limits that follow from them.
+    pub options: EndpointOptions,
 }
 
 impl Query {
@@ -108,6 +111,7 @@ impl Query {
             named: Named::default(),
             providers: NameFilter::default(),
             hints: Hints::default(),
+            options: EndpointOptions::default(),
         }
     }
 
@@ -140,6 +144,13 @@ impl Query {
     #[must_use]
     pub fn hints(self, hints: Hints) -> Self {
         Self { hints, ..self }
+    }
+
+    /// Sets [`options`](Self#structfield.options), usually to
+    /// [`Environment::endpoint`](crate::Environment#structfield.endpoint).
+    #[must_use]
+    pub fn options(self, options: EndpointOptions) -> Self {
+        Self { options, ..self }
     }
 
     /// Source and destination: those of the hints, or of node and service if these are given.
@@ -198,7 +209,7 @@ pub fn discover(query: &Query) -> Result<Vec<Info>, Error> {
         return Err(Wanted::Provider(provider.clone()).into());
     }
     let (source, destination) = query.addresses()?;
-    let mut entries = entries(hints)?;
+    let mut entries = entries(hints, &query.options)?;
     entries.narrow(
         |info| query.providers.allows(&[info.provider, &info.fabric]),
         || Wanted::Providers(query.providers.clone()),
@@ -246,7 +257,7 @@ pub fn interfaces() -> Result<Vec<String>, DeviceError> {
 }
 
 /// An entry for each link, device and endpoint type; at least one.
-fn entries(hints: &Hints) -> Result<Vec<Info>, Error> {
+fn entries(hints: &Hints, endpoint: &EndpointOptions) -> Result<Vec<Info>, Error> {
     let mut entries = Vec::new();
     let requested = |link: &Link| hints.link.is_none_or(|requested| requested == *link);
     for link in Link::ALL.iter().copied().filter(requested) {
@@ -265,7 +276,10 @@ fn entries(hints: &Hints) -> Result<Vec<Info>, Error> {
         let options = DomainOptions::wanted(&hints.domain, notifies(link));
         for device in &devices {
             let kinds = EndpointKind::OFFERED.iter();
-            entries.extend(kinds.map(|kind| describe(link, device, *kind, &options, capabilities)));
+            entries.extend(kinds.map(|kind| {
+                let info = describe(link, device, *kind, &options, capabilities);
+                info.with_limits_of(endpoint, capabilities)
+            }));
         }
     }
     match &hints.interface {
@@ -333,6 +347,20 @@ fn describe(
 }
 
 impl Info {
+    /// The entry with the limits of an endpoint that is opened with these options.
+    fn with_limits_of(mut self, options: &EndpointOptions, capabilities: Capabilities) -> Self {
+        let (config, mode) = (&options.protocol, self.mode);
+        let inject_size = self.transmit.inject_size;
+        self.transmit = TransmitAttributes {
+            mode,
+            ..TransmitAttributes::of(capabilities, config, inject_size)
+        };
+        self.receive = ReceiveAttributes { mode, ..ReceiveAttributes::of(capabilities, config) };
+        self.endpoint =
+            EndpointAttributes::of(self.endpoint.kind, config, options.max_message_size);
+        self
+    }
+
     /// An entry for an endpoint that accepts a request, with the addresses of the listener and the caller.
     pub(crate) fn of_request(
         link: Link,

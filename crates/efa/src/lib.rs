@@ -27,7 +27,8 @@
 //! * **Waiting polls or sleeps.** [`CompletionQueue::wait`] and [`Counter::wait`] block the thread, so don't
 //!   call them in an async task (those have the module `tokio`). They poll, unless the object was made by
 //!   [`Domain::waitable_completion_queue`] or [`Domain::waitable_counter`]: then they sleep, and the object
-//!   has a descriptor for poll, select and epoll. An EFA interface has no such objects yet.
+//!   has a descriptor for poll, select and epoll. On an EFA interface they take completion channels of rdma-core;
+//!   where an interface doesn't notify, making one fails.
 //! * **Logs go to `tracing`**, and appear if the program installs a subscriber.
 //!
 //! # Example

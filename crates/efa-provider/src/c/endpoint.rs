@@ -22,7 +22,9 @@ use crate::c::eq::EventQueue;
 use crate::c::event::{EventSource, Pointer};
 use crate::c::{atomic, entry, msg, rma, tagged};
 use crate::errors;
+use crate::info::PIECES;
 use crate::lookup::{AddressServer, HostPort};
+use crate::memory::MOST_PIECES;
 use crate::object::{Class, Object, Pool, Use};
 
 /// An endpoint.
@@ -31,6 +33,8 @@ pub(crate) struct Endpoint {
     enabled: OnceLock<Enabled>,
     /// The bits of a program's address that count: all, or none with a connection, whose only peer is 0.
     addressed: u64,
+    /// Most pieces of an operation (`iov_limit`).
+    pub(crate) most_pieces: usize,
     /// `None` if it is for reliable datagrams.
     pub(crate) connection: Option<Connection>,
     /// The host and port at which peers ask for its address, if the program's entry has them.
@@ -186,6 +190,9 @@ impl Endpoint {
         if !capabilities.is_empty() {
             options = options.capabilities(capabilities);
         }
+        let most_pieces = transmit
+            .map_or(0, |transmit| transmit.iov_limit)
+            .max(receive.map_or(0, |receive| receive.iov_limit));
         let mut defaults = Defaults::default();
         if let Some(transmit) = transmit {
             let flags = bits::transmit_flags(transmit.op_flags).ok_or(Errno(FI_EBADFLAGS))?;
@@ -215,6 +222,7 @@ impl Endpoint {
         let setup = Setup { options, ..Setup::default() };
         Ok(Self {
             enabled: OnceLock::new(),
+            most_pieces: most_pieces.clamp(PIECES, MOST_PIECES),
             addressed: if connection.is_none() { u64::MAX } else { 0 },
             connection,
             host_port,

@@ -136,7 +136,8 @@ impl Inquiry<'_> {
     /// # Safety
     /// Addresses in the hints have the lengths that they say.
     unsafe fn query(&self, settings: &Settings) -> Outcome<Query> {
-        let mut query = query(self.version, self.hints)?;
+        let mut query =
+            query(self.version, self.hints)?.options(settings.environment.endpoint.clone());
         if settings.is_in_place() && query.hints.fabric.as_deref() == Some("efa") {
             query.hints.fabric = None;
         }

@@ -2,6 +2,7 @@
 #include "program.h"
 
 #include <pthread.h>
+#include <sys/mman.h>
 #include <sys/uio.h>
 
 static const size_t entry_size[] = {
@@ -413,7 +414,50 @@ static void failure_text(void)
 	close_world(&world);
 }
 
+/* A program that would lend context blocks, of a provider that asks for none: it keeps what it wrote there, and the
+ * contexts may as well be addresses of nothing. */
+static void context_blocks(void)
+{
+	struct options options = { .mode = FI_CONTEXT | FI_CONTEXT2 };
+	struct world world;
+	struct side *from = &world.side[0], *at = &world.side[1];
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	char *nothing = mmap(NULL, page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	static struct fi_context blocks[4], before[4];
+	const size_t lengths[] = { 0, 8, 100000 };
+	static char there[100000], here[100000];
+
+	CHECK(nothing != MAP_FAILED);
+	open_world(&world, &options);
+	if (world.info->mode && !is_ours())
+		not_offered("contexts without blocks");
+	EQUAL(world.info->mode, 0);
+	fill(blocks, sizeof(blocks), 3);
+	memcpy(before, blocks, sizeof(blocks));
+	for (size_t i = 0; i < COUNT(lengths); i++) {
+		POST(&world, fi_trecv(at->ep, here, lengths[i], NULL, FI_ADDR_UNSPEC, 1, 0, &blocks[1]));
+		SAME_BYTES(blocks, before, sizeof(blocks));
+		POST(&world, fi_tsend(from->ep, there, lengths[i], NULL, from->to[1], 1, &blocks[2]));
+		SAME_BYTES(blocks, before, sizeof(blocks));
+		DONE(&world, at->rx, &blocks[1], FI_RECV | FI_TAGGED);
+		DONE(&world, from->tx, &blocks[2], FI_SEND | FI_TAGGED);
+		SAME_BYTES(blocks, before, sizeof(blocks));
+		POST(&world, fi_trecv(at->ep, here, lengths[i], NULL, FI_ADDR_UNSPEC, 1, 0, nothing));
+		POST(&world, fi_tsend(from->ep, there, lengths[i], NULL, from->to[1], 1, nothing + 8));
+		DONE(&world, at->rx, nothing, FI_RECV | FI_TAGGED);
+		DONE(&world, from->tx, nothing + 8, FI_SEND | FI_TAGGED);
+		/* One that is cancelled. */
+		POST(&world, fi_trecv(at->ep, here, 8, NULL, FI_ADDR_UNSPEC, 2, 0, &blocks[3]));
+		OK(fi_cancel(&at->ep->fid, &blocks[3]));
+		EQUAL((uintptr_t)TAKE_ERROR(&world, at->rx).op_context, (uintptr_t)&blocks[3]);
+		SAME_BYTES(blocks, before, sizeof(blocks));
+	}
+	close_world(&world);
+	OK(munmap(nothing, page));
+}
+
 const struct program completions[] = {
+	{ "completions-context-blocks", context_blocks },
 	{ "completions-formats", formats },
 	{ "completions-one-queue", one_queue },
 	{ "completions-selective", selective },

@@ -1,6 +1,8 @@
 /* fi_getinfo: each hint is met or the entry is left out. */
 #include "program.h"
 
+/* Of programs that libfabric 1.17 serves, and of newer ones. */
+static const uint32_t newer[] = { FI_VERSION(2, 0), FI_VERSION(2, 6) };
 static const uint32_t versions[] = { FI_VERSION(1, 5), FI_VERSION(1, 9), FI_VERSION(1, 17) };
 
 static struct fi_info *plain_hints(void)
@@ -76,28 +78,107 @@ static void no_hints(void)
 	}
 }
 
+/* An answer to another answer as hints has all of its attributes. */
+static void check_same(const struct fi_info *again, const struct fi_info *entry)
+{
+	const struct fi_tx_attr *tx = again->tx_attr;
+	const struct fi_rx_attr *rx = again->rx_attr;
+	const struct fi_domain_attr *domain = again->domain_attr;
+
+	EQUAL(again->ep_attr->type, entry->ep_attr->type);
+	EQUAL(again->caps & entry->caps, entry->caps);
+	SAME_TEXT(domain->name, entry->domain_attr->name);
+	SAME_TEXT(again->fabric_attr->name, entry->fabric_attr->name);
+	EQUAL(domain->mr_mode, entry->domain_attr->mr_mode);
+	if (!is_ours())
+		return;
+	EQUAL(again->caps, entry->caps);
+	EQUAL(again->mode, entry->mode);
+	EQUAL(again->addr_format, entry->addr_format);
+	EQUAL(tx->caps, entry->tx_attr->caps);
+	EQUAL(tx->op_flags, entry->tx_attr->op_flags);
+	EQUAL(tx->msg_order, entry->tx_attr->msg_order);
+	EQUAL(tx->comp_order, entry->tx_attr->comp_order);
+	EQUAL(tx->inject_size, entry->tx_attr->inject_size);
+	EQUAL(tx->size, entry->tx_attr->size);
+	EQUAL(tx->iov_limit, entry->tx_attr->iov_limit);
+	EQUAL(tx->rma_iov_limit, entry->tx_attr->rma_iov_limit);
+	EQUAL(rx->caps, entry->rx_attr->caps);
+	EQUAL(rx->op_flags, entry->rx_attr->op_flags);
+	EQUAL(rx->msg_order, entry->rx_attr->msg_order);
+	EQUAL(rx->comp_order, entry->rx_attr->comp_order);
+	EQUAL(rx->total_buffered_recv, entry->rx_attr->total_buffered_recv);
+	EQUAL(rx->size, entry->rx_attr->size);
+	EQUAL(rx->iov_limit, entry->rx_attr->iov_limit);
+	EQUAL(domain->threading, entry->domain_attr->threading);
+	EQUAL(domain->control_progress, entry->domain_attr->control_progress);
+	EQUAL(domain->data_progress, entry->domain_attr->data_progress);
+	EQUAL(domain->resource_mgmt, entry->domain_attr->resource_mgmt);
+	EQUAL(domain->av_type, entry->domain_attr->av_type);
+	EQUAL(domain->mr_key_size, entry->domain_attr->mr_key_size);
+	EQUAL(domain->cq_data_size, entry->domain_attr->cq_data_size);
+	EQUAL(domain->cq_cnt, entry->domain_attr->cq_cnt);
+	EQUAL(domain->ep_cnt, entry->domain_attr->ep_cnt);
+	EQUAL(domain->mr_cnt, entry->domain_attr->mr_cnt);
+	EQUAL(domain->mr_iov_limit, entry->domain_attr->mr_iov_limit);
+	EQUAL(domain->max_err_data, entry->domain_attr->max_err_data);
+	EQUAL(again->ep_attr->protocol, entry->ep_attr->protocol);
+	EQUAL(again->ep_attr->protocol_version, entry->ep_attr->protocol_version);
+	EQUAL(again->ep_attr->max_msg_size, entry->ep_attr->max_msg_size);
+	EQUAL(again->ep_attr->mem_tag_format, entry->ep_attr->mem_tag_format);
+}
+
+/* Hints in several ways, so that answers differ in what they repeat of them. */
+static void vary(struct fi_info *hints, int way)
+{
+	if (way == 1) {
+		hints->caps = FI_TAGGED | FI_DIRECTED_RECV;
+		hints->domain_attr->mr_mode = 0;
+		hints->domain_attr->av_type = FI_AV_TABLE;
+		hints->domain_attr->threading = FI_THREAD_DOMAIN;
+		hints->tx_attr->op_flags = FI_COMPLETION | FI_DELIVERY_COMPLETE;
+		hints->rx_attr->op_flags = FI_COMPLETION;
+	} else if (way == 2) {
+		hints->caps = FI_MSG | FI_RMA;
+		hints->domain_attr->mr_mode = 0;
+		hints->domain_attr->av_type = FI_AV_MAP;
+		hints->domain_attr->data_progress = FI_PROGRESS_AUTO;
+		hints->domain_attr->control_progress = FI_PROGRESS_AUTO;
+		hints->tx_attr->op_flags = FI_INJECT;
+		hints->tx_attr->iov_limit = 9;
+		hints->rx_attr->iov_limit = 7;
+	}
+}
+
 /* Each answer is accepted as hints, and gives itself again. */
 static void own_answer(void)
 {
-	for (size_t i = 0; i < COUNT(versions); i++) {
-		struct fi_info *hints = plain_hints(), *info, *again;
+	for (size_t i = 0; i < COUNT(versions) + COUNT(newer); i++)
+		for (int way = 0; way < 3; way++) {
+			bool is_newer = i >= COUNT(versions);
+			uint32_t version = is_newer ? newer[i - COUNT(versions)] : versions[i];
+			struct fi_info *hints = plain_hints(), *info, *again;
 
-		OK(ask(versions[i], hints, &info));
-		for (struct fi_info *entry = info; entry; entry = entry->next) {
-			if (!is_ours() && entry->ep_attr->type != FI_EP_RDM)
+			if (!is_ours() && (is_newer || way))
 				continue;
-			OK(ask(versions[i], entry, &again));
-			check_entry(again, versions[i]);
-			EQUAL(again->ep_attr->type, entry->ep_attr->type);
-			EQUAL(again->caps & entry->caps, entry->caps);
-			SAME_TEXT(again->domain_attr->name, entry->domain_attr->name);
-			SAME_TEXT(again->fabric_attr->name, entry->fabric_attr->name);
-			EQUAL(again->domain_attr->mr_mode, entry->domain_attr->mr_mode);
-			fi_freeinfo(again);
+			vary(hints, way);
+			OK(is_newer ? library()->getinfo(version, NULL, NULL, 0, hints, &info) : ask(version, hints, &info));
+			for (struct fi_info *entry = info; entry; entry = entry->next) {
+				if (!is_ours() && entry->ep_attr->type != FI_EP_RDM)
+					continue;
+				if (is_newer) {
+					OK(library()->getinfo(version, NULL, NULL, 0, entry, &again));
+					EQUAL(again->fabric_attr->api_version, version);
+				} else {
+					OK(ask(version, entry, &again));
+					check_entry(again, version);
+				}
+				check_same(again, entry);
+				fi_freeinfo(again);
+			}
+			fi_freeinfo(info);
+			fi_freeinfo(hints);
 		}
-		fi_freeinfo(info);
-		fi_freeinfo(hints);
-	}
 }
 
 /* The endpoint of an answer opens, for each version. */
@@ -173,6 +254,21 @@ HINT(order, hints->tx_attr->msg_order = FI_ORDER_SAS; hints->rx_attr->msg_order 
 HINT(completion, hints->tx_attr->op_flags = FI_COMPLETION, info->tx_attr->op_flags & FI_COMPLETION)
 HINT(delivery, hints->tx_attr->op_flags = FI_DELIVERY_COMPLETE, info->tx_attr->op_flags & FI_DELIVERY_COMPLETE)
 HINT(sas_size, hints->ep_attr->mem_tag_format = 0xffff, info->ep_attr->mem_tag_format != 0)
+HINT(key_room, hints->domain_attr->mr_key_size = 8, info->domain_attr->mr_key_size <= 8)
+HINT(any_key, hints->domain_attr->mr_key_size = SIZE_MAX, info->domain_attr->mr_key_size <= SIZE_MAX)
+HINT(chosen_key, hints->domain_attr->mr_key_size = 4; hints->domain_attr->mr_mode = 0; hints->caps = FI_RMA,
+	info->domain_attr->mr_key_size >= 4)
+HINT(version_of_protocol, hints->ep_attr->protocol = FI_PROTO_EFA; hints->ep_attr->protocol_version = 4,
+	info->ep_attr->protocol_version == 4)
+HINT(buffered, hints->rx_attr->total_buffered_recv = 1024, info->rx_attr->total_buffered_recv >= 1024)
+HINT(regions, hints->domain_attr->mr_cnt = 100, info->domain_attr->mr_cnt >= 100)
+HINT(region_pieces, hints->domain_attr->mr_iov_limit = 1, info->domain_attr->mr_iov_limit >= 1)
+HINT(failure_data, hints->domain_attr->max_err_data = 64, info->domain_attr->max_err_data >= 64)
+HINT(queues, hints->domain_attr->cq_cnt = 10; hints->domain_attr->cntr_cnt = 10; hints->domain_attr->ep_cnt = 10,
+	info->domain_attr->cq_cnt >= 10 && info->domain_attr->cntr_cnt >= 10 && info->domain_attr->ep_cnt >= 10)
+HINT(many_pieces, hints->tx_attr->iov_limit = 28; hints->rx_attr->iov_limit = 5,
+	info->tx_attr->iov_limit >= 28 && info->rx_attr->iov_limit >= 5)
+HINT(rma_pieces, hints->tx_attr->rma_iov_limit = 4; hints->caps = FI_RMA, info->tx_attr->rma_iov_limit >= 4)
 /* What no provider has, or ours doesn't offer. */
 HINT(dgram, hints->ep_attr->type = FI_EP_DGRAM, info->ep_attr->type == FI_EP_DGRAM)
 CAPS(multicast, FI_MSG | FI_MULTICAST)
@@ -199,6 +295,29 @@ HINT(other_protocol, hints->ep_attr->protocol = FI_PROTO_GNI, info->ep_attr->pro
 HINT(auth, hints->domain_attr->auth_key_size = 5; hints->domain_attr->auth_key = calloc(1, 5),
 	info->domain_attr->auth_key_size == 5)
 
+HINT(small_key, hints->domain_attr->mr_key_size = 1, info->domain_attr->mr_key_size <= 1)
+HINT(other_version, hints->ep_attr->protocol = FI_PROTO_EFA; hints->ep_attr->protocol_version = 5,
+	info->ep_attr->protocol_version == 5)
+HINT(huge_version, hints->ep_attr->protocol = FI_PROTO_EFA; hints->ep_attr->protocol_version = 256 + 4,
+	info->ep_attr->protocol_version == 256 + 4)
+HINT(huge_buffered, hints->rx_attr->total_buffered_recv = (size_t)1 << 50,
+	info->rx_attr->total_buffered_recv >= (size_t)1 << 50)
+HINT(huge_regions, hints->domain_attr->mr_cnt = (size_t)1 << 40, info->domain_attr->mr_cnt >= (size_t)1 << 40)
+HINT(huge_region_pieces, hints->domain_attr->mr_iov_limit = 2, info->domain_attr->mr_iov_limit >= 2)
+HINT(huge_failure_data, hints->domain_attr->max_err_data = 1 << 20, info->domain_attr->max_err_data >= 1 << 20)
+HINT(huge_queues, hints->domain_attr->cq_cnt = (size_t)1 << 40, info->domain_attr->cq_cnt >= (size_t)1 << 40)
+HINT(huge_counters, hints->domain_attr->cntr_cnt = (size_t)1 << 40, info->domain_attr->cntr_cnt >= (size_t)1 << 40)
+HINT(huge_endpoints, hints->domain_attr->ep_cnt = (size_t)1 << 40, info->domain_attr->ep_cnt >= (size_t)1 << 40)
+HINT(huge_received_iov, hints->rx_attr->iov_limit = 29, info->rx_attr->iov_limit >= 29)
+HINT(huge_rma_pieces, hints->tx_attr->rma_iov_limit = 5, info->tx_attr->rma_iov_limit >= 5)
+HINT(order_of_sent, hints->tx_attr->comp_order = FI_ORDER_STRICT, info->tx_attr->comp_order == FI_ORDER_STRICT)
+HINT(order_of_received, hints->rx_attr->comp_order = FI_ORDER_STRICT, info->rx_attr->comp_order == FI_ORDER_STRICT)
+HINT(order_of_data, hints->rx_attr->comp_order = FI_ORDER_DATA, info->rx_attr->comp_order & FI_ORDER_DATA)
+HINT(order_of_writes, hints->tx_attr->msg_order = FI_ORDER_RMA_WAW, info->tx_attr->msg_order & FI_ORDER_RMA_WAW)
+HINT(order_raw, hints->ep_attr->max_order_raw_size = 8, info->ep_attr->max_order_raw_size >= 8)
+HINT(order_war, hints->ep_attr->max_order_war_size = 8, info->ep_attr->max_order_war_size >= 8)
+HINT(order_waw, hints->ep_attr->max_order_waw_size = 8, info->ep_attr->max_order_waw_size >= 8)
+
 #define ENTRY(name) { #name, set_##name, met_##name }
 
 static const struct hint must[] = {
@@ -207,14 +326,19 @@ static const struct hint must[] = {
 	ENTRY(no_local), ENTRY(rdm), ENTRY(mode_context), ENTRY(mode_none), ENTRY(thread_safe), ENTRY(thread_domain),
 	ENTRY(auto_data), ENTRY(manual), ENTRY(table), ENTRY(map), ENTRY(managed), ENTRY(cq_data), ENTRY(inject),
 	ENTRY(tx_size), ENTRY(rx_size), ENTRY(iov), ENTRY(max_size), ENTRY(order), ENTRY(completion), ENTRY(delivery),
-	ENTRY(sas_size),
+	ENTRY(sas_size), ENTRY(key_room), ENTRY(any_key), ENTRY(chosen_key), ENTRY(version_of_protocol), ENTRY(buffered),
+	ENTRY(regions), ENTRY(region_pieces), ENTRY(failure_data), ENTRY(queues), ENTRY(many_pieces), ENTRY(rma_pieces),
 };
 
 static const struct hint cannot[] = {
 	ENTRY(dgram), ENTRY(multicast), ENTRY(trigger), ENTRY(collective), ENTRY(hmem), ENTRY(rma_event), ENTRY(pmem),
 	ENTRY(unknown_cap), ENTRY(huge_inject), ENTRY(huge_iov), ENTRY(huge_data), ENTRY(huge_tx),
 	ENTRY(scalable), ENTRY(contexts), ENTRY(shared_tx), ENTRY(shared_rx), ENTRY(other_fabric),
-	ENTRY(other_domain), ENTRY(other_format), ENTRY(other_protocol), ENTRY(auth),
+	ENTRY(other_domain), ENTRY(other_format), ENTRY(other_protocol), ENTRY(auth), ENTRY(small_key),
+	ENTRY(other_version), ENTRY(huge_version), ENTRY(huge_buffered), ENTRY(huge_regions), ENTRY(huge_region_pieces),
+	ENTRY(huge_failure_data), ENTRY(huge_queues), ENTRY(huge_counters), ENTRY(huge_endpoints),
+	ENTRY(huge_received_iov), ENTRY(huge_rma_pieces), ENTRY(order_of_sent), ENTRY(order_of_received),
+	ENTRY(order_of_data), ENTRY(order_of_writes), ENTRY(order_raw), ENTRY(order_war), ENTRY(order_waw),
 };
 
 static void each_hint(void)

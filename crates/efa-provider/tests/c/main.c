@@ -3,11 +3,11 @@
 
 extern const struct program discovery[], messages[], matching[], completions[], waits[], events[], vectors[], regions[],
 	rma[], atomics[], connections[], settings[], versions[], refused[], processes[], threads[], lifetimes[],
-	libfabrics[], exits[], sleepers[];
+	libfabrics[], exits[], sleepers[], devices[];
 
 static const struct program *const all[] = {
 	discovery, messages, matching, completions, waits, events, vectors, regions, rma, atomics, connections, settings,
-	versions, refused, processes, threads, lifetimes, libfabrics, exits, sleepers,
+	versions, refused, processes, threads, lifetimes, libfabrics, exits, sleepers, devices,
 };
 
 /* Whether a program has this name, or is of this group. */

@@ -287,7 +287,57 @@ static void truncated(void)
 	close_world(&world);
 }
 
+/* A message in as many pieces as the entry says, by default four and up to 28 for a program that asks. */
+static void in_pieces(void)
+{
+	enum { MOST = 28 };
+	const size_t asked[] = { 0, 1, 4, 5, MOST };
+	static char there[MOST * 100], here[MOST * 100];
+
+	for (size_t i = 0; i < COUNT(asked); i++) {
+		struct options options = { .pieces = asked[i] };
+		struct world world;
+		struct side *from = &world.side[0], *at = &world.side[1];
+		size_t most;
+
+		if (!is_ours() && asked[i] > 4)
+			continue;
+		open_world(&world, &options);
+		most = world.info->tx_attr->iov_limit;
+		if (is_ours()) {
+			EQUAL(most, asked[i] > 4 ? asked[i] : 4);
+			EQUAL(world.info->rx_attr->iov_limit, most);
+		}
+		for (size_t count = 1; count <= most && count <= MOST; count++) {
+			struct iovec sent[MOST], received[MOST];
+			size_t at_there = 0, at_here = 0, length = 0;
+
+			/* Pieces of unlike lengths, some of none, and received in others. */
+			for (size_t k = 0; k < count; k++) {
+				sent[k] = (struct iovec){ there + at_there, k % 3 ? 10 + k : 60 - 60 * (k % 2) };
+				at_there += sent[k].iov_len;
+			}
+			length = at_there;
+			for (size_t k = 0; k < count; k++) {
+				size_t left = length - at_here, share = k + 1 == count ? left : left / 2;
+
+				received[k] = (struct iovec){ here + at_here, share };
+				at_here += share;
+			}
+			fill(there, length, (unsigned)count);
+			memset(here, 0xee, sizeof(here));
+			POST(&world, fi_trecvv(at->ep, received, NULL, count, FI_ADDR_UNSPEC, 5, 0, CONTEXT(1)));
+			POST(&world, fi_tsendv(from->ep, sent, NULL, count, from->to[1], 5, CONTEXT(2)));
+			DONE(&world, at->rx, CONTEXT(1), FI_RECV | FI_TAGGED);
+			DONE(&world, from->tx, CONTEXT(2), FI_SEND | FI_TAGGED);
+			FILLED(here, length, (unsigned)count);
+		}
+		close_world(&world);
+	}
+}
+
 const struct program messages[] = {
+	{ "messages-in-pieces", in_pieces },
 	{ "messages-plain", plain },
 	{ "messages-tagged", tagged },
 	{ "messages-inject-limit", inject_limit },

@@ -321,15 +321,19 @@ static void any_order(void)
 /* What was sent before the close of an endpoint arrives. */
 static void close_delivers(void)
 {
+	enum { LONG = 1 << 20 };
 	struct pipes pipes;
 	struct world world;
-	static char bytes[100000];
+	struct side *side = &world.side[0];
+	static char bytes[100000], large[LONG];
 	pid_t child;
 
 	make_pipes(&pipes);
 	child = fork();
 	CHECK(child >= 0);
 	open_world(&world, &directed);
+	if (!child)
+		POST(&world, fi_trecv(side->ep, large, LONG, NULL, FI_ADDR_UNSPEC, 9, 0, CONTEXT(9)));
 	meet(&world, child ? pipes.to_child[1] : pipes.to_parent[1], child ? pipes.to_parent[0] : pipes.to_child[0]);
 	if (child) {
 		fill(bytes, sizeof(bytes), 6);
@@ -337,8 +341,17 @@ static void close_delivers(void)
 			size_t length = i ? 8 : 1000;
 
 			POST(&world, fi_tinject(world.side[0].ep, bytes, length < world.info->tx_attr->inject_size ? length : 8,
-				world.side[0].to[1], (uint64_t)i));
+				side->to[1], (uint64_t)i));
 		}
+		/* Its completion is not read, and the peer takes the bytes during the close. */
+		fill(large, LONG, 9);
+		POST(&world, fi_tsend(side->ep, large, LONG, NULL, side->to[1], 9, CONTEXT(9)));
+		OK(fi_close(&side->ep->fid));
+		memset(large, 0xee, LONG);
+		OK(fi_close(&side->tx->fid));
+		OK(fi_close(&side->rx->fid));
+		OK(fi_close(&side->av->fid));
+		world.sides = 0;
 		close_world(&world);
 		ends_well(child);
 		return;
@@ -347,6 +360,8 @@ static void close_delivers(void)
 		POST(&world, fi_trecv(world.side[0].ep, bytes, 1000, NULL, FI_ADDR_UNSPEC, (uint64_t)i, 0, CONTEXT(i)));
 		DONE(&world, world.side[0].rx, CONTEXT(i), FI_RECV | FI_TAGGED);
 	}
+	DONE(&world, side->rx, CONTEXT(9), FI_RECV | FI_TAGGED);
+	FILLED(large, LONG, 9);
 	close_world(&world);
 	_exit(0);
 }

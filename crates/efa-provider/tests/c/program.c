@@ -1,5 +1,6 @@
 #include "program.h"
 
+#include <dlfcn.h>
 #include <stdarg.h>
 #include <time.h>
 
@@ -73,6 +74,28 @@ bool is_ours(void)
 	return !strcmp(provider(), "efars") || !strcmp(provider(), "efa");
 }
 
+const struct fi_provider *library(void)
+{
+	static const struct fi_provider *found;
+	char path[4096];
+
+	if (!is_ours() || !getenv("FI_PROVIDER_PATH"))
+		not_offered("a library of its own");
+	if (!found) {
+		void *loaded;
+		struct fi_provider *(*begin)(void);
+
+		snprintf(path, sizeof(path), "%s/libefars-fi.so", getenv("FI_PROVIDER_PATH"));
+		loaded = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+		CHECK(loaded);
+		*(void **)&begin = dlsym(loaded, "fi_prov_ini");
+		CHECK(begin);
+		found = begin();
+		CHECK(found);
+	}
+	return found;
+}
+
 struct fi_info *hints_of(const struct options *options)
 {
 	struct fi_info *hints = fi_allocinfo();
@@ -86,6 +109,9 @@ struct fi_info *hints_of(const struct options *options)
 	hints->domain_attr->data_progress = options->progress;
 	hints->tx_attr->op_flags = options->tx_flags;
 	hints->rx_attr->op_flags = options->rx_flags;
+	hints->tx_attr->iov_limit = options->pieces;
+	hints->rx_attr->iov_limit = options->pieces;
+	hints->mode = options->mode;
 	return hints;
 }
 

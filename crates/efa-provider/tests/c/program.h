@@ -25,6 +25,7 @@
 #include <rdma/fi_errno.h>
 #include <rdma/fi_rma.h>
 #include <rdma/fi_tagged.h>
+#include <rdma/providers/fi_prov.h>
 
 /* Exit code of a program that needs something that the provider doesn't offer. */
 enum { NOT_OFFERED = 77 };
@@ -56,6 +57,9 @@ double now(void);
 const char *provider(void);
 /* Whether the provider is ours, of which everything is expected. */
 bool is_ours(void);
+/* Our library, beside libfabric: newer programs than its release come with a newer libfabric. The program ends with
+ * NOT_OFFERED if the provider is another. */
+const struct fi_provider *library(void);
 
 /* How endpoints are set up; zeros mean the defaults. */
 struct options {
@@ -70,6 +74,8 @@ struct options {
 	enum fi_av_type av;		/* FI_AV_TABLE */
 	enum fi_progress progress;	/* either */
 	size_t cq_size;			/* 256 */
+	size_t pieces;			/* iov_limit */
+	uint64_t mode;			/* what this program does for the provider */
 	int sides;			/* 2 */
 	bool counters;
 	bool shared_cq;			/* sends and receives complete in one queue */

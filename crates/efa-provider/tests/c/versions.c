@@ -1,8 +1,7 @@
 /* Callers of older and newer releases, whose structures have other lengths: none is read or written beyond its end. */
 #include "program.h"
 
-#include <dlfcn.h>
-#include <rdma/providers/fi_prov.h>
+#include <rdma/fi_collective.h>
 #include <sys/mman.h>
 
 /* The entry of a failure since 1.20. */
@@ -25,29 +24,6 @@ static void *at_end(size_t length)
 	}
 	memset(last_page, 0xee, page);
 	return last_page + page - length;
-}
-
-/* Our library, beside libfabric: newer programs than its release come with a newer libfabric. */
-static const struct fi_provider *library(void)
-{
-	static const struct fi_provider *provider;
-	char path[4096];
-
-	if (!is_ours() || !getenv("FI_PROVIDER_PATH"))
-		not_offered("a library of its own");
-	if (!provider) {
-		void *loaded;
-		struct fi_provider *(*begin)(void);
-
-		snprintf(path, sizeof(path), "%s/libefars-fi.so", getenv("FI_PROVIDER_PATH"));
-		loaded = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-		CHECK(loaded);
-		*(void **)&begin = dlsym(loaded, "fi_prov_ini");
-		CHECK(begin);
-		provider = begin();
-		CHECK(provider);
-	}
-	return provider;
 }
 
 /* A failure, and a registration, for a caller of a version. */
@@ -154,7 +130,87 @@ static void before_mode_bits(void)
 	}
 }
 
+/* An object's table is as long as this release's headers say, or longer: that of a newer one. */
+#define TABLE(object, table, type) \
+	if ((object)->table->size < sizeof(struct type)) \
+		FAIL("%s->%s has %zu bytes, expected %zu", #object, #table, (object)->table->size, sizeof(struct type))
+
+/* Every table says its size, by which libfabric and programs know which functions it has. */
+static void tables(void)
+{
+	struct options options = { .caps = FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC, .counters = true, .wait = FI_WAIT_UNSPEC };
+	struct world world;
+	struct side *side = &world.side[0];
+	struct fi_eq_attr of_events = { 0 };
+	struct fi_wait_attr of_wait = { .wait_obj = FI_WAIT_FD };
+	struct fi_poll_attr of_poll = { 0 };
+	struct fi_info *hints, *info;
+	struct fid_eq *eq;
+	struct fid_wait *wait;
+	struct fid_poll *poll;
+	struct fid_pep *pep;
+	struct region region;
+	static char memory[64];
+
+	open_world(&world, &options);
+	region = register_of(&world, side, memory, sizeof(memory), FI_SEND);
+	OK(fi_eq_open(world.fabric, &of_events, &eq, NULL));
+	OK(fi_wait_open(world.fabric, &of_wait, &wait));
+	OK(fi_poll_open(world.domain, &of_poll, &poll));
+	hints = hints_of(&(struct options){ .caps = FI_MSG });
+	hints->ep_attr->type = FI_EP_MSG;
+	OK(fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &info));
+	OK(fi_passive_ep(world.fabric, info, &pep, NULL));
+	TABLE(&world.fabric->fid, ops, fi_ops);
+	TABLE(world.fabric, ops, fi_ops_fabric);
+	TABLE(&world.domain->fid, ops, fi_ops);
+	TABLE(world.domain, ops, fi_ops_domain);
+	TABLE(world.domain, mr, fi_ops_mr);
+	TABLE(&side->ep->fid, ops, fi_ops);
+	TABLE(side->ep, ops, fi_ops_ep);
+	TABLE(side->ep, cm, fi_ops_cm);
+	TABLE(side->ep, msg, fi_ops_msg);
+	TABLE(side->ep, rma, fi_ops_rma);
+	TABLE(side->ep, tagged, fi_ops_tagged);
+	TABLE(side->ep, atomic, fi_ops_atomic);
+	TABLE(side->ep, collective, fi_ops_collective);
+	TABLE(&pep->fid, ops, fi_ops);
+	TABLE(pep, ops, fi_ops_ep);
+	TABLE(pep, cm, fi_ops_cm);
+	TABLE(&side->rx->fid, ops, fi_ops);
+	TABLE(side->rx, ops, fi_ops_cq);
+	TABLE(&side->sent->fid, ops, fi_ops);
+	TABLE(side->sent, ops, fi_ops_cntr);
+	TABLE(&side->av->fid, ops, fi_ops);
+	TABLE(side->av, ops, fi_ops_av);
+	TABLE(&eq->fid, ops, fi_ops);
+	TABLE(eq, ops, fi_ops_eq);
+	TABLE(&wait->fid, ops, fi_ops);
+	TABLE(wait, ops, fi_ops_wait);
+	TABLE(&poll->fid, ops, fi_ops);
+	TABLE(poll, ops, fi_ops_poll);
+	TABLE(&region.mr->fid, ops, fi_ops);
+	/* These are the same in every release up to 2.6. */
+	if (is_ours()) {
+		EQUAL(side->ep->msg->size, sizeof(struct fi_ops_msg));
+		EQUAL(side->ep->tagged->size, sizeof(struct fi_ops_tagged));
+		EQUAL(side->ep->rma->size, sizeof(struct fi_ops_rma));
+		EQUAL(side->ep->atomic->size, sizeof(struct fi_ops_atomic));
+		EQUAL(side->rx->ops->size, sizeof(struct fi_ops_cq));
+		EQUAL(eq->ops->size, sizeof(struct fi_ops_eq));
+	}
+	OK(fi_close(&pep->fid));
+	fi_freeinfo(info);
+	fi_freeinfo(hints);
+	OK(fi_close(&poll->fid));
+	OK(fi_close(&wait->fid));
+	OK(fi_close(&eq->fid));
+	OK(fi_close(&region.mr->fid));
+	close_world(&world);
+}
+
 const struct program versions[] = {
+	{ "versions-tables", tables },
 	{ "versions-lengths", lengths },
 	{ "versions-bits", bits },
 	{ "versions-before-mode-bits", before_mode_bits },

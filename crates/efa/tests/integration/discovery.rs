@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use efa::{
     Access, AddressFormat, AddressVectorKind, Capabilities, DeviceError, DomainOptions,
-    EndpointAttributes, EndpointKind, Error, Fabric, Hints, Info, Link, Mode, OperationFlags,
-    Progress, Query, RegistrationMode, ResourceManagement, ScalableOptions, Threading, Version,
-    Wanted, discover, info,
+    EndpointAttributes, EndpointKind, Environment, Error, Fabric, Hints, Info, Link, Mode,
+    OperationFlags, Progress, Query, RegistrationMode, ResourceManagement, ScalableOptions,
+    Threading, Version, Wanted, discover, info,
 };
 
 /// The version of the guide that the program is written for.
@@ -115,6 +115,28 @@ macro_rules! one_below {
             (|hints, info| hints.$group.$field = Some(info.$group.$field - 1)) as fn(&mut Hints, &Info),
         )),*]
     };
+}
+
+#[test]
+fn entries_have_the_limits_of_the_options_that_endpoints_will_be_opened_with() {
+    let environment = Environment::of([
+        ("FI_EFA_TX_SIZE", "100"),
+        ("FI_EFA_RX_SIZE", "200"),
+        ("FI_EFARS_BOUND_UNEXPECTED", "4096"),
+        ("FI_EFARS_MAX_MESSAGE_SIZE", "5000"),
+    ]);
+    assert_eq!(environment.mistakes, []);
+    let query = Query::new(GUIDE).options(environment.endpoint);
+    let found = discover(&query).unwrap();
+    assert!(!found.is_empty());
+    for info in &found {
+        assert_eq!((info.transmit.size, info.receive.size), (100, 200), "{info:?}");
+        assert_eq!(info.receive.total_buffered, 4096, "{info:?}");
+        assert_eq!(info.endpoint.max_message_size, 5000, "{info:?}");
+    }
+    let hints = |size| Hints::new().with(|hints| hints.transmit.size = Some(size));
+    assert_eq!(discover(&query.clone().hints(hints(100))).unwrap().len(), found.len());
+    wanted(discover(&query.hints(hints(101))));
 }
 
 // conformance: C1 C4 C127
@@ -373,7 +395,7 @@ fn providers_are_offered_and_excluded_by_name_of_provider_or_fabric() {
         ("^tcp", &[Link::Shm, Link::Tcp, Link::Local]),
     ];
     let find = |text: &str| {
-        let environment = efa::Environment::of([("FI_PROVIDER", text)]);
+        let environment = Environment::of([("FI_PROVIDER", text)]);
         assert_eq!(environment.mistakes, []);
         discover(&Query::new(GUIDE).providers(environment.providers))
     };
@@ -384,7 +406,7 @@ fn providers_are_offered_and_excluded_by_name_of_provider_or_fabric() {
         let error = find(nothing).unwrap_err().to_string();
         assert_eq!(error, format!("nothing offers the requested providers {nothing}"));
     }
-    let wrong = efa::Environment::of([("FI_PROVIDER", "efa,,")]);
+    let wrong = Environment::of([("FI_PROVIDER", "efa,,")]);
     assert!(wrong.providers.is_all());
     assert_eq!(
         wrong.mistakes[0].to_string(),
