@@ -262,7 +262,7 @@ fn limits_of_a_domain_hold_at_their_value_and_not_one_above() {
         cq_data_size: 8,
         // `direct_write_data_size_follows_the_device`.
         direct_write_data_size: _,
-        // `key_with_a_bit_above_the_size_of_keys_is_no_key`.
+        // And `key_with_a_bit_above_the_size_of_keys_is_no_key`.
         mr_key_size,
         max_regions,
         max_region_size,
@@ -281,6 +281,7 @@ fn limits_of_a_domain_hold_at_their_value_and_not_one_above() {
     let limit = max_region_size;
     assert_eq!(refused.error, DeviceError::TooLong { length: limit + 1, limit });
     let regions: Vec<_> = (0..max_regions).map(|_| register(longest).expect("a region")).collect();
+    assert!(regions.iter().all(|region| region.key() >> (8 * mr_key_size) == 0));
     let refused = register(1).unwrap_err();
     assert_eq!(
         refused.error,
