@@ -421,7 +421,7 @@ impl Scenario {
         // caches and the system too, so it is a part of that; docs/results.md has what was measured.
         let (half, all) = match (link, self.attack) {
             (Link::Local, _) => (0.5, 0.95),
-            (_, Attack::Connections(_)) => (0.1, 0.4),
+            (_, Attack::Connections(_)) => (0.05, 0.4),
             _ => (0.15, 0.4),
         };
         if during < before * half {
