@@ -18,6 +18,9 @@ use crate::operations::Operations;
 use crate::payload::Payload;
 use crate::work::{Advance, InFlight, Purpose, Work};
 
+/// Peers that are asked again for their HANDSHAKE in one call.
+const ASKED_AT_ONCE: usize = 64;
+
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Holds a send until the peer's HANDSHAKE has announced its features.
     pub(crate) fn hold(&mut self, peer: PeerId, id: OpId) {
@@ -26,12 +29,41 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         self.elicit_handshake(peer);
     }
 
+    /// Queues work that waits for the peer's HANDSHAKE.
+    pub(crate) fn await_handshake(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
+        let Some(active) = self.peers.active_mut(peer) else { return };
+        active.awaiting_handshake.push(work);
+        self.peers.await_handshake(peer, self.now);
+    }
+
     /// Queues an empty request to elicit the peer's HANDSHAKE, unless a request was sent before.
     pub(crate) fn elicit_handshake(&mut self, peer: PeerId) {
         let Some(active) = self.peers.active_mut(peer) else { return };
         if active.handshake.must_elicit_handshake() {
             active.handshake.request_posted();
             self.enqueue(peer, Work::ElicitHandshake);
+        }
+        self.peers.await_handshake(peer, self.now);
+    }
+
+    /// Asks peers again for the HANDSHAKE that operations wait for: one that died after a request had been
+    /// delivered never answers it, and the device reports that only for another packet. A peer that lives
+    /// answers once.
+    #[cold]
+    pub(crate) fn ask_again(&mut self) {
+        for _ in 0..ASKED_AT_ONCE {
+            let Some((peer, asked)) = self.peers.take_asking(self.now) else { return };
+            let Some(active) = self.peers.active_mut(peer) else { continue };
+            let is_held_up = active.is_held_up();
+            // The first pause begins at the time of the last call, perhaps long ago. What is under way ends with
+            // a status.
+            if asked > 0 && active.is_clear() && !self.transmit.is_in_flight_to(peer) {
+                self.enqueue(peer, Work::ElicitHandshake);
+            }
+            // An injected message doesn't wait: the application tries again.
+            if is_held_up || asked == 0 {
+                self.peers.ask_later(peer, asked.saturating_add(1), self.now);
+            }
         }
     }
 
@@ -49,7 +81,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         if active.handshake.is_known() {
             return self.enqueue(peer, work);
         }
-        active.awaiting_handshake.push(work);
+        self.await_handshake(peer, work);
         self.elicit_handshake(peer);
     }
 }
@@ -141,7 +173,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let extras = active.handshake.extras().unwrap_or_default();
         active.send_window.learn(extras, active.next_msg_id);
         active.keep_from_going_at_once();
-        for work in core::mem::take(&mut active.awaiting_handshake) {
+        let awaiting = core::mem::take(&mut active.awaiting_handshake);
+        self.core.peers.stop_asking(peer);
+        for work in awaiting {
             self.core.enqueue(peer, work);
         }
         self.release_held(peer);

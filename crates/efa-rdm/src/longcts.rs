@@ -79,7 +79,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             && cts.connid.is_some()
             && !active.handshake.is_known();
         if must_wait {
-            active.awaiting_handshake.push(Work::Send(cts.send_id));
+            self.core.await_handshake(peer, Work::Send(cts.send_id));
         } else {
             self.core.enqueue(peer, Work::Send(cts.send_id));
         }

@@ -206,7 +206,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             && !active.handshake.is_known()
             && active.awaiting_handshake.len() < limit
         {
-            return active.awaiting_handshake.push(Work::RefuseReading { id, error });
+            return self.core.await_handshake(peer, Work::RefuseReading { id, error });
         }
         if role == ReceiveRole::Message && self.core.can_nack(peer) {
             self.nack_if_due(id);

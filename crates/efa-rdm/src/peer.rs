@@ -14,8 +14,9 @@
 //! made with the first packet.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
-use efa_device::{AddressHandle, Destination, Gid, Qkey, Qpn, Source};
+use efa_device::{AddressHandle, Destination, Gid, Qkey, Qpn, Source, Time};
 use efa_handshake::{Extras, PeerState, Support};
 use efa_match::Window;
 use efa_proto::{Connid, MsgId, OpId, RawAddress, UserRecvQp};
@@ -29,6 +30,7 @@ use crate::completion::Level;
 use crate::config::Config;
 use crate::held::Chain;
 use crate::ids::PeerId;
+use crate::lists::Lists;
 use crate::rnr::Backoff;
 use crate::send_window::SendWindow;
 use crate::work::{InFlight, Work};
@@ -116,6 +118,10 @@ pub(crate) struct Active<P, B> {
     unexpected: usize,
     /// Requests of the peer under way.
     pub(crate) requests: usize,
+    /// If operations wait for the peer's HANDSHAKE: how often it was due to be asked for it again.
+    asked: Option<u8>,
+    /// When it is asked next.
+    ask_at: Time,
 }
 
 impl<P, B> Active<P, B> {
@@ -141,7 +147,14 @@ impl<P, B> Active<P, B> {
             ahead: 0,
             unexpected: 0,
             requests: 0,
+            asked: None,
+            ask_at: Time::ZERO,
         }
+    }
+
+    /// Whether an operation waits for the peer's HANDSHAKE.
+    pub(crate) fn is_held_up(&self) -> bool {
+        !self.held.is_empty() || !self.awaiting_handshake.is_empty()
     }
 
     /// Bytes that are kept of unexpected messages.
@@ -230,8 +243,16 @@ pub(crate) struct Peers<P, B> {
     pub(crate) discovered: usize,
     /// What queue pairs are charged with for unexpected messages.
     pub(crate) charges: Charges,
+    /// The states of peers whose HANDSHAKE operations wait for: a list for each pause before they are asked
+    /// again, so that each is in the order of time.
+    asking: Lists,
     seed: u64,
 }
+
+/// Before a peer is asked again for its HANDSHAKE, doubled each time.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// How many such pauses there are. The last one is repeated.
+const PAUSES: u8 = 6;
 
 /// A peer that packets came from lately, and their source. The slot follows from the source.
 #[derive(Clone, Copy, Debug)]
@@ -273,6 +294,7 @@ impl<P, B> Peers<P, B> {
             recent: Box::new([Recent { source: 0, peer: NONE }; RECENT]),
             discovered: 0,
             charges: Charges::new(seed),
+            asking: Lists::default(),
             seed,
         }
     }
@@ -469,6 +491,7 @@ impl<P, B> Peers<P, B> {
     /// Removes the state of a peer that is gone. What its unexpected messages are charged with passes to
     /// its queue pair; returns the index of that charge, if there is any.
     pub(crate) fn remove_state(&mut self, slot: u32) -> Option<u32> {
+        self.asking.remove(slot);
         let Active { peer, unexpected, .. } = self.active.try_remove(slot as usize)?;
         self.charges.changed(Charged::Living(slot), unexpected, 0);
         (unexpected > 0).then(|| self.charges.leave(self.entries[peer.index()].place(), unexpected))
@@ -530,6 +553,55 @@ impl<P, B> Peers<P, B> {
         let entry = &mut self.entries[peer.index()];
         let active = Active::new(peer, entry.active & !IDLE, config);
         entry.active = self.active.insert(active) as u32;
+    }
+
+    /// Asks a peer for its HANDSHAKE from now on, as an operation waits for it.
+    pub(crate) fn await_handshake(&mut self, peer: PeerId, now: Time) {
+        if let Some(active) = self.active_mut(peer)
+            && active.asked.is_none()
+            && !active.handshake.is_known()
+        {
+            self.ask_later(peer, 0, now);
+        }
+    }
+
+    /// Asks a peer for its HANDSHAKE later, which was due to be asked so many times.
+    pub(crate) fn ask_later(&mut self, peer: PeerId, asked: u8, now: Time) {
+        let Some(slot) = self.slot(peer) else { return };
+        let Some(active) = self.at_slot_mut(slot) else { return };
+        let pause = asked.saturating_sub(1).min(PAUSES - 1);
+        active.asked = Some(asked);
+        active.ask_at = now + ASK_AGAIN * (1 << pause);
+        self.asking.push(pause.into(), slot);
+    }
+
+    /// Asks a peer for its HANDSHAKE no more.
+    pub(crate) fn stop_asking(&mut self, peer: PeerId) {
+        let Some(slot) = self.slot(peer) else { return };
+        if let Some(active) = self.at_slot_mut(slot)
+            && active.asked.take().is_some()
+        {
+            self.asking.remove(slot);
+        }
+    }
+
+    /// When a peer is to be asked again for its HANDSHAKE.
+    pub(crate) fn next_asking(&self) -> Option<Time> {
+        self.first_asked().map(|active| active.ask_at).min()
+    }
+
+    /// Removes and returns a peer that is due to be asked for its HANDSHAKE, and how often it was before.
+    pub(crate) fn take_asking(&mut self, now: Time) -> Option<(PeerId, u8)> {
+        let due = self.first_asked().find(|active| active.ask_at <= now)?;
+        let (peer, asked) = (due.peer, due.asked.unwrap_or(0));
+        self.stop_asking(peer);
+        Some((peer, asked))
+    }
+
+    /// The peer that is asked first after each pause.
+    fn first_asked(&self) -> impl Iterator<Item = &Active<P, B>> {
+        let first = |pause: u8| self.asking.first(pause.into());
+        (0..PAUSES).filter_map(first).filter_map(|slot| self.active.get(slot as usize))
     }
 
     /// Everyone charged for unexpected messages, and their bytes.

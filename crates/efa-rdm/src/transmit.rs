@@ -74,6 +74,12 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         self.rdma.is_empty() && self.in_flight.iter().all(|(_, record)| is_handshake(record))
     }
 
+    /// Whether a packet to a peer is in flight. The search is as long as the device's send queue.
+    #[cold]
+    pub(crate) fn is_in_flight_to(&self, peer: PeerId) -> bool {
+        self.in_flight.iter().any(|(_, record)| record.peer == peer)
+    }
+
     pub(crate) fn rdma_in_flight(&self) -> usize {
         self.rdma.len()
     }

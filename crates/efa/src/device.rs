@@ -8,7 +8,6 @@ use efa_device::{
 use efa_sim::{SoftDevice, SoftRegion};
 use efa_verbs::{Packet as VerbsPacket, VerbsDevice, VerbsRegion};
 
-use crate::info::Link;
 use crate::packet::Packet;
 
 /// Evaluates `$call` with the value of whichever variant it is.
@@ -221,11 +220,6 @@ impl efa_device::Region for AnyRegion {
     }
 }
 
-/// Whether threads can sleep until a device of this link has something.
-pub(crate) fn notifies(link: Link) -> bool {
-    link != Link::Verbs
-}
-
 // ---- interfaces ---------------------------------------------------------------------------------
 
 /// Opens the interface with this name, or the first.
@@ -233,14 +227,23 @@ pub(crate) fn open_interface(interface: Option<&str>) -> Result<Device, DeviceEr
     VerbsDevice::open(interface).map(Device::Verbs)
 }
 
-/// Attributes of the interface with this name, or of all.
-pub(crate) fn find_interfaces(
-    interface: Option<&str>,
-) -> Result<Vec<DeviceAttributes>, DeviceError> {
+/// A device that discovery found.
+pub(crate) struct Found {
+    pub(crate) attributes: DeviceAttributes,
+    /// Whether threads can sleep until it has something.
+    pub(crate) notifies: bool,
+}
+
+/// The interface with this name, or all.
+pub(crate) fn find_interfaces(interface: Option<&str>) -> Result<Vec<Found>, DeviceError> {
     let names = match interface {
         Some(name) => vec![name.to_owned()],
         None => efa_verbs::interfaces()?,
     };
-    let open = |name: &String| VerbsDevice::open(Some(name));
-    names.iter().map(|name| open(name).map(|device| device.attributes().clone())).collect()
+    let find = |name: &String| {
+        let device = VerbsDevice::open(Some(name))?;
+        let notifies = device.check_notifies().is_ok();
+        Ok(Found { attributes: device.attributes().clone(), notifies })
+    };
+    names.iter().map(find).collect()
 }

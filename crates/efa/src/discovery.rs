@@ -22,7 +22,7 @@ use crate::attributes::{
     LocalRegistration, ReceiveAttributes, TransmitAttributes,
 };
 use crate::capabilities::{Capabilities, Mode, OperationFlags};
-use crate::device::{find_interfaces, notifies};
+use crate::device::{Found, find_interfaces};
 use crate::domain::{Domain, DomainOptions};
 use crate::endpoint_options::EndpointOptions;
 use crate::error::{Error, Wanted};
@@ -253,7 +253,7 @@ pub fn info(hints: &Hints) -> Result<Vec<Info>, Error> {
 /// # Errors
 /// [`DeviceError::Absent`] if there are none, with the reason and a remedy in one line.
 pub fn interfaces() -> Result<Vec<String>, DeviceError> {
-    Ok(find_interfaces(None)?.into_iter().map(|interface| interface.name).collect())
+    Ok(find_interfaces(None)?.into_iter().map(|interface| interface.attributes.name).collect())
 }
 
 /// An entry for each link, device and endpoint type; at least one.
@@ -267,17 +267,17 @@ fn entries(hints: &Hints, endpoint: &EndpointOptions) -> Result<Vec<Info>, Error
             #[cfg(feature = "sim")]
             _ if hints.interface.is_some() => Vec::new(),
             #[cfg(feature = "sim")]
-            _ => vec![soft_device(link)],
+            _ => vec![Found { attributes: soft_device(link), notifies: true }],
         };
         let capabilities = match hints.capabilities {
             none if none.is_empty() => Capabilities::OFFERED,
             some => some.enabled(),
         };
-        let options = DomainOptions::wanted(&hints.domain, notifies(link));
-        for device in &devices {
+        for Found { attributes, notifies } in &devices {
+            let options = DomainOptions::wanted(&hints.domain, *notifies);
             let kinds = EndpointKind::OFFERED.iter();
             entries.extend(kinds.map(|kind| {
-                let info = describe(link, device, *kind, &options, capabilities);
+                let info = describe(link, attributes, *kind, &options, capabilities);
                 info.with_limits_of(endpoint, capabilities)
             }));
         }
@@ -289,7 +289,7 @@ fn entries(hints: &Hints, endpoint: &EndpointOptions) -> Result<Vec<Info>, Error
 }
 
 /// The interfaces of this machine. None is an error if no other link is left.
-fn matching_interfaces(hints: &Hints) -> Result<Vec<DeviceAttributes>, Error> {
+fn matching_interfaces(hints: &Hints) -> Result<Vec<Found>, Error> {
     match find_interfaces(hints.interface.as_deref()) {
         Err(error) if hints.link == Some(Link::Verbs) || Link::ALL == [Link::Verbs] => {
             Err(Error::Device(error))

@@ -38,6 +38,8 @@ pub(crate) struct Checklist {
     pub(crate) sections: Vec<Section>,
     pub(crate) claimed: Vec<RowId>,
     pub(crate) not_applicable: Vec<(RowId, String)>,
+    /// What stays absent and why, in Markdown with its heading.
+    pub(crate) absent: String,
 }
 
 impl RowId {
@@ -87,7 +89,10 @@ impl Checklist {
                 README => {}
                 CLAIMED => checklist.claimed = claims(&text()?).with_context(at_file)?,
                 NOT_APPLICABLE => {
-                    checklist.not_applicable = reasons(&text()?).with_context(at_file)?;
+                    let text = text()?;
+                    checklist.not_applicable = reasons(&text).with_context(at_file)?;
+                    let absent = text.find("\n## ").and_then(|begin| text.get(begin..));
+                    checklist.absent = absent.unwrap_or_default().to_owned();
                 }
                 _ if name.ends_with(".md") => {
                     checklist.sections.extend(sections(&text()?).with_context(at_file)?);

@@ -12,6 +12,7 @@ pub(crate) struct Table {
     sections: Vec<Section>,
     claimed: BTreeSet<RowId>,
     reasons: BTreeMap<RowId, String>,
+    absent: String,
     tests: BTreeMap<RowId, Vec<TestRef>>,
     misplaced: Vec<MisplacedTag>,
 }
@@ -66,6 +67,7 @@ impl Table {
             sections: checklist.sections,
             claimed: checklist.claimed.into_iter().collect(),
             reasons: checklist.not_applicable.into_iter().collect(),
+            absent: checklist.absent,
             tests,
             misplaced: tags.misplaced,
         }
@@ -133,6 +135,7 @@ impl Table {
         }
         text += &summary_line("**all**", self.totals());
         text += &format!("\nClaimed rows: {}.\n", ranges(&self.claimed));
+        text += &self.absent;
         for section in &self.sections {
             text += &format!("\n## {}\n\n", section.title);
             text += "| row | requirement | shown by |\n|---|---|---|\n";
@@ -234,6 +237,7 @@ mod tests {
             sections: vec![Section { title: "A.1 Framing".to_owned(), rows }],
             claimed: claimed.iter().map(|row| id(row)).collect(),
             not_applicable: not_applicable.iter().map(|row| (id(row), "why".to_owned())).collect(),
+            absent: "\n## What stays absent\n\n* all else\n".to_owned(),
         };
         let tests = tests.iter().map(|(path, rows)| TaggedTest {
             path: (*path).to_owned(),
@@ -292,6 +296,10 @@ mod tests {
              | **all** | 4 | 2 | 1 | 1 | 3 |\n\
              \n\
              Claimed rows: A1–A2, A4.\n\
+             \n\
+             ## What stays absent\n\
+             \n\
+             * all else\n\
              \n\
              ## A.1 Framing\n\
              \n\

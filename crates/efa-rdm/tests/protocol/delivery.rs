@@ -3,11 +3,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use efa_device::QueuePairOptions;
+use efa_device::{QueuePairOptions, Time};
 use efa_handshake::{Extras, Profile, Release};
-use efa_proto::{Header, MsgId, OpId, Packet, PacketType, Receipt, ReqOptions, Rtm, RtmKind};
+use efa_proto::{
+    Header, MsgId, OpId, Packet, PacketType, Receipt, ReqOptions, RmaIov, Rtm, RtmKind,
+};
 use efa_rdm::{
-    Completion, Config, DropReason, Level, Message, OperationError, StartError, Subprotocol,
+    Completion, Config, DropReason, Level, Message, OperationError, Read, Remote, StartError,
+    Subprotocol, Write,
 };
 use efa_sim::local::{Faults, LocalOptions};
 
@@ -220,6 +223,119 @@ fn absent_peer_fails_sends_that_wait_for_its_handshake() {
     let sends = world.take_sends(0);
     assert_eq!(sends.len(), 3);
     assert!(sends.iter().all(|s| matches!(s.result, Err(OperationError::Device(_)))));
+}
+
+/// A pair whose end 0 has sent a message that lies in a buffer of end 1, which hasn't polled since.
+fn delivered_and_not_answered(seed: u64) -> World {
+    let mut world = World::pair(seed);
+    world.acquaint();
+    world.drive();
+    world.send(0, 1, pattern(10, seed), 0);
+    let mut now = world.now;
+    while world.ends[0].sends.is_empty() {
+        now += Duration::from_micros(1);
+        world.endpoint(0).progress(now);
+        world.ends[0].collect();
+    }
+    world.now = now;
+    assert_eq!(world.send_done(0).result, Ok(()));
+    world
+}
+
+// No request that it could still be asked by is in flight, and only another packet tells that it is gone.
+#[test]
+fn operations_that_wait_for_the_handshake_of_a_peer_that_died_end_with_a_status_of_the_device() {
+    for first in 0..4 {
+        let mut world = delivered_and_not_answered(first);
+        let peer = world.peer(0, 1);
+        drop(world.ends.pop());
+        for context in (0..4).map(|step| (first + step) % 4) {
+            let remote = Remote::from(RmaIov::new(0, 10, 0));
+            let (buffer, level, cq_data) = (vec![1; 10], Level::Transmit, None);
+            let end = world.endpoint(0);
+            match context {
+                0 => {
+                    let level = Level::Delivery;
+                    end.send(Message { peer, tag: None, cq_data, level, buffer, context }).unwrap();
+                }
+                // Alone it would be delivered.
+                1 if first == 1 => {}
+                1 => {
+                    end.send(Message { peer, tag: None, cq_data, level, buffer, context }).unwrap();
+                }
+                2 => end.read(Read { peer, remote, buffer, context }).unwrap(),
+                _ => {
+                    let write = Write { peer, remote, buffer, cq_data, level, context };
+                    end.write(write).unwrap();
+                }
+            }
+        }
+        world.drive();
+        let end = &mut world.ends[0];
+        let sends = end.sends.drain(..).map(|done| done.result);
+        let results: Vec<_> = sends.chain(end.rma.drain(..).map(|done| done.result)).collect();
+        assert_eq!(results.len(), if first == 1 { 3 } else { 4 });
+        let is_status = |result| matches!(result, Err(OperationError::Device(_)));
+        assert!(results.into_iter().all(is_status));
+        assert!(world.now < Time::ZERO + Duration::from_secs(5), "{:?}", world.now);
+    }
+}
+
+#[test]
+fn injected_message_that_waits_for_the_handshake_of_a_peer_that_died_is_refused_for_good() {
+    let after = Config::default().with(|config| config.messages_after_handshake = true);
+    let mut world = World::pair_with(1, after, Config::default());
+    let peer = world.peer(0, 1);
+    world.drive();
+    let message = |buffer| {
+        let (tag, cq_data, level) = (None, None, Level::Inject);
+        Message { peer, tag, cq_data, level, buffer, context: 0 }
+    };
+    let busy = world.endpoint(0).inject(message(&[1][..]));
+    assert!(matches!(busy, Err(StartError::Busy { .. })));
+    // The request that asks for the HANDSHAKE is delivered.
+    for _ in 0..100 {
+        world.now += Duration::from_micros(1);
+        let now = world.now;
+        world.endpoint(0).progress(now);
+    }
+    assert_eq!(world.endpoint(0).packets_held().sending, 0);
+    drop(world.ends.pop());
+    for _ in 0..100 {
+        world.now += Duration::from_millis(50);
+        let now = world.now;
+        world.endpoint(0).progress(now);
+        let refused = world.endpoint(0).inject(message(&[1][..])).unwrap_err();
+        if matches!(refused, StartError::PeerGone(_)) {
+            return;
+        }
+        assert!(matches!(refused, StartError::Busy { .. }));
+    }
+    panic!("it is told to try again for ever");
+}
+
+#[test]
+fn peer_that_does_not_poll_for_long_is_asked_a_few_times_for_its_handshake_and_answers_once() {
+    let mut world = delivered_and_not_answered(7);
+    for context in 0..2 {
+        world.receive(1, 10, context);
+    }
+    world.deliver(0, 1, pattern(10, 8), 8);
+    for _ in 0..1_200 {
+        world.now += Duration::from_millis(50);
+        let now = world.now;
+        world.endpoint(0).progress(now);
+    }
+    let asked = world.count(0, PacketType::EagerRtw);
+    assert!((2..=6).contains(&asked), "{asked} times in a minute");
+    assert!(world.take_sends(0).is_empty());
+    world.drive();
+    assert_eq!(world.send_done(0).result, Ok(()));
+    assert_eq!(world.count(1, PacketType::Handshake), 1);
+    assert_eq!(world.count(0, PacketType::EagerRtw), asked, "not after its HANDSHAKE");
+    assert_eq!(world.endpoint(0).next_timeout(), None);
+    assert_eq!(world.take_receives(1).len(), 2);
+    world.assert_clean();
 }
 
 // conformance: A177 A181

@@ -15,7 +15,8 @@
 //! announcement has another odd number, so each side that wakes writes once for an announcement: what it
 //! wrote stays readable until the sleeper empties the descriptor, which it does before the next announcement.
 //!
-//! `tests/handover.rs` compiles this file against the types of loom and tries all interleavings.
+//! `tests/handover.rs` compiles this file against the types of loom and tries all interleavings of one packet, and
+//! of a packet and its acknowledgement; of two packets or two senders those with a few preemptions.
 
 use super::atomic::{AtomicU64, Ordering, fence};
 

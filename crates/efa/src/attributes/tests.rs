@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use efa_device::{Access, DeviceError};
-use efa_rdm::Subprotocol;
+use efa_rdm::{Level, Subprotocol};
 
 use super::*;
 use crate::{
@@ -27,7 +27,10 @@ struct Pair {
 
 impl Pair {
     fn new(options: LocalOptions, change: impl Fn(&mut EndpointOptions)) -> Self {
-        let fabric = Fabric::local(options).with_clock(&ManualClock::new());
+        Self::on(&Fabric::local(options).with_clock(&ManualClock::new()), change)
+    }
+
+    fn on(fabric: &Fabric, change: impl Fn(&mut EndpointOptions)) -> Self {
         let domain = fabric.domain().expect("a local domain");
         let queue = domain.completion_queue(CompletionQueueOptions::default());
         let addresses = domain.address_vector();
@@ -57,6 +60,8 @@ impl Pair {
         if one.kind == Kind::Send { (one, other) } else { (other, one) }
     }
 }
+
+const WRITABLE: Access = Access { remote_read: false, remote_write: true };
 
 fn enable(
     domain: &Domain,
@@ -99,14 +104,27 @@ fn limits_of_the_transmit_side_hold_at_their_value_and_not_one_above() {
     let error = StartError::TooLongToInject { length: inject_size + 1, limit: inject_size };
     assert_eq!(pair.alice.inject(message, &vec![7; inject_size + 1]), Err(error));
 
+    // From the last byte to the first.
+    let region = pair.domain.register(vec![0; rma_iov_limit], WRITABLE).expect("a region");
+    let byte =
+        |at| RemoteMemory { address: region.remote_address() + at, length: 1, key: region.key() };
+    let pieces: Vec<_> = (0..rma_iov_limit as u64).rev().map(byte).collect();
+    let bytes: Vec<u8> = (1..).take(rma_iov_limit).collect();
+    let write = Rma::pieces(pair.to_bob, &pieces).expect("at the limit");
+    pair.alice.write(write, bytes.clone(), 1).expect("a write");
+    assert_eq!(pair.next().kind, Kind::Write);
+    let mut written = vec![0; rma_iov_limit];
+    region.read(0, &mut written);
+    written.reverse();
+    assert_eq!(written, bytes);
+    let memory = byte(0);
+
     for context in 0..size as u64 {
         pair.alice.send(message, "x", context).expect("below the limit");
     }
     let refused = pair.alice.send(message, "x", 9).unwrap_err();
     assert_eq!(refused.error, StartError::Busy { limit: size });
 
-    let memory = RemoteMemory { address: 0, length: 1, key: 0 };
-    assert!(Rma::pieces(pair.to_bob, &vec![memory; rma_iov_limit]).is_ok());
     let error = Rma::pieces(pair.to_bob, &vec![memory; rma_iov_limit + 1]).unwrap_err();
     assert_eq!(error, TooManyPieces { count: rma_iov_limit + 1 });
 }
@@ -244,6 +262,7 @@ fn limits_of_a_domain_hold_at_their_value_and_not_one_above() {
         cq_data_size: 8,
         // `direct_write_data_size_follows_the_device`.
         direct_write_data_size: _,
+        // And `key_with_a_bit_above_the_size_of_keys_is_no_key`.
         mr_key_size,
         max_regions,
         max_region_size,
@@ -257,7 +276,7 @@ fn limits_of_a_domain_hold_at_their_value_and_not_one_above() {
     assert_eq!(pair.next().cq_data, Some(u64::MAX), "all 8 bytes");
 
     let longest = usize::try_from(max_region_size).expect("short enough");
-    let register = |length| pair.domain.register(vec![0; length], Access::default());
+    let register = |length| pair.domain.register(vec![0; length], WRITABLE);
     let refused = register(longest + 1).unwrap_err();
     let limit = max_region_size;
     assert_eq!(refused.error, DeviceError::TooLong { length: limit + 1, limit });
@@ -301,10 +320,16 @@ fn limits_of_a_domain_hold_at_their_value_and_not_one_above() {
             .bind_completion_queue(&queue, Direction::Both)
             .bind_address_vector(&addresses)
             .enable()
-            .map(|_| ())
     };
     let (most_transmit, most_receive) = (endpoint_transmit_contexts, endpoint_receive_contexts);
-    assert_eq!(scalable(most_transmit, most_receive), Ok(()));
+    // All contexts of the domain: no other endpoint can be had meanwhile.
+    let all = scalable(most_transmit, most_receive).expect("at the limits");
+    let more = enable(&domain, &queue, &addresses, EndpointOptions::new());
+    for refused in [more.map(drop), scalable(1, 1).map(drop)] {
+        let limit = DeviceError::LimitReached { object: "queue pair", limit: endpoints };
+        assert_eq!(refused.unwrap_err(), EnableError::Device(limit));
+    }
+    drop(all);
     for (direction, transmit, receive, limit) in [
         ("transmit", most_transmit + 1, 1, most_transmit),
         ("transmit", 0, 1, most_transmit),
@@ -313,6 +338,67 @@ fn limits_of_a_domain_hold_at_their_value_and_not_one_above() {
     ] {
         let asked = if direction == "transmit" { transmit } else { receive };
         let error = EnableError::ContextCount { direction, asked, limit };
-        assert_eq!(scalable(transmit, receive), Err(error));
+        assert_eq!(scalable(transmit, receive).map(drop), Err(error));
+    }
+}
+
+// Where the application chooses keys, they have all the bits of a number: none is above.
+#[test]
+fn key_with_a_bit_above_the_size_of_keys_is_no_key() {
+    let pair = Pair::small(|_| {});
+    let region = pair.domain.register(vec![0; 1], WRITABLE).expect("a region");
+    let size = pair.domain.attributes().mr_key_size;
+    for (key, is_valid) in [(region.key(), true), (region.key() | 1 << (8 * size), false)] {
+        let memory = RemoteMemory { address: region.remote_address(), length: 1, key };
+        let write = Rma::at(pair.to_bob, memory).level(Level::Delivery);
+        let started = pair.alice.write(write, vec![7], 1);
+        let done = started.is_ok().then(|| pair.queue.wait(Duration::from_secs(10)));
+        assert_eq!(matches!(done, Some(Ok(_))), is_valid, "{done:?}");
+        assert!(!format!("{done:?}").contains("TimedOut"), "{done:?}");
+    }
+}
+
+// conformance: C22
+#[test]
+fn limits_of_packets_and_regions_hold_on_every_link_at_their_value_and_not_one_above() {
+    let directory = tempfile::TempDir::new().expect("a directory");
+    let local = LocalOptions::default().with(|options| {
+        (options.mtu, options.max_regions, options.max_region_size) = (4096, 2, 5000);
+    });
+    let shm = crate::ShmOptions::new("limits").with(|options| {
+        (options.mtu, options.max_regions, options.max_region_size) = (4096, 2, 5000);
+        options.directory = Some(directory.path().join("hosts"));
+    });
+    let tcp = crate::TcpOptions::new([127, 0, 0, 1]).with(|options| {
+        (options.mtu, options.max_regions, options.max_region_size) = (4096, 2, 5000);
+    });
+    let local = Fabric::local(local).with_clock(&ManualClock::new());
+    for fabric in [local, Fabric::shm(shm), Fabric::tcp(tcp)] {
+        let pair = Pair::on(&fabric, |_| {});
+        let DomainAttributes { mtu, max_regions, max_region_size, .. } = pair.domain.attributes();
+        assert_eq!((mtu, max_regions, max_region_size), (4096, 2, 5000));
+
+        // It ends after the HANDSHAKEs, from which on headers are short.
+        pair.bob.receive(Receive::untagged(), vec![0; 1], 1).expect("a receive");
+        let first = Message::to(pair.to_bob).level(Level::Delivery);
+        pair.alice.send(first, vec![1], 1).expect("a send");
+        let _ = (pair.next(), pair.next());
+        let subprotocol = |length| pair.transfer(length).0.subprotocol;
+        let eager = |length: &usize| subprotocol(*length) == Some(Subprotocol::Eager);
+        let longest = (mtu - 64..=mtu).rev().find(eager).expect("one packet");
+        let before = pair.alice.statistics().sent_bytes;
+        assert_eq!(subprotocol(longest), Some(Subprotocol::Eager));
+        assert_eq!(pair.alice.statistics().sent_bytes - before, mtu as u64, "a packet, full");
+        assert_eq!(subprotocol(longest + 1), Some(Subprotocol::Medium), "two packets");
+
+        let register = |length| pair.domain.register(vec![0; length], WRITABLE);
+        let refused = register(5001).unwrap_err();
+        assert_eq!(refused.error, DeviceError::TooLong { length: 5001, limit: 5000 });
+        let regions: Vec<_> = (0..2).map(|_| register(5000).expect("a region")).collect();
+        let refused = register(1).unwrap_err();
+        let limit = DeviceError::LimitReached { object: "memory region", limit: 2 };
+        assert_eq!(refused.error, limit);
+        drop(regions);
+        register(1).expect("there is room again");
     }
 }

@@ -3,8 +3,8 @@
 use std::process::Command;
 
 use efa::{
-    CompletionQueueOptions, CounterOptions, DeviceError, DomainOptions, Error, Fabric, Progress,
-    Wait,
+    CompletionQueueOptions, CounterOptions, DeviceError, DomainOptions, Error, Fabric, Hints, Info,
+    Link, Progress, Wait, Wanted, info,
 };
 use rustix::time::ClockId;
 
@@ -53,6 +53,25 @@ fn counter_wakes_a_thread_at_its_threshold() {
     sleepers::counter_wakes_a_thread_at_its_threshold(&network());
 }
 
+fn automatic_entries() -> Result<Vec<Info>, Error> {
+    info(&Hints::new().link(Link::Verbs).progress(Progress::Automatic))
+}
+
+#[test]
+fn entry_of_an_interface_that_notifies_is_automatic_on_request_and_its_domain_opens() {
+    if Fabric::verbs(None).domain_with(DomainOptions::new().progress(Progress::Automatic)).is_err()
+    {
+        return eprintln!("skipped: the interface doesn't notify");
+    }
+    let entries = automatic_entries().unwrap();
+    assert!(!entries.is_empty());
+    for entry in entries {
+        assert_eq!(entry.domain.progress, Progress::Automatic);
+        let domain = Fabric::open(&entry).domain_with(DomainOptions::from(&entry)).unwrap();
+        assert_eq!(domain.attributes().progress, Progress::Automatic);
+    }
+}
+
 /// Other interfaces notify or not, whatever the setting.
 #[test]
 fn waitable_objects_are_refused_where_the_interface_does_not_notify() {
@@ -77,4 +96,7 @@ fn waitable_objects_are_refused_where_the_interface_does_not_notify() {
     assert_eq!(counter.unwrap_err(), refused);
     let automatic = DomainOptions::new().progress(Progress::Automatic);
     assert_eq!(Fabric::verbs(None).domain_with(automatic).unwrap_err(), refused);
+    let value = "Automatic".to_owned();
+    let wanted = Wanted::Attribute { name: "domain.progress", value };
+    assert_eq!(automatic_entries().unwrap_err(), wanted.into());
 }

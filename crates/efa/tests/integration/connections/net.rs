@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use efa::{
     AddressFormat, Bound, CompletionQueueOptions, ConnectError, ControlEvent, DataTooLong,
-    Direction, EnableError, Endpoint, EndpointKind, EndpointOptions, EventWaitError, Fabric, Hints,
-    Link, LocalOptions, ManualClock, Message, MsgEndpoint, MsgEndpointOptions, OperationError,
-    Query, Receive, ShmOptions, StartConnectError, StartError, TcpOptions, Version, discover,
-    sim::Faults,
+    Direction, EnableError, Endpoint, EndpointKind, EndpointOptions, EventQueueOptions,
+    EventWaitError, Fabric, Hints, Link, LocalOptions, ManualClock, Message, MsgEndpoint,
+    MsgEndpointOptions, OperationError, PassiveEndpointOptions, Query, Receive, ShmOptions,
+    StartConnectError, StartError, TcpOptions, Version, discover, sim::Faults,
 };
 use tempfile::TempDir;
 
@@ -181,7 +181,7 @@ fn connect_to_a_listener_that_is_silent_times_out_and_succeeds_later() {
     });
 }
 
-// conformance: C36 C38
+// conformance: C38
 #[test]
 fn listener_serves_clients_on_several_domains_that_do_not_disturb_each_other() {
     on_each_link(|pair| {
@@ -345,7 +345,29 @@ fn closed_endpoint_ends_its_connection_and_can_not_connect_again() {
     });
 }
 
-// conformance: C37
+// What a passive endpoint can't do doesn't compile: see its documentation.
+// conformance: C36 C37
+#[test]
+fn passive_endpoint_listens_on_a_fabric_without_domain_and_reports_to_the_queue_it_was_made_with() {
+    on_each_link(|pair| {
+        // The caller reaches it through the same network, which is the fabric on the local link.
+        let fabric = pair.callee.fabric.clone();
+        let events = fabric.event_queue(EventQueueOptions::default()).unwrap();
+        let passive = fabric.passive_endpoint(&events, PassiveEndpointOptions::new().context(7));
+        let listener = passive.listen(ANY_PORT.parse().unwrap()).unwrap();
+        let _caller = pair.caller.builder(1).connect(listener.local_address(), b"x").unwrap();
+        let event = pair.until("a request", |_| events.read()).unwrap();
+        let ControlEvent::ConnectionRequest(request) = event else { panic!("{event:?}") };
+        assert_eq!((request.listener_context(), request.data()), (7, &b"x"[..]));
+        request.reject(b"not here").unwrap();
+        let error = pair.caller_event().unwrap_err();
+        assert_eq!(error.error, ConnectError::Rejected { data: b"not here".to_vec() });
+        pair.rest();
+        assert!(pair.callee.happened.is_empty(), "{:?}", pair.callee.happened);
+    });
+}
+
+// conformance: C47
 #[test]
 fn endpoint_with_a_connection_is_not_enabled_without_its_queues() {
     let side = Side::on(Fabric::local(LocalOptions::default()));
