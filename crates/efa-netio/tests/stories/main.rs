@@ -2,8 +2,11 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod driving;
 mod ends;
+mod other_programs;
 mod pairs;
 mod publish;
+mod refused;
 mod send;
 mod world;
