@@ -165,6 +165,8 @@ impl Link {
             .connect_timeout(self.options.timeout);
         let EndpointOptions { protocol, .. } = &mut options.endpoint;
         protocol.min_read = self.options.read_threshold;
+        // Before it nobody knows whether the other side's device can read.
+        protocol.messages_after_handshake = true;
         protocol.max_sends = self.options.sends;
         protocol.bounds.unexpected = self.options.unexpected;
         protocol.bounds.unexpected_per_peer = self.options.unexpected.saturating_mul(2);

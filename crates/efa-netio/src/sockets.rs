@@ -172,8 +172,9 @@ impl Netio {
     /// # Errors
     /// The socket has no connection and is making none, or is ending it.
     pub fn disconnect(&mut self, socket: SendSocket) -> Result<(), SocketError> {
-        let sender = self.sender(socket)?;
-        if sender.search.give_up() {
+        self.sender(socket)?;
+        let sender = &mut self.senders[socket];
+        if sender.search.give_up(&mut self.timers) {
             let (socket, reason) = (socket.into(), ClosedReason::Disconnected);
             self.events.push_back(Event::Closed { socket, reason });
             return Ok(());
@@ -363,6 +364,7 @@ impl Netio {
             AnySocket::Send(socket) => {
                 let Some(sender) = self.senders.get_mut(socket) else { return };
                 sender.is_closed = true;
+                sender.search.give_up(&mut self.timers);
                 match sender.connection {
                     Some(key) => match self.connections[key].phase {
                         Phase::Open => self.end_softly(key, ClosedReason::Disconnected),
@@ -373,8 +375,9 @@ impl Netio {
                 }
             }
             AnySocket::Listen(socket) => {
-                let listener = self.listeners.remove(socket);
-                self.stop_listening(listener.and_then(|listener| listener.listening));
+                let Some(mut listener) = self.listeners.remove(socket) else { return };
+                listener.search.give_up(&mut self.timers);
+                self.stop_listening(listener.listening);
             }
             AnySocket::Receive(socket) => {
                 if let Some(receiver) = self.receivers.get(socket) {

@@ -244,6 +244,12 @@ fn message_is_complete_without_a_receiver_unless_it_has_to_be_delivered() {
         let sends = SendOptions::default().completion(completion);
         let mut pair = Pair::with(3, Options::default(), posted(), sends);
         let message = pair.message(0, 100);
+        // The first one waits for the other side.
+        pair.world.netio(RECEIVER).post(pair.receive, vec![0; 100]).unwrap();
+        pair.send(message.clone());
+        assert_eq!(pair.world.received(RECEIVER).0, pattern(100));
+        assert_eq!(pair.world.send_completed(SENDER).1, Ok(()));
+        pair.world.rest();
         pair.send(message);
         for _ in 0..5_000 {
             pair.world.turn_without(&[RECEIVER]);
