@@ -284,10 +284,14 @@ impl Netio {
         };
         self.receivers[socket].connection = key;
         self.listeners[listener].connections += 1;
-        if let Some(Buffers { count, size }) = buffers {
-            for _ in 0..count {
-                // One that can't be posted is one fewer.
-                let _ = self.connections[key].post(key, &mut self.operations, vec![0; size]);
+        if let Some(buffers) = buffers {
+            for _ in 0..buffers.count {
+                // After one that can't be made or posted no other can.
+                let Some(buffer) = buffers.make() else { break };
+                let posted = self.connections[key].post(key, &mut self.operations, buffer);
+                if posted.is_err() {
+                    break;
+                }
             }
         }
         self.events.push_back(Event::Accepted { listener, socket, from });
