@@ -306,6 +306,9 @@ impl Netio {
 
     fn not_connected(&mut self, key: ConnectionKey, reason: RefusedReason) {
         let Some(connection) = self.connections.get_mut(key) else { return };
+        if connection.endpoint.is_none() {
+            return;
+        }
         match connection.phase {
             Phase::Connecting => {
                 connection.refused = Some(reason);

@@ -2,15 +2,17 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::io::Write;
 use std::net::Ipv4Addr;
+use std::ptr::NonNull;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use efa::{Fabric, LocalOptions, ShmOptions, TcpOptions};
+use efa::{Access, Fabric, ForeignMemory, LocalAccess, LocalOptions, ShmOptions, TcpOptions};
 use efa_netio::{
-    Buffers, ClosedReason, Completion, Event, ListenOptions, Message, Netio, Options, SendOptions,
-    Sent, Wait,
+    Buffers, ClosedReason, Completion, Event, ListenOptions, Message, Netio, Options, Pool,
+    SendOptions, Sent, Wait,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
@@ -265,5 +267,68 @@ fn idle_context_with_a_connection_sleeps() {
         assert!(netio.poll(Wait::For(Duration::from_secs(1))).unwrap().is_none());
         let used = used() - before;
         assert!(used < Duration::from_millis(10), "{used:?} of a second");
+    }
+}
+
+/// A mapped file.
+struct Mapping {
+    address: usize,
+    length: usize,
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: `map` mapped it, and the handles are gone.
+        unsafe { rustix::mm::munmap(self.address as *mut _, self.length) }.unwrap();
+    }
+}
+
+fn map(file: &std::fs::File, length: usize) -> ForeignMemory {
+    use rustix::mm::{MapFlags, ProtFlags, mmap};
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: the kernel chooses an unused range.
+    let base = unsafe { mmap(std::ptr::null_mut(), length, access, MapFlags::SHARED, file, 0) };
+    let base = NonNull::new(base.unwrap()).unwrap();
+    let owner = Mapping { address: base.as_ptr().expose_provenance(), length };
+    // SAFETY: the mapping lasts until the owner is dropped, and only the kernel accesses its bytes besides.
+    unsafe { ForeignMemory::new(base.cast(), length, owner) }
+}
+
+// conformance: D19
+#[test]
+fn messages_are_sent_from_memory_of_a_vector_of_an_array_and_of_a_mapped_file() {
+    let host = Host::new();
+    let domain = host.shm().domain().unwrap();
+    let mut netio = Netio::new(&domain, Options::default()).unwrap();
+    let bytes: Vec<u8> = (0..200_000).map(byte).collect();
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&bytes).unwrap();
+    let access = Access { remote_read: true, remote_write: false };
+    let of_file =
+        domain.register_foreign(&map(&file, bytes.len()), access, LocalAccess::SEND).unwrap();
+    let array: [u8; 1000] = std::array::from_fn(byte);
+    let pools = [
+        netio.register(bytes.clone()).unwrap(),
+        netio.register(bytes.into_boxed_slice()).unwrap(),
+        netio.register(array).unwrap(),
+        Pool::from(of_file),
+    ];
+    let buffers = Buffers { count: 8, size: 200_000 };
+    let listener = netio.listen_socket(ListenOptions::default().buffers(Some(buffers)));
+    netio.listen(listener, HOST, 0).unwrap();
+    let port = netio.local_address(listener).unwrap().port();
+    let send = netio.send_socket(SendOptions::default());
+    netio.connect(send, HOST, port).unwrap();
+    while !matches!(event(&mut netio), Event::Connected(_)) {}
+    for pool in &pools {
+        assert!(matches!(netio.send_buffer(send, pool.whole()), Sent::Accepted));
+    }
+    let mut left = pools.iter();
+    while let Some(pool) = left.clone().next() {
+        if let Event::Received { message, .. } = event(&mut netio) {
+            assert_eq!(message.len(), pool.len());
+            assert!(message.iter().enumerate().all(|(at, found)| *found == byte(at)));
+            left.next();
+        }
     }
 }
