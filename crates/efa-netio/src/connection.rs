@@ -221,6 +221,11 @@ impl Connection {
         }
     }
 
+    /// Whether the program still gets what arrives. What completes after the end may lack a message before it.
+    pub(crate) fn delivers(&self) -> bool {
+        self.endpoint.is_some() && !self.is_cut_off()
+    }
+
     /// Whether a message did not fit, so that those behind it aren't received.
     pub(crate) fn is_cut_off(&self) -> bool {
         matches!(self.why, Some(ClosedReason::TooLong { .. }))

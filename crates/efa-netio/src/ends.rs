@@ -120,7 +120,7 @@ impl Netio {
         let owner = self.connections[key].owner;
         while let Some(Arrival { buffer, result }) = self.connections[key].next_arrival() {
             match result {
-                Ok(_) if self.connections[key].is_cut_off() => self.not_delivered(owner, buffer),
+                Ok(_) if !self.connections[key].delivers() => self.not_delivered(owner, buffer),
                 Ok((length, data)) => {
                     self.connections[key].received += 1;
                     match owner {

@@ -7,6 +7,7 @@ mod ends;
 mod other_programs;
 mod pairs;
 mod publish;
+mod random;
 mod refused;
 mod send;
 mod world;
