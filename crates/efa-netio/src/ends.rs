@@ -162,6 +162,9 @@ impl Netio {
 
     fn receive_failed(&mut self, key: ConnectionKey, error: OperationError) {
         let connection = &mut self.connections[key];
+        if connection.endpoint.is_none() {
+            return;
+        }
         match error {
             // The first one counts.
             OperationError::Truncated { .. } if connection.is_cut_off() => {}

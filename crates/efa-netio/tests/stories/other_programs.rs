@@ -186,6 +186,36 @@ fn end_that_promises_more_messages_than_come_waits_for_the_end_of_the_program() 
 }
 
 #[test]
+fn message_behind_the_end_that_does_not_fit_is_nothing_to_the_socket() {
+    for seed in 0..40 {
+        let mut world = World::new(seed, 1);
+        let (_, port) = world.listener(0, crate::pairs::buffers(4, 10));
+        let program = Program::new(&world);
+        program.connect(port, SENDS);
+        assert!(matches!(program.event(&mut world), Ok(ControlEvent::Connected { .. })));
+        let receive = world.event(0, "Accepted", |event| match event {
+            Event::Accepted { socket, .. } => Some(*socket),
+            _ => None,
+        });
+        let mut end = [0; 24];
+        (end[0], end[2], end[8]) = (1, 4, 1);
+        program.say(&mut world, control(), &end);
+        program.rest(&mut world);
+        // The context finds both at once.
+        program.say(&mut world, Message::to(MsgEndpoint::PEER), b"hello");
+        program.say(&mut world, Message::to(MsgEndpoint::PEER), &[0; 100]);
+        for _ in 0..1000 {
+            while program.queue.read().is_some() {}
+            world.turn_without(&[0]);
+        }
+        let (events, reason) = closed(&mut world, 0, receive.into());
+        assert_eq!(reason, ClosedReason::DisconnectedByPeer, "seed {seed}");
+        assert_eq!(crate::pairs::messages(&events), [(b"hello".to_vec(), None)]);
+        assert_eq!(world.netio(0).next_timeout(), None);
+    }
+}
+
+#[test]
 fn subscriber_that_takes_no_answers_has_to_wait_with_what_it_says() {
     let options = Options::default().with(|options| options.sends = 16);
     let mut world = World::with(1, options, |options| options.seed = 1);

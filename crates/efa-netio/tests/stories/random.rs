@@ -1,6 +1,7 @@
 //! Random programs of senders and receivers, checked by what was accepted, completed and received.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use efa_netio::{
     ClosedReason, Event, Options, Pool, ReceiveSocket, SendOptions, SendSocket, Sent, SocketError,
@@ -202,11 +203,15 @@ impl Model {
                 self.disconnect(node, socket);
             }
         }
-        for _ in 0..100_000 {
+        // A device that refused a registration is asked again a second later.
+        for turn in 0..200_000 {
             self.world.turn();
             self.look();
             if self.senders.values().all(Option::is_none) && self.receivers.is_empty() {
                 break;
+            }
+            if turn % 20_000 == 19_999 {
+                self.world.pass(Duration::from_millis(400));
             }
         }
         self.world.rest();
