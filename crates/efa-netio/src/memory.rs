@@ -23,7 +23,8 @@ pub struct Pool(MemoryRegion);
 
 impl From<MemoryRegion> for Pool {
     /// Memory that was registered with [`LocalAccess::SEND`](efa::LocalAccess::SEND), also such as others own
-    /// ([`Domain::register_foreign`](efa::Domain::register_foreign)): a mapped file, the ring of a device.
+    /// ([`Domain::register_foreign`](efa::Domain::register_foreign)): a mapped file, the ring of a device. Long messages
+    /// are copied into packets unless it was registered with [`Access::remote_read`](efa::Access).
     fn from(region: MemoryRegion) -> Self {
         Self(region)
     }
@@ -101,8 +102,10 @@ impl Part {
         self.0.to_vec()
     }
 
-    /// The address of its first byte, as number.
-    fn address(&self) -> u64 {
+    /// The address of its first byte, as the device names it to peers: the key of a message that isn't given another.
+    /// On EFA interfaces it is the address in the program's memory. It is unique among the parts of a device's pools.
+    #[must_use]
+    pub fn address(&self) -> u64 {
         self.0.region().remote_address().wrapping_add(self.0.range().start as u64)
     }
 }

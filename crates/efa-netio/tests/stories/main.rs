@@ -2,5 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod driving;
+mod ends;
+mod other_programs;
+mod pairs;
 mod publish;
+mod random;
+mod refused;
+mod send;
 mod world;
