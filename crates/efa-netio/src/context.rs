@@ -229,10 +229,15 @@ impl Netio {
 
     /// Registers memory to send from. Memory that others own comes in by [`Pool::from`].
     ///
+    /// The devices of peers that get a message of [`Options::read_threshold`] bytes or more from it may read it, also
+    /// beyond the message.
+    ///
     /// # Errors
     /// A limit of the device is reached; the memory comes back.
     pub fn register(&self, memory: impl Into<Box<[u8]>>) -> Result<Pool, Error> {
-        let region = self.link.domain.register_for(memory, Access::default(), LocalAccess::SEND)?;
+        // Peers read long messages out of it.
+        let access = Access { remote_read: true, remote_write: false };
+        let region = self.link.domain.register_for(memory, access, LocalAccess::SEND)?;
         Ok(region.into())
     }
 

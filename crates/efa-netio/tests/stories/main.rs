@@ -2,12 +2,15 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod driving;
 mod ends;
 mod hard;
 mod model;
+mod other_programs;
 mod pairs;
 mod partial;
 mod publish;
+mod refused;
 mod send;
 mod subscribe;
 mod world;

@@ -15,15 +15,16 @@ const SIZE: usize = 2 << 20;
 #[test]
 fn messages_of_0_bytes_to_2_mb_arrive_once_in_order_over_a_rough_network() {
     let lengths = [SIZE, 10, 0, 9_000, SIZE, 1, 70_000, 40_000, 8_928, 0, 1_000_000, 5, 32_768];
-    for seed in 0..8 {
+    for seed in 0..5 {
         let mut pair = Pair::new(seed, buffers(4, SIZE));
+        let all = pattern(4 << 20);
         for (key, length) in (0..).zip(lengths) {
             let message = pair.message(key, length).key(u64::MAX - key as u64);
             pair.send(if key % 2 == 0 { message.data(!0 - key as u64) } else { message });
         }
         for (key, length) in (0..).zip(lengths) {
             let (bytes, data) = pair.world.received(RECEIVER);
-            assert!(bytes == pattern(4 << 20)[key..key + length], "seed {seed}, message {key}");
+            assert!(bytes == all[key..key + length], "seed {seed}, message {key}");
             assert_eq!(data, (key % 2 == 0).then_some(!0 - key as u64), "seed {seed}");
         }
         let mut keys: Vec<_> = lengths
@@ -179,9 +180,9 @@ fn full_send_queue_gives_the_message_back_and_tells_when_to_try_again() {
                 Sent::Again(back) => {
                     agains += 1;
                     assert_eq!(back, message);
-                    let writable = Event::Writable(pair.send.into());
+                    let send = pair.send.into();
                     pair.world.event(SENDER, "Writable", |event| {
-                        (format!("{event:?}") == format!("{writable:?}")).then_some(())
+                        matches!(event, Event::Writable(socket) if *socket == send).then_some(())
                     });
                 }
                 other => panic!("{other:?}"),
@@ -250,7 +251,7 @@ fn message_is_complete_without_a_receiver_unless_it_has_to_be_delivered() {
 #[test]
 fn message_longer_than_the_buffer_ends_its_connection_and_both_sides_learn_both_lengths() {
     use efa_netio::ClosedReason::TooLong;
-    for seed in 0..6 {
+    for seed in 0..3 {
         for length in [101, 20_000, 500_000] {
             for completion in [Completion::MemoryFree, Completion::Delivered] {
                 let sends = SendOptions::default().completion(completion);
