@@ -22,6 +22,7 @@ use crate::ids::{
     AnySocket, ConnectionKey, PublicationKey, PublishSocket, ReceiveSocket, SendSocket,
     SubscribeSocket,
 };
+use crate::timers::Deadline;
 use crate::wire::{CONTROL, Control, LENGTH};
 
 /// The socket of a connection.
@@ -147,6 +148,8 @@ pub(crate) struct Connection {
     pub(crate) is_stuck: bool,
     /// Buffers for control messages, while those that answer them find no room.
     held: Vec<Vec<u8>>,
+    /// When its end is due.
+    pub(crate) deadline: Option<Deadline>,
     /// Why it ends.
     pub(crate) why: Option<ClosedReason>,
     /// The program never learned of it.
@@ -199,6 +202,7 @@ impl Connection {
             unsaid: VecDeque::new(),
             is_stuck: false,
             held: Vec::new(),
+            deadline: None,
             why: None,
             is_silent: false,
             refused: None,

@@ -169,6 +169,8 @@ impl Link {
             .connect_timeout(self.options.timeout);
         let EndpointOptions { protocol, .. } = &mut options.endpoint;
         protocol.min_read = self.options.read_threshold;
+        // Before it nobody knows whether the other side's device can read.
+        protocol.messages_after_handshake = true;
         protocol.max_sends = self.options.sends;
         // A side that sends messages hears control messages only.
         let unexpected = match owner.receives() {

@@ -349,7 +349,10 @@ impl Netio {
 
     /// The other side has some time to end a connection.
     fn end_later(&mut self, key: ConnectionKey) {
-        self.timers.add(self.link.now() + self.link.options.timeout, Due::End(key));
+        let connection = &mut self.connections[key];
+        self.timers.remove(connection.deadline.take());
+        let at = self.link.now() + self.link.options.timeout;
+        connection.deadline = Some(self.timers.add(at, Due::End(key)));
     }
 
     pub(crate) fn end_is_due(&mut self, key: ConnectionKey) {
@@ -385,6 +388,7 @@ impl Netio {
         let connection = &mut self.connections[key];
         drop(connection.endpoint.take());
         connection.unsaid.clear();
+        self.timers.remove(connection.deadline.take());
         let owner = connection.owner;
         if let Owner::Publish(socket) = owner {
             self.subscriber_ends(key, socket);

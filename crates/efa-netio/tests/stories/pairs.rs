@@ -98,6 +98,7 @@ impl Pair {
             if let Some(netio) = &self.world.nodes[node].netio {
                 let counts = netio.counts();
                 assert_eq!((counts.connections, counts.operations), (0, 0), "node {node}");
+                assert_eq!(netio.next_timeout(), None, "node {node}");
             }
         }
     }

@@ -298,3 +298,82 @@ fn memory_that_is_registered_for_other_use_is_refused() {
     let message = Message::of(Pool::from(only(LocalAccess::SEND)).whole());
     assert!(matches!(netio.send(send, message), Sent::Accepted));
 }
+
+#[test]
+fn options_out_of_range_refuse_a_connection_or_work() {
+    let with = |change: fn(&mut Options)| Options::default().with(change);
+    for (number, options) in [
+        with(|options| options.sends = 0),
+        with(|options| options.sends = usize::MAX),
+        with(|options| options.read_threshold = 0),
+        with(|options| options.read_threshold = u64::MAX),
+        with(|options| options.unexpected = 0),
+        with(|options| options.unexpected = usize::MAX),
+        with(|options| options.timeout = Duration::ZERO),
+        with(|options| options.timeout = Duration::MAX),
+        with(|options| options.look = Duration::MAX),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut world = World::with(2, options, |options| options.seed = 1);
+        let (_, port) = world.listener(RECEIVER, buffers(2, 50_000));
+        let socket = world.netio(SENDER).send_socket(SendOptions::default());
+        world.netio(SENDER).connect(socket, HOST, port).unwrap();
+        let is_connected = world.event(SENDER, "an outcome", |event| match event {
+            Event::Connected(_) => Some(true),
+            Event::Refused { .. } => Some(false),
+            _ => None,
+        });
+        // A connection needs room for one message, and some time.
+        assert_eq!(is_connected, ![0, 6].contains(&number), "options {number}");
+        if is_connected {
+            let pool = pool(&mut world, SENDER, 50_000);
+            let sent = world.netio(SENDER).send_buffer(socket, pool.whole());
+            assert!(matches!(sent, Sent::Accepted), "options {number}: {sent:?}");
+            assert!(world.received(RECEIVER).0 == pattern(50_000), "options {number}");
+        }
+    }
+}
+
+#[test]
+fn buffers_that_cannot_be_made_are_fewer() {
+    for (count, size) in [(0, 10), (1, usize::MAX), (2, isize::MAX as usize), (3, 0)] {
+        let mut world = World::new(1, 2);
+        let (_, port) = world.listener(RECEIVER, buffers(count, size));
+        let (send, _) = world.connection(SENDER, RECEIVER, port, SendOptions::default());
+        let pool = pool(&mut world, SENDER, 10);
+        let sent = world.netio(SENDER).send(send, Message::of(pool.part(0..0).unwrap()));
+        assert!(matches!(sent, Sent::Accepted));
+        world.rest();
+        let arrived = |event: &Event| matches!(event, Event::Received { .. });
+        let arrived = world.nodes[RECEIVER].events.iter().filter(|event| arrived(event)).count();
+        assert_eq!(arrived, usize::from(count == 3), "{count} buffers of {size} bytes");
+    }
+}
+
+#[test]
+fn device_without_room_for_another_connection_refuses_it_and_takes_it_later() {
+    let mut world = World::with(3, Options::default(), |options| {
+        options.seed = 1;
+        options.max_queue_pairs = 1;
+    });
+    let (_, port) = world.listener(RECEIVER, buffers(2, 100));
+    let netio = world.netio(SENDER);
+    let [first, second] = [(); 2].map(|()| netio.send_socket(SendOptions::default()));
+    connects(&mut world, SENDER, first, port);
+    // The caller's device.
+    world.netio(SENDER).connect(second, HOST, port).unwrap();
+    let reason = refused(&mut world, SENDER, second);
+    assert!(matches!(reason, RefusedReason::Start(_)), "{reason:?}");
+    // The listener's device.
+    let third = world.netio(2).send_socket(SendOptions::default());
+    world.netio(2).connect(third, HOST, port).unwrap();
+    let reason = refused(&mut world, 2, third);
+    assert!(matches!(reason, RefusedReason::Rejected(Rejection::Lacking)), "{reason:?}");
+    assert_eq!(world.netio(RECEIVER).counts().connections, 1);
+    world.netio(SENDER).disconnect(first).unwrap();
+    crate::pairs::closed(&mut world, SENDER, first.into());
+    world.rest();
+    connects(&mut world, SENDER, second, port);
+}
