@@ -80,8 +80,8 @@ impl Model {
         let (nodes, tokens, publications) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
         let lookups = (0..TAGS).map(Lookup::new).collect();
         Self {
-            tears: seed % 3 != 0,
-            leaves: seed % 5 != 0,
+            tears: !seed.is_multiple_of(3),
+            leaves: !seed.is_multiple_of(5),
             table: BTreeMap::new(),
             rng,
             world,
@@ -350,7 +350,7 @@ fn run(seed: u64) {
     (0..3).for_each(|_| model.come());
     (0..4).for_each(|_| model.subscribe());
     (0..200).for_each(|_| model.turn());
-    if seed % 2 == 0 {
+    if seed.is_multiple_of(2) {
         refuse(&model.world);
     }
     for _ in 0..150 {

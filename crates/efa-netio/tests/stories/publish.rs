@@ -203,8 +203,8 @@ fn no_byte_is_overwritten_before_its_publication_is_complete_though_some_complet
         let (mut next, mut arrived) = (0_u64, [0; 4]);
         let mut last = None;
         while next < 120 || slots.iter().any(Option::is_some) {
-            for slot in 0..4 {
-                if slots[slot].is_some() || next >= 120 {
+            for (slot, used) in slots.iter_mut().enumerate() {
+                if used.is_some() || next >= 120 {
                     continue;
                 }
                 // All bytes of it are its number.
@@ -213,7 +213,7 @@ fn no_byte_is_overwritten_before_its_publication_is_complete_though_some_complet
                 let message = part(&stage.pool, slot * SLOT, length).key(next);
                 let published = stage.world.netio(0).publish(stage.publisher, 7, message);
                 assert!(matches!(published, Published::UnderWay), "{published:?}");
-                slots[slot] = Some(next);
+                *used = Some(next);
                 next += 1;
             }
             stage.world.turn();
@@ -226,18 +226,18 @@ fn no_byte_is_overwritten_before_its_publication_is_complete_though_some_complet
                 overtaken += u32::from(last.is_some_and(|last| last > key));
                 last = Some(key);
             }
-            for node in 1..=3 {
+            for (node, arrived) in arrived.iter_mut().enumerate().skip(1) {
                 for (_, bytes) in stage.messages(node) {
-                    assert!(bytes.iter().all(|byte| u64::from(*byte) == arrived[node]));
-                    arrived[node] += 1;
+                    assert!(bytes.iter().all(|byte| u64::from(*byte) == *arrived));
+                    *arrived += 1;
                 }
             }
         }
         stage.world.rest();
-        for node in 1..=3 {
+        for (node, arrived) in arrived.iter_mut().enumerate().skip(1) {
             for (_, bytes) in stage.messages(node) {
-                assert!(bytes.iter().all(|byte| u64::from(*byte) == arrived[node]));
-                arrived[node] += 1;
+                assert!(bytes.iter().all(|byte| u64::from(*byte) == *arrived));
+                *arrived += 1;
             }
         }
         assert_eq!(arrived[1..], [120; 3]);
