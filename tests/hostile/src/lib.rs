@@ -24,6 +24,7 @@
 //! | `matcher`, `window`, `offload` | operations in any order | results equal those of a simple reference implementation |
 //! | `shm_link` | contents of the rings of another process | no crash; a third queue pair still works |
 //! | `tcp_link` | bytes from the other end of a connection; more connections than there is room for, left in any state while time passes | no panic; every operation completes, also of a sender without room; packets of others arrive once, in order; the queue pair still works |
+//! | `subscriptions` | what a hostile subscriber and a hostile publisher say to contexts of `efa-netio`, messages published, and time | no panic; an honest subscriber gets each publication once; nothing is left when the hostile side is gone |
 //! | `c_calls` | calls of `libefa_soft` with handles, sizes and pointers of any kind | each call succeeds or returns an error number; every object can be destroyed |
 //! | `provider_calls` | calls of our provider for libfabric through its tables, with objects, sizes, pointers and flags of any kind | the same; a correct program works afterwards |
 //! | `in_place` | a hostile peer's packets and an honest sender's messages, received in place | honest messages arrive once and intact; each receive completes once |
@@ -70,6 +71,7 @@ mod packet;
 #[allow(unsafe_code, reason = "it calls the library as a C program does")]
 mod provider_calls;
 mod seeds;
+mod subscriptions;
 mod tool;
 mod world;
 
@@ -185,6 +187,12 @@ pub const TARGETS: &[Target] = &[
         name: "tcp_link",
         about: "tcp link: any bytes from the other ends of connections, more than there is room for",
         run: links::tcp,
+        show: None,
+    },
+    Target {
+        name: "subscriptions",
+        about: "efa-netio: a hostile subscriber and a hostile publisher",
+        run: subscriptions::run,
         show: None,
     },
     Target {

@@ -50,9 +50,17 @@ fn random_inputs_pass() {
         let seeds = files.iter().map(|file| std::fs::read(file).unwrap()).collect();
         let mut inputs = Inputs::new(1, seeds);
         // Targets with files or connections are slower.
-        let slow =
-            ["capture", "decode", "doctor", "c_calls", "provider_calls", "shm_link", "tcp_link"]
-                .contains(&target.name);
+        let slow = [
+            "capture",
+            "decode",
+            "doctor",
+            "c_calls",
+            "provider_calls",
+            "shm_link",
+            "subscriptions",
+            "tcp_link",
+        ]
+        .contains(&target.name);
         for number in 0..if slow { 200 } else { 2_000 } {
             let name = format!("{}: input {number} of seed 1", target.name);
             run(target, &name, inputs.advance());

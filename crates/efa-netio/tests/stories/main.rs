@@ -4,10 +4,14 @@
 
 mod driving;
 mod ends;
+mod hard;
+mod model;
 mod other_programs;
 mod pairs;
+mod partial;
 mod publish;
 mod random;
 mod refused;
 mod send;
+mod subscribe;
 mod world;
