@@ -37,6 +37,10 @@ impl Sink {
         Ok(Self::File(path.to_owned(), BufWriter::with_capacity(1 << 17, file)))
     }
 
+    pub(super) fn is_stdout(&self) -> bool {
+        matches!(self, Self::Out(..))
+    }
+
     /// Writes a message. Returns `false` if nobody reads the output any more.
     pub(super) fn put(&mut self, tag: Tag, message: &[u8]) -> Result<bool, NetioError> {
         let written = match self {

@@ -161,13 +161,7 @@ impl Audience {
 
 impl Run<'_> {
     fn run(mut self) -> Result<(), NetioError> {
-        let result = self.publish_all();
-        // Also after a failure: what has been published goes to its subscribers.
-        self.netio.close(self.socket);
-        while self.audience.here() > 0 {
-            let event = self.netio.poll(Wait::Forever)?;
-            event.into_iter().for_each(|event| drop(self.audience.event(event)));
-        }
+        let result = self.publish_all().and_then(|()| self.end());
         let is_complete = result.is_ok();
         let audience = self.audience;
         let is_whole = audience.messages_lost == 0 && audience.totals.subscribers_lost == 0;
@@ -176,6 +170,17 @@ impl Run<'_> {
         totals.publisher = Some(audience.totals.clone());
         totals.print(self.args.link.json)?;
         result.and_then(|()| audience.check())
+    }
+
+    /// Ends in order, which tells the subscribers that they have everything. After a failure this is left out, so
+    /// that they see a loss.
+    fn end(&mut self) -> Result<(), NetioError> {
+        self.netio.close(self.socket);
+        while self.audience.here() > 0 {
+            let event = self.netio.poll(Wait::Forever)?;
+            event.into_iter().for_each(|event| drop(self.audience.event(event)));
+        }
+        Ok(())
     }
 
     fn publish_all(&mut self) -> Result<(), NetioError> {

@@ -51,6 +51,9 @@ pub(super) fn run(args: &Args) -> Result<(), NetioError> {
     netio.listen(socket, &args.site.host, args.site.port)?;
     place::announce(place::listens(&mut netio, socket.into(), &args.site)?);
     let mut counter = Counter::new(None);
+    if sink.is_stdout() {
+        counter = counter.hide_on_terminal();
+    }
     let result = receive_all(&mut netio, &mut sink, &mut counter);
     let flushed = sink.flush();
     let result = result.and_then(|()| flushed.map(drop));

@@ -124,7 +124,10 @@ pub(super) fn run(args: &Args) -> Result<(), NetioError> {
         netio.subscribe(socket, *tag)?;
     }
     let attempts = Attempts::new(args.retry);
-    let counter = Counter::new(None);
+    let mut counter = Counter::new(None);
+    if sink.is_stdout() {
+        counter = counter.hide_on_terminal();
+    }
     let mut run = Run { args, netio, socket, sink, counter, attempts, is_leaving: false };
     let result = run.receive_all();
     let flushed = run.sink.flush();

@@ -1,9 +1,9 @@
 //! What a run has done: counted, shown while it goes on, and printed at its end.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
 use crate::output;
@@ -66,6 +66,14 @@ impl Counter {
     /// The time begins, unless it has begun.
     pub(super) fn begin(&mut self) {
         self.first.get_or_insert_with(Instant::now);
+    }
+
+    /// Shows nothing, as the messages go to the same terminal.
+    pub(super) fn hide_on_terminal(self) -> Self {
+        if io::stdout().is_terminal() {
+            self.bar.set_draw_target(ProgressDrawTarget::hidden());
+        }
+        self
     }
 
     /// A message more.
