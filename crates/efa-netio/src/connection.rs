@@ -10,11 +10,13 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
-use efa::{Buffer, MsgEndpoint, OperationError, Receive, Refused, StartError};
+use efa::{Buffer, MsgEndpoint, OperationError, Receive, Refused, StartError, Status};
 use hashbrown::HashSet;
 use slab::Slab;
 
+use crate::delivery::{Return, Returns};
 use crate::event::{ClosedReason, RefusedReason, Tag};
 use crate::ids::{
     AnySocket, ConnectionKey, PublicationKey, PublishSocket, ReceiveSocket, SendSocket,
@@ -110,6 +112,8 @@ pub(crate) enum Posted {
 }
 
 pub(crate) struct Connection {
+    key: ConnectionKey,
+    returns: Arc<Returns>,
     pub(crate) owner: Owner,
     /// `None` from the end on, while operations come back.
     pub(crate) endpoint: Option<MsgEndpoint>,
@@ -137,6 +141,10 @@ pub(crate) struct Connection {
     pub(crate) is_full: bool,
     /// Control messages that found no room.
     pub(crate) unsaid: VecDeque<Control>,
+    /// The context knows that it waits for room of which no completion tells.
+    pub(crate) is_stuck: bool,
+    /// Buffers for control messages, while those that answer them find no room.
+    held: Vec<Vec<u8>>,
     /// Why it ends.
     pub(crate) why: Option<ClosedReason>,
     /// The program never learned of it.
@@ -148,14 +156,26 @@ pub(crate) struct Connection {
     /// The messages complete, when the publisher last looked whether the subscriber takes anything.
     pub(crate) complete: u64,
     pub(crate) looked_at: u64,
+    /// The same, when the end was last due.
+    pub(crate) complete_before: u64,
 }
 
 /// Receives for control messages that are posted.
 pub(crate) const CONTROLS: usize = 8;
+/// Most answers that find no room, until the other side has to wait with what it says.
+const UNSAID: usize = 64;
 
 impl Connection {
-    pub(crate) fn new(owner: Owner, endpoint: MsgEndpoint, peer: SocketAddr, phase: Phase) -> Self {
+    pub(crate) fn new(
+        (key, returns): (ConnectionKey, &Arc<Returns>),
+        owner: Owner,
+        endpoint: MsgEndpoint,
+        peer: SocketAddr,
+        phase: Phase,
+    ) -> Self {
         Self {
+            key,
+            returns: returns.clone(),
             owner,
             endpoint: Some(endpoint),
             peer,
@@ -171,13 +191,35 @@ impl Connection {
             owed: VecDeque::new(),
             is_full: false,
             unsaid: VecDeque::new(),
+            is_stuck: false,
+            held: Vec::new(),
             why: None,
             is_silent: false,
             refused: None,
             tags: HashSet::new(),
             complete: 0,
             looked_at: 0,
+            complete_before: 0,
         }
+    }
+
+    /// Whether the program can send.
+    pub(crate) fn is_open(&self) -> bool {
+        self.phase == Phase::Open && self.endpoint.is_some()
+    }
+
+    /// Whether a message may still come for a receive.
+    fn takes_receives(&self) -> bool {
+        match self.phase {
+            _ if self.is_cut_off() => false,
+            Phase::Draining => self.has_unexpected(),
+            _ => true,
+        }
+    }
+
+    /// Whether a message did not fit, so that those behind it aren't received.
+    pub(crate) fn is_cut_off(&self) -> bool {
+        matches!(self.why, Some(ClosedReason::TooLong { .. }))
     }
 
     /// Posts a receive for a message of the program. A buffer that can't be posted comes back.
@@ -187,6 +229,9 @@ impl Connection {
         operations: &mut Slab<Op>,
         buffer: Vec<u8>,
     ) -> Result<(), Vec<u8>> {
+        if !self.takes_receives() {
+            return Err(buffer);
+        }
         let Some(endpoint) = &self.endpoint else { return Err(buffer) };
         let entry = operations.vacant_entry();
         match endpoint.receive(Receive::untagged(), buffer, entry.key() as u64 + 1) {
@@ -224,11 +269,24 @@ impl Connection {
         buffer: Vec<u8>,
     ) {
         let Some(endpoint) = &self.endpoint else { return };
+        // A subscriber always hears its publisher, so that one of the two goes on.
+        if self.unsaid.len() >= UNSAID && !self.owner.receives() {
+            return self.held.push(buffer);
+        }
         let entry = operations.vacant_entry();
         let posted = endpoint.receive(Receive::tagged(CONTROL), buffer, entry.key() as u64 + 1);
         if posted.is_ok() {
             entry.insert(Op::ReceiveControl { connection: key });
             self.operations += 1;
+        }
+    }
+
+    /// Posts the receives for control messages that were held back, if there is room for answers.
+    pub(crate) fn post_held(&mut self, key: ConnectionKey, operations: &mut Slab<Op>) {
+        if self.unsaid.len() < UNSAID {
+            for buffer in std::mem::take(&mut self.held) {
+                self.post_control(key, operations, buffer);
+            }
         }
     }
 
@@ -268,10 +326,26 @@ impl Connection {
         match error.is_busy() || error.shortage().is_some() {
             true => {
                 self.is_full = true;
+                if self.sends == 0 {
+                    self.be_stuck();
+                }
                 Posted::Full
             }
             false => Posted::Failed(error),
         }
+    }
+
+    /// The context has to look whether there is room: no completion of a message will tell.
+    #[cold]
+    pub(crate) fn be_stuck(&mut self) {
+        if !std::mem::replace(&mut self.is_stuck, true) {
+            self.returns.put(Return::Stuck(self.key));
+        }
+    }
+
+    /// Whether another message of the program may start.
+    pub(crate) fn has_room(&self) -> bool {
+        self.endpoint.as_ref().is_some_and(|endpoint| endpoint.transmits_left() > 0)
     }
 
     /// Sends a control message, now or when there is room.
@@ -287,8 +361,13 @@ impl Connection {
             let to = efa::Message::to(MsgEndpoint::PEER).tagged(CONTROL);
             match endpoint.inject(to, &control.emit()) {
                 Ok(()) => drop(self.unsaid.pop_front()),
-                Err(error) if error.is_busy() || error.shortage().is_some() => return,
-                // The connection has ended or is not made yet; what is needed then is said again.
+                // A caller may not have heard yet that it was accepted.
+                Err(StartError::NotConnected) if self.phase != Phase::Draining => {
+                    return self.be_stuck();
+                }
+                Err(error) if error.is_busy() || error.shortage().is_some() => {
+                    return self.be_stuck();
+                }
                 Err(error) => {
                     tracing::debug!(%error, ?control, "not said");
                     self.unsaid.clear();
@@ -319,7 +398,24 @@ impl Connection {
         match error {
             OperationError::Cancelled => None,
             _ if self.endpoint.is_none() => None,
+            error if is_of_peer(error) => Some(ClosedReason::PeerGone),
             error => Some(ClosedReason::Failed(error)),
         }
+    }
+}
+
+/// Whether an operation failed because the other side is gone. The device may know it before the event queue does.
+fn is_of_peer(error: OperationError) -> bool {
+    match error {
+        OperationError::Device(status) => matches!(
+            status,
+            Status::RemoteAbort
+                | Status::BadDestinationQpn
+                | Status::UnresponsiveRemote
+                | Status::UnknownPeer
+                | Status::UnreachableRemote
+        ),
+        OperationError::PeerRestarted | OperationError::PeerRemoved => true,
+        _ => false,
     }
 }

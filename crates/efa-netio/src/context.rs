@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use efa::{
-    Access, CompletionQueue, CompletionQueueOptions, Direction, Domain, EndpointOptions, Entry,
-    EventQueue, EventQueueOptions, Fabric, LocalAccess, MsgEndpointBuilder, MsgEndpointOptions,
-    Statistics, Time, TryWaitError, WaitSet,
+    Access, Clock, CompletionQueue, CompletionQueueOptions, Direction, Domain, EndpointOptions,
+    Entry, EventQueue, EventQueueOptions, Fabric, LocalAccess, MsgEndpointBuilder,
+    MsgEndpointOptions, Statistics, Time, TryWaitError, WaitSet,
 };
 use slab::Slab;
 use slotmap::{Key, SlotMap};
@@ -110,6 +110,8 @@ pub struct Netio {
     pub(crate) timers: Timers,
     pub(crate) returns: Arc<Returns>,
     returned: Vec<Return>,
+    /// Connections that wait for room, of which no completion tells.
+    pub(crate) stuck: Vec<ConnectionKey>,
     /// Connections that have ended with nothing under way.
     pub(crate) idle: Vec<ConnectionKey>,
     pub(crate) events: VecDeque<Event>,
@@ -134,6 +136,8 @@ pub(crate) struct Link {
 const BATCH: usize = 64;
 /// Rounds that find something, until the rest is looked at as well.
 const ROUNDS: u32 = 64;
+/// Longest sleep while a connection waits for room.
+const RETRY: Duration = Duration::from_millis(1);
 /// Room of the completion queue: connections have limits of their own.
 const ROOM: usize = 1 << 30;
 
@@ -197,6 +201,7 @@ impl Netio {
             timers: Timers::default(),
             returns,
             returned: Vec::new(),
+            stuck: Vec::new(),
             idle: Vec::new(),
             events: VecDeque::new(),
             counts: Counts::default(),
@@ -258,13 +263,13 @@ impl Netio {
             }
             let now = self.link.now();
             let left = until.map_or(Duration::MAX, |until| until - now);
-            if left.is_zero() {
+            if left.is_zero() || matches!(self.link.fabric.clock(), Clock::Manual(_)) {
                 return Ok(None);
             }
             match self.link.set.clone() {
                 Some(set) if now >= looks_until => {
                     let due = self.timers.next().map(|due| due - now);
-                    let longest = Duration::from_secs(3600);
+                    let longest = self.longest_sleep();
                     let left = left.min(due.unwrap_or(longest)).min(longest);
                     if self.returns.fall_asleep() {
                         set.wait(left)?;
@@ -278,6 +283,14 @@ impl Netio {
         }
     }
 
+    /// How long the thread may sleep if nothing is due.
+    fn longest_sleep(&self) -> Duration {
+        match self.stuck.is_empty() {
+            true => Duration::from_secs(3600),
+            false => RETRY,
+        }
+    }
+
     /// Prepares for sleep on [its descriptor](AsFd) in a loop of the program: returns `true` if there is nothing to
     /// do before the descriptor is readable or [`next_timeout`](Self::next_timeout) is over. `false`: call
     /// [`poll`](Self::poll) first, until it has no event.
@@ -286,7 +299,7 @@ impl Netio {
     /// The context [doesn't sleep](Options::sleeps), or the system fails.
     pub fn try_sleep(&mut self) -> Result<bool, TryWaitError> {
         let set = self.link.set.as_ref().ok_or(TryWaitError::NotWaitable)?;
-        if !self.events.is_empty() || !self.returns.fall_asleep() {
+        if !self.events.is_empty() || !self.idle.is_empty() || !self.returns.fall_asleep() {
             return Ok(false);
         }
         // Until the next call of `poll` others wake it.
@@ -301,7 +314,11 @@ impl Netio {
     /// How long until something is due that the descriptor doesn't tell. `None` if nothing is.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Duration> {
-        Some(self.timers.next()? - self.link.now())
+        let due = self.timers.next().map(|due| due - self.link.now());
+        match self.stuck.is_empty() {
+            true => due,
+            false => Some(due.unwrap_or(RETRY).min(RETRY)),
+        }
     }
 
     /// Gives each event to the handler, until one of its methods calls [`stop`](Self::stop).
@@ -393,6 +410,9 @@ impl Netio {
         if !self.timers.is_empty() {
             self.pass_time();
         }
+        if !self.stuck.is_empty() {
+            self.try_stuck();
+        }
     }
 
     #[inline]
@@ -413,6 +433,7 @@ impl Netio {
                 Return::Buffer(socket, buffer) => self.buffer_returned(socket, buffer),
                 Return::GivenUp(publication) => self.give_up(publication),
                 Return::Found(socket, attempt, found) => self.host_found(socket, attempt, found),
+                Return::Stuck(connection) => self.stuck.push(connection),
             }
         }
     }

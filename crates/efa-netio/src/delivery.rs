@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use efa::EventQueue;
 use parking_lot::Mutex;
 
-use crate::ids::{AnySocket, PublicationKey};
+use crate::ids::{AnySocket, ConnectionKey, PublicationKey};
 
 /// A received message, in the buffer that it was received in. Keep it as long as wanted: the buffer is posted again when
 /// it is dropped.
@@ -75,6 +75,8 @@ pub(crate) enum Return {
     GivenUp(PublicationKey),
     /// A host was looked up. The number is that of the attempt.
     Found(AnySocket, u32, Result<SocketAddr, String>),
+    /// A connection found no room, and no completion will tell when there is some.
+    Stuck(ConnectionKey),
 }
 
 /// Where it comes back.

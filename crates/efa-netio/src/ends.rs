@@ -84,13 +84,35 @@ impl Netio {
     fn has_room(&mut self, key: ConnectionKey) {
         let connection = &mut self.connections[key];
         connection.say_rest();
+        connection.post_held(key, &mut self.operations);
         if std::mem::take(&mut connection.is_full) {
             match connection.owner {
                 Owner::Publish(socket) => self.publisher_writable(key, socket),
-                owner => self.events.push_back(Event::Writable(owner.into())),
+                owner if connection.is_open() => {
+                    self.events.push_back(Event::Writable(owner.into()));
+                }
+                _ => {}
             }
         }
         self.connections[key].tell_end();
+    }
+
+    /// Looks whether connections have room of which no completion tells.
+    pub(crate) fn try_stuck(&mut self) {
+        for key in std::mem::take(&mut self.stuck) {
+            let Some(connection) = self.connections.get_mut(key) else { continue };
+            connection.is_stuck = false;
+            connection.say_rest();
+            let waits_to_send = connection.is_full && connection.sends == 0;
+            match (waits_to_send, connection.has_room()) {
+                (true, true) => self.has_room(key),
+                (true, false) => connection.be_stuck(),
+                (false, _) => {
+                    connection.post_held(key, &mut self.operations);
+                    connection.tell_end();
+                }
+            }
+        }
     }
 
     /// Gives the program the messages that have arrived, in order.
@@ -98,6 +120,7 @@ impl Netio {
         let owner = self.connections[key].owner;
         while let Some(Arrival { buffer, result }) = self.connections[key].next_arrival() {
             match result {
+                Ok(_) if self.connections[key].is_cut_off() => self.not_delivered(owner, buffer),
                 Ok((length, data)) => {
                     self.connections[key].received += 1;
                     match owner {
@@ -111,8 +134,8 @@ impl Netio {
                     }
                 }
                 Err(error) => {
-                    self.not_delivered(owner, buffer);
                     self.receive_failed(key, error);
+                    self.not_delivered(owner, buffer);
                 }
             }
         }
@@ -140,18 +163,29 @@ impl Netio {
     fn receive_failed(&mut self, key: ConnectionKey, error: OperationError) {
         let connection = &mut self.connections[key];
         match error {
-            OperationError::Truncated { length, capacity } if connection.phase == Phase::Open => {
+            // The first one counts.
+            OperationError::Truncated { .. } if connection.is_cut_off() => {}
+            OperationError::Truncated { length, capacity } => {
+                let reason = ClosedReason::TooLong { length, capacity };
+                if connection.phase != Phase::Open {
+                    return self.end_now(key, reason);
+                }
                 connection.say(Control::TooLong { length, capacity });
                 // The other side closes the connection when it knows.
                 connection.phase = Phase::Ending { is_told: true };
-                connection.why = Some(ClosedReason::TooLong { length, capacity });
+                connection.why = Some(reason);
                 self.end_later(key);
             }
-            error => {
-                if let Some(reason) = connection.failed(error) {
-                    self.end_now(key, reason);
+            error => match connection.failed(error) {
+                // What has arrived is received, when the event queue knows it as well.
+                Some(ClosedReason::PeerGone) if connection.phase == Phase::Open => {
+                    connection.phase = Phase::Ending { is_told: true };
+                    connection.why = Some(ClosedReason::PeerGone);
+                    self.end_later(key);
                 }
-            }
+                Some(ClosedReason::PeerGone) | None => {}
+                Some(reason) => self.end_now(key, reason),
+            },
         }
     }
 
@@ -255,8 +289,12 @@ impl Netio {
 
     fn connected(&mut self, key: ConnectionKey) {
         let Some(connection) = self.connections.get_mut(key) else { return };
-        if connection.phase != Phase::Connecting || connection.endpoint.is_none() {
+        if connection.endpoint.is_none() {
             return;
+        }
+        if connection.phase != Phase::Connecting {
+            // What was said before the caller was ready.
+            return connection.say_rest();
         }
         connection.phase = Phase::Open;
         let owner = connection.owner;
@@ -283,24 +321,25 @@ impl Netio {
         if connection.endpoint.is_none() {
             return;
         }
-        if let Some(reason) = connection.why.clone() {
+        let was_told = connection.phase != Phase::Ending { is_told: false };
+        let reason = connection.why.clone().filter(|_| was_told).unwrap_or(ClosedReason::PeerGone);
+        if !connection.owner.receives() || connection.is_cut_off() {
             return self.end_now(key, reason);
         }
-        if !connection.owner.receives() {
-            return self.end_now(key, ClosedReason::PeerGone);
-        }
         connection.phase = Phase::Draining;
+        connection.unsaid.clear();
         self.end_if_all_arrived(key);
     }
 
     /// Ends a connection after what was given to it, which it tells the other side.
     pub(crate) fn end_softly(&mut self, key: ConnectionKey, reason: ClosedReason) {
         let connection = &mut self.connections[key];
-        if connection.phase != Phase::Open {
+        if !connection.is_open() {
             return;
         }
         connection.phase = Phase::Ending { is_told: false };
         connection.why = Some(reason);
+        connection.complete_before = connection.complete;
         connection.tell_end();
         if let Owner::Publish(socket) = connection.owner {
             self.unsubscribe_all(key, socket);
@@ -314,9 +353,20 @@ impl Netio {
     }
 
     pub(crate) fn end_is_due(&mut self, key: ConnectionKey) {
-        let Some(connection) = self.connections.get(key) else { return };
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        if connection.phase == Phase::Draining {
+            return;
+        }
+        // While messages go on to complete, the other side goes on.
+        if std::mem::replace(&mut connection.complete_before, connection.complete)
+            < connection.complete
+        {
+            return self.end_later(key);
+        }
         match connection.why.clone() {
-            Some(reason @ ClosedReason::TooLong { .. }) => self.end_now(key, reason),
+            Some(reason @ (ClosedReason::TooLong { .. } | ClosedReason::PeerGone)) => {
+                self.end_now(key, reason);
+            }
             _ => self.end_now(key, ClosedReason::TimedOut),
         }
     }

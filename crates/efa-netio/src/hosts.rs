@@ -35,6 +35,11 @@ impl Search {
         self.attempt
     }
 
+    /// Ends the attempt that is under way; `false` if none is.
+    pub(crate) fn give_up(&mut self) -> bool {
+        std::mem::take(&mut self.is_under_way)
+    }
+
     /// Ends this attempt; `false` if it is another one that is under way, or none.
     fn end(&mut self, attempt: u32) -> bool {
         let is_this = self.is_under_way && self.attempt == attempt;

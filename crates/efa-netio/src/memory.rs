@@ -101,8 +101,10 @@ impl Part {
         self.0.to_vec()
     }
 
-    /// The address of its first byte, as number.
-    fn address(&self) -> u64 {
+    /// The address of its first byte, as the device names it to peers: the key of a message that isn't given another.
+    /// On EFA interfaces it is the address in the program's memory. It is unique among the parts of a device's pools.
+    #[must_use]
+    pub fn address(&self) -> u64 {
         self.0.region().remote_address().wrapping_add(self.0.range().start as u64)
     }
 }

@@ -109,11 +109,12 @@ impl Netio {
         role: Role,
         at: SocketAddr,
     ) -> Result<ConnectionKey, RefusedReason> {
-        let Self { link, connections, operations, .. } = self;
+        let Self { link, connections, operations, returns, .. } = self;
         let mut called = Err(RefusedReason::Rejected(Rejection::Lacking));
         let key = connections.try_insert_with_key(|key| {
             let endpoint = link.endpoint(key).enable().map_err(StartConnectError::from)?;
-            let mut made = Connection::new(owner, endpoint, at, Phase::Connecting);
+            let mut made =
+                Connection::new((key, &*returns), owner, endpoint, at, Phase::Connecting);
             made.post_controls(key, operations);
             Ok::<_, StartConnectError>(made)
         });
@@ -142,7 +143,7 @@ impl Netio {
         }
         let open = connection
             .and_then(|key| self.connections.get_mut(key).map(|connection| (key, connection)))
-            .filter(|(_, connection)| connection.phase == Phase::Open);
+            .filter(|(_, connection)| connection.is_open());
         let Some((key, connection)) = open else {
             return Sent::Refused(SocketError::NotConnected.into(), message);
         };
@@ -169,15 +170,24 @@ impl Netio {
     /// socket can be connected again.
     ///
     /// # Errors
-    /// The socket has no connection, or is ending it.
+    /// The socket has no connection and is making none, or is ending it.
     pub fn disconnect(&mut self, socket: SendSocket) -> Result<(), SocketError> {
-        let key = self.sender(socket)?.connection.ok_or(SocketError::NotConnected)?;
-        match self.connections.get(key).map(|connection| connection.phase) {
-            Some(Phase::Open) => {
+        let sender = self.sender(socket)?;
+        if sender.search.give_up() {
+            let (socket, reason) = (socket.into(), ClosedReason::Disconnected);
+            self.events.push_back(Event::Closed { socket, reason });
+            return Ok(());
+        }
+        let key = sender.connection.ok_or(SocketError::NotConnected)?;
+        let Some(connection) = self.connections.get(key) else {
+            return Err(SocketError::NotConnected);
+        };
+        match connection.phase {
+            Phase::Open if connection.is_open() => {
                 self.end_softly(key, ClosedReason::Disconnected);
                 Ok(())
             }
-            Some(Phase::Connecting) => {
+            Phase::Connecting if connection.endpoint.is_some() => {
                 self.end_now(key, ClosedReason::Disconnected);
                 Ok(())
             }
@@ -288,11 +298,11 @@ impl Netio {
         owner: Owner,
         request: efa::ConnectionRequest,
     ) -> Option<ConnectionKey> {
-        let Self { link, connections, operations, .. } = self;
+        let Self { link, connections, operations, returns, .. } = self;
         let from = request.caller();
         let made = connections.try_insert_with_key(|key| {
             let endpoint = link.endpoint(key).enable()?;
-            let mut made = Connection::new(owner, endpoint, from, Phase::Open);
+            let mut made = Connection::new((key, &*returns), owner, endpoint, from, Phase::Open);
             made.post_controls(key, operations);
             Ok::<_, efa::EnableError>(made)
         });

@@ -307,7 +307,9 @@ impl Fabric {
         self.0.clock.now()
     }
 
-    pub(crate) fn clock(&self) -> &Clock {
+    /// The clock that its endpoints take the time from.
+    #[must_use]
+    pub fn clock(&self) -> &Clock {
         &self.0.clock
     }
 }

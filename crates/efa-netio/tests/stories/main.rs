@@ -2,5 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod ends;
+mod pairs;
 mod publish;
+mod send;
 mod world;
