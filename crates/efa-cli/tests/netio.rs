@@ -372,6 +372,7 @@ fn invalid_command_lines_are_usage_errors() {
         ("publish 127.0.0.1:7000 --tag 1 --repeat -", "--repeat needs a FILE"),
         ("publish 127.0.0.1:7000 --tag 1 --repeat --wait-for 0 f", "--wait-for 1"),
         ("publish 127.0.0.1:7000 --tag 1 --message-size 0", "at least 1 byte"),
+        ("publish 127.0.0.1:7000 --tag 1 --slow 0", "--slow needs more than 0"),
         ("publish 127.0.0.1:7000 --tag 1 --rate 0", "a number from 0.001"),
         ("publish 127.0.0.1:7000 --tag 1 --address 10.0.0.1", "--link <LINK>"),
         ("publish 0.0.0.0:7000 --tag 1 --link tcp", "0.0.0.0:7000 needs --address"),

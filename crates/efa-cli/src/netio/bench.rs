@@ -30,10 +30,10 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// Arguments of `efa netio bench`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-  efa netio bench --size 64K --subscribers 4 --seconds 3
-
 A message counts once for each subscriber that received it. The time is that from the first message until all \
 subscribers have all.
+
+  efa netio bench --size 64K --subscribers 4 --seconds 3
 
 Exit codes: 0 success, 1 failure, 2 invalid command line, 3 cannot listen on this host, 4 a subscriber failed.")]
 pub(super) struct Args {

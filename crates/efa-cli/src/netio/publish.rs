@@ -61,6 +61,9 @@ impl Args {
         if self.repeat == Some(None) && self.wait_for == 0 {
             return Some("--repeat without a number needs --wait-for 1 or more".into());
         }
+        if self.slow == Some(Duration::ZERO) {
+            return Some("--slow needs more than 0 seconds".into());
+        }
         self.link.conflict_at(&self.site)
     }
 

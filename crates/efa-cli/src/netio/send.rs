@@ -15,6 +15,8 @@ use super::totals::Counter;
 /// Arguments of `efa netio send`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
+A message counts as sent when it is in the receiver's buffer.
+
   efa netio receive 127.0.0.1:7000 --output COPY &
   efa netio send 127.0.0.1:7000 --retry 5 FILE
 
