@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use efa::{Buffer, MsgEndpoint, OperationError, Receive, Refused, StartError, Status};
+use efa::{Buffer, MsgEndpoint, OperationError, Receive, Refused, StartError, Status, Time};
 use hashbrown::HashSet;
 use slab::Slab;
 
@@ -139,6 +139,8 @@ pub(crate) struct Connection {
     pub(crate) owed: VecDeque<PublicationKey>,
     /// A message found no room.
     pub(crate) is_full: bool,
+    /// A publication found others that the connection is owed before it.
+    pub(crate) is_awaited: bool,
     /// Control messages that found no room.
     pub(crate) unsaid: VecDeque<Control>,
     /// The context knows that it waits for room of which no completion tells.
@@ -153,10 +155,13 @@ pub(crate) struct Connection {
     pub(crate) refused: Option<RefusedReason>,
     /// Tags of a subscriber, at its publisher.
     pub(crate) tags: HashSet<Tag>,
-    /// The messages complete, when the publisher last looked whether the subscriber takes anything.
+    /// Messages that are complete.
     pub(crate) complete: u64,
+    /// How many were when the publisher last looked whether the subscriber takes anything, and since when it has taken
+    /// nothing although it could.
     pub(crate) looked_at: u64,
-    /// The same, when the end was last due.
+    pub(crate) slow_since: Option<Time>,
+    /// How many were when the end was last due.
     pub(crate) complete_before: u64,
 }
 
@@ -190,6 +195,7 @@ impl Connection {
             expected: None,
             owed: VecDeque::new(),
             is_full: false,
+            is_awaited: false,
             unsaid: VecDeque::new(),
             is_stuck: false,
             held: Vec::new(),
@@ -199,6 +205,7 @@ impl Connection {
             tags: HashSet::new(),
             complete: 0,
             looked_at: 0,
+            slow_since: None,
             complete_before: 0,
         }
     }

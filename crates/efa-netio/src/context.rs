@@ -19,7 +19,7 @@ use efa::{
 use slab::Slab;
 use slotmap::{Key, SlotMap};
 
-use crate::connection::{Connection, Op};
+use crate::connection::{Connection, Op, Owner};
 use crate::delivery::{Return, Returns, Signal};
 use crate::event::{Error, Event};
 use crate::handler::Handler;
@@ -138,6 +138,10 @@ const BATCH: usize = 64;
 const ROUNDS: u32 = 64;
 /// Longest sleep while a connection waits for room.
 const RETRY: Duration = Duration::from_millis(1);
+/// Bytes of unexpected messages that a side keeps which sends messages.
+const UNEXPECTED_CONTROL: usize = 64 << 10;
+/// What arrives beyond the bound of unexpected messages, in packets that were on their way: more would exclude the peer.
+const UNDER_WAY: usize = 64 << 20;
 /// Room of the completion queue: connections have limits of their own.
 const ROOM: usize = 1 << 30;
 
@@ -159,15 +163,20 @@ impl Link {
     }
 
     /// Begins an endpoint for a connection.
-    pub(crate) fn endpoint(&self, key: ConnectionKey) -> MsgEndpointBuilder {
+    pub(crate) fn endpoint(&self, key: ConnectionKey, owner: Owner) -> MsgEndpointBuilder {
         let mut options = MsgEndpointOptions::default()
             .context(key.data().as_ffi())
             .connect_timeout(self.options.timeout);
         let EndpointOptions { protocol, .. } = &mut options.endpoint;
         protocol.min_read = self.options.read_threshold;
         protocol.max_sends = self.options.sends;
-        protocol.bounds.unexpected = self.options.unexpected;
-        protocol.bounds.unexpected_per_peer = self.options.unexpected.saturating_mul(2);
+        // A side that sends messages hears control messages only.
+        let unexpected = match owner.receives() {
+            true => self.options.unexpected,
+            false => self.options.unexpected.min(UNEXPECTED_CONTROL),
+        };
+        protocol.bounds.unexpected = unexpected;
+        protocol.bounds.unexpected_per_peer = unexpected.saturating_add(UNDER_WAY);
         self.domain
             .msg_endpoint(options)
             .bind_completion_queue(&self.queue, Direction::Both)

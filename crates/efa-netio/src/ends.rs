@@ -238,7 +238,7 @@ impl Netio {
                 connection.expected = Some(messages);
                 self.end_if_all_arrived(key);
             }
-            (Owner::Send(_), Control::TooLong { length, capacity }) => {
+            (Owner::Send(_) | Owner::Publish(_), Control::TooLong { length, capacity }) => {
                 self.end_now(key, ClosedReason::TooLong { length, capacity });
             }
             (Owner::Publish(socket), control) if connection.phase == Phase::Open => {

@@ -10,6 +10,7 @@
 //!      └─ the last one, and nobody is owed ─► Published{key, served, lost}; the object is free again
 //! ```
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,6 +33,8 @@ use crate::wire::{Answer, Control, Rejection};
 
 /// Bytes of a header slot.
 const HEADER: usize = 8;
+/// How often a publisher looks for slow subscribers in the time that they have.
+const LOOKS: u32 = 4;
 
 pub(crate) struct Publisher {
     options: PublishOptions,
@@ -288,6 +291,9 @@ impl Netio {
         if publication.sends == 0 && publication.lost == 0 && when_full == WhenFull::Return {
             publisher.objects.push(publication.object);
             let Some(undone) = self.publications.remove(key) else { return Published::UnderWay };
+            for target in undone.owed {
+                self.connections[target].is_awaited = true;
+            }
             return Published::Again(undone.message);
         }
         for target in &publication.owed {
@@ -347,12 +353,31 @@ impl Netio {
         }
         publication.owed.retain(|owed| *owed != target);
         connection.owed.pop_front();
-        // The next one that it is owed may go now.
-        if !connection.owed.is_empty() && !connection.is_full {
-            self.events.push_back(Event::Writable(connection.owner.into()));
-        }
+        self.next_may_go(target);
+        self.connections[target].tell_end();
         self.finish_publication(key);
         true
+    }
+
+    /// A connection is owed one publication less: the next one may go now.
+    fn next_may_go(&mut self, target: ConnectionKey) {
+        let connection = &mut self.connections[target];
+        let Owner::Publish(socket) = connection.owner else { return };
+        let is_awaited = match connection.owed.is_empty() {
+            true => std::mem::take(&mut connection.is_awaited),
+            false => true,
+        };
+        if is_awaited && !connection.is_full {
+            self.writable(socket);
+        }
+    }
+
+    /// Trying again is worth it, if the program is the one that tries.
+    fn writable(&mut self, socket: PublishSocket) {
+        let returns = |publisher: &Publisher| publisher.options.when_full == WhenFull::Return;
+        if self.publishers.get(socket).is_some_and(returns) {
+            self.events.push_back(Event::Writable(socket.into()));
+        }
     }
 
     /// A connection of a publisher has room again.
@@ -406,14 +431,39 @@ impl Netio {
         let Some(publication) = self.publications.get_mut(key) else { return };
         let owed = std::mem::take(&mut publication.owed);
         publication.lost += owed.len() as u32;
-        let socket = publication.socket;
         for target in owed {
-            let connection = &mut self.connections[target];
-            connection.owed.retain(|other| *other != key);
-            connection.tell_end();
+            self.connections[target].owed.retain(|other| *other != key);
+            self.next_may_go(target);
+            self.connections[target].tell_end();
         }
-        self.events.push_back(Event::Writable(socket.into()));
         self.finish_publication(key);
+    }
+
+    /// A subscriber leaves a tag: what it is owed of the tag is lost.
+    fn unsubscribe_one(&mut self, target: ConnectionKey, socket: PublishSocket, tag: Tag) {
+        if let Some(publisher) = self.publishers.get_mut(socket) {
+            publisher.table.remove(tag, target);
+        }
+        let publications = &self.publications;
+        let is_left = |key: &PublicationKey| publications.get(*key).is_some_and(|it| it.tag == tag);
+        let (left, owed) = std::mem::take(&mut self.connections[target].owed)
+            .into_iter()
+            .partition::<VecDeque<_>, _>(is_left);
+        self.connections[target].owed = owed;
+        if !left.is_empty() {
+            self.next_may_go(target);
+        }
+        self.lose_owed(target, left);
+    }
+
+    /// A subscriber doesn't get publications that it was owed.
+    fn lose_owed(&mut self, target: ConnectionKey, owed: VecDeque<PublicationKey>) {
+        for key in owed {
+            let Some(publication) = self.publications.get_mut(key) else { continue };
+            publication.owed.retain(|other| *other != target);
+            publication.lost += 1;
+            self.finish_publication(key);
+        }
     }
 
     /// A subscriber gets no publication that begins from now on.
@@ -426,16 +476,12 @@ impl Netio {
     /// A subscriber gets nothing more: what it is owed is lost.
     pub(crate) fn subscriber_ends(&mut self, target: ConnectionKey, socket: PublishSocket) {
         let connection = &mut self.connections[target];
-        let (owed, is_full) = (std::mem::take(&mut connection.owed), connection.is_full);
+        let owed = std::mem::take(&mut connection.owed);
+        let is_awaited = connection.is_full || connection.is_awaited;
         self.unsubscribe_all(target, socket);
-        for key in owed {
-            let Some(publication) = self.publications.get_mut(key) else { continue };
-            publication.owed.retain(|other| *other != target);
-            publication.lost += 1;
-            self.finish_publication(key);
-        }
-        if is_full {
-            self.events.push_back(Event::Writable(socket.into()));
+        self.lose_owed(target, owed);
+        if is_awaited {
+            self.writable(socket);
         }
     }
 
@@ -473,55 +519,59 @@ impl Netio {
                     true => Answer::Done,
                     false => Answer::TooManyTags,
                 };
-                connection.say(Control::Answer { serial, tag, answer, messages: connection.sent });
+                let messages = connection.sent;
                 if !is_known && answer == Answer::Done {
                     connection.tags.insert(tag);
                     publisher.table.insert(tag, target);
                     self.events.push_back(Event::Subscriber { socket, tag, peer });
                 }
+                self.connections[target].say(Control::Answer { serial, tag, answer, messages });
             }
             Control::Unsubscribe { serial, tag } => {
                 let was_known = connection.tags.remove(&tag);
-                let is_last = was_known && connection.tags.is_empty();
+                let is_last = connection.tags.is_empty();
                 let (answer, messages) = (Answer::Done, connection.sent);
-                connection.say(Control::Answer { serial, tag, answer, messages });
+                self.connections[target].say(Control::Answer { serial, tag, answer, messages });
                 if was_known {
-                    publisher.table.remove(tag, target);
+                    self.unsubscribe_one(target, socket, tag);
                     self.events.push_back(Event::Unsubscriber { socket, tag, peer });
                 }
+                // Also if it never had one: it waits for the end of the connection.
                 if is_last {
                     self.end_softly(target, ClosedReason::DisconnectedByPeer);
                 }
             }
-            Control::TooLong { length, capacity } => {
-                self.end_now(target, ClosedReason::TooLong { length, capacity });
+            Control::Answer { .. } | Control::End { .. } | Control::TooLong { .. } => {
+                self.counts.ignored += 1;
             }
-            Control::Answer { .. } | Control::End { .. } => self.counts.ignored += 1,
         }
     }
 
     /// When to look for subscribers who take nothing.
     fn look_again(&mut self, socket: PublishSocket) {
         if let Slow::Disconnect(after) = self.publishers[socket].options.slow {
-            let in_a_while = (after / 2).max(Duration::from_micros(1));
+            let in_a_while = (after / LOOKS).max(Duration::from_micros(1));
             self.timers.add(self.link.now() + in_a_while, Due::Slow(socket));
         }
     }
 
-    /// Disconnects who has taken nothing for two looks.
+    /// Disconnects who has taken nothing for too long.
     pub(crate) fn look_for_slow(&mut self, socket: PublishSocket) {
+        let now = self.link.now();
         let Some(publisher) = self.publishers.get(socket) else { return };
+        let Slow::Disconnect(after) = publisher.options.slow else { return };
         for key in publisher.subscribers.clone() {
             let connection = &mut self.connections[key];
-            let is_owed = connection.sends > 0 || !connection.owed.is_empty();
-            // Twice the number of complete messages, and one more after a look that found no new one.
-            let before = connection.looked_at;
-            connection.looked_at = connection.complete * 2;
-            if is_owed && before / 2 == connection.complete {
-                match before % 2 {
-                    1 => self.end_now(key, ClosedReason::Slow),
-                    _ => connection.looked_at += 1,
+            let waits = connection.sends > 0 || connection.is_full || !connection.owed.is_empty();
+            let takes = connection.complete != connection.looked_at;
+            connection.looked_at = connection.complete;
+            match connection.slow_since {
+                Some(since) if waits && !takes => {
+                    if now - since >= after {
+                        self.end_now(key, ClosedReason::Slow);
+                    }
                 }
+                _ => connection.slow_since = waits.then_some(now),
             }
         }
         self.look_again(socket);
@@ -532,6 +582,8 @@ impl Netio {
     pub(crate) fn close_publisher(&mut self, socket: PublishSocket) {
         let Some(publisher) = self.publishers.get_mut(socket) else { return };
         publisher.is_closed = true;
+        // A host that is found now is none to listen at.
+        publisher.search = Search::default();
         let listening = publisher.listening.take();
         let subscribers = publisher.subscribers.clone();
         self.stop_listening(listening);

@@ -112,7 +112,7 @@ impl Netio {
         let Self { link, connections, operations, returns, .. } = self;
         let mut called = Err(RefusedReason::Rejected(Rejection::Lacking));
         let key = connections.try_insert_with_key(|key| {
-            let endpoint = link.endpoint(key).enable().map_err(StartConnectError::from)?;
+            let endpoint = link.endpoint(key, owner).enable().map_err(StartConnectError::from)?;
             let mut made =
                 Connection::new((key, &*returns), owner, endpoint, at, Phase::Connecting);
             made.post_controls(key, operations);
@@ -301,7 +301,7 @@ impl Netio {
         let Self { link, connections, operations, returns, .. } = self;
         let from = request.caller();
         let made = connections.try_insert_with_key(|key| {
-            let endpoint = link.endpoint(key).enable()?;
+            let endpoint = link.endpoint(key, owner).enable()?;
             let mut made = Connection::new((key, &*returns), owner, endpoint, from, Phase::Open);
             made.post_controls(key, operations);
             Ok::<_, efa::EnableError>(made)

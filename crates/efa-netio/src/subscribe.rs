@@ -117,13 +117,18 @@ impl Netio {
                 subscriber.is_emptied |= is_empty;
                 self.connections[key].say(Control::Unsubscribe { serial, tag });
             }
-            // It has not been told anything.
-            (None, Some(key)) if is_empty && self.connections[key].phase == Phase::Connecting => {
-                self.end_now(key, ClosedReason::Disconnected);
-            }
+            (None, Some(key)) if is_empty => self.give_up_connecting(socket, key),
             _ => {}
         }
         Ok(Subscription::Requested)
+    }
+
+    /// Nothing is wanted of a connection. If it is still being made, the publisher has not been told anything.
+    fn give_up_connecting(&mut self, socket: SubscribeSocket, key: ConnectionKey) {
+        if self.connections[key].phase == Phase::Connecting {
+            self.subscribers[socket].is_emptied = true;
+            self.end_now(key, ClosedReason::Disconnected);
+        }
     }
 
     /// Connects a socket that has subscriptions and no connection. Does nothing otherwise.
@@ -146,6 +151,10 @@ impl Netio {
     }
 
     pub(crate) fn connect_subscriber(&mut self, socket: SubscribeSocket, at: SocketAddr) {
+        // All may have been given up while the host was looked up.
+        if self.subscribers.get(socket).is_none_or(|subscriber| subscriber.wanted.is_empty()) {
+            return;
+        }
         match self.call(Owner::Subscribe(socket), Role::Subscribe, at) {
             Ok(key) => {
                 let subscriber = &mut self.subscribers[socket];
@@ -178,14 +187,14 @@ impl Netio {
     }
 
     fn say_wanted(&mut self, socket: SubscribeSocket, key: ConnectionKey, tag: Tag) {
-        let (subscriber, connection) = (&mut self.subscribers[socket], &mut self.connections[key]);
+        let (subscriber, connection) = (&mut self.subscribers[socket], &self.connections[key]);
         // On a connection that ends it would not be heard; it is said on the next one.
         if connection.phase != Phase::Open || subscriber.is_emptied {
             return;
         }
         let serial = subscriber.next_serial();
         subscriber.wanted.insert(tag, Some(serial));
-        connection.say(Control::Subscribe { serial, tag });
+        self.connections[key].say(Control::Subscribe { serial, tag });
     }
 
     /// The publisher says something.
@@ -209,7 +218,20 @@ impl Netio {
             Answer::TooManyTags => {
                 subscriber.wanted.remove(&tag);
                 self.events.push_back(Event::SubscriptionRefused { socket, tag });
+                self.end_if_emptied(socket, tag);
             }
+        }
+    }
+
+    /// If the refused subscription was the only one: the publisher is to end the connection, as after the end of a last
+    /// one.
+    fn end_if_emptied(&mut self, socket: SubscribeSocket, tag: Tag) {
+        let subscriber = &mut self.subscribers[socket];
+        if let Some(key) = subscriber.connection.filter(|_| subscriber.wanted.is_empty())
+            && !std::mem::replace(&mut subscriber.is_emptied, true)
+        {
+            let serial = subscriber.next_serial();
+            self.connections[key].say(Control::Unsubscribe { serial, tag });
         }
     }
 

@@ -74,7 +74,7 @@ impl Table {
         entries[key].subscribers.push(subscriber);
     }
 
-    /// Removes a subscriber, who keeps his place in the order of none.
+    /// Removes a subscriber, if it is there. The others keep their order.
     pub(crate) fn remove(&mut self, tag: Tag, subscriber: ConnectionKey) {
         let Some(key) = self.keys.get(&tag) else { return };
         let subscribers = &mut self.entries[*key].subscribers;

@@ -3,7 +3,11 @@
 #![allow(clippy::unwrap_used)]
 
 mod ends;
+mod hard;
+mod model;
 mod pairs;
+mod partial;
 mod publish;
 mod send;
+mod subscribe;
 mod world;

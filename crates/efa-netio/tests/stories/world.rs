@@ -13,7 +13,7 @@ pub(crate) const HOST: &str = "10.0.0.1";
 
 /// A network, and the contexts on it.
 pub(crate) struct World {
-    fabric: Fabric,
+    pub(crate) fabric: Fabric,
     clock: ManualClock,
     pub(crate) nodes: Vec<Node>,
 }
