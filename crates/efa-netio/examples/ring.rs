@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! $ cargo run -p efa-netio --example ring
-//! published 3000 messages, 184 MiB, through a ring of 64 MiB
+//! published 3000 messages, 180 MiB, through a ring of 64 MiB
 //! fast subscriber: 3000 messages, all whole and in order
 //! slow subscriber: 1500 messages, all whole and in order
 //! killed subscriber: gone, and the memory it held is free
@@ -71,31 +71,43 @@ fn tag(number: u64) -> Tag {
     TAGS[(number % 2) as usize]
 }
 
-/// The words of a message: number, length, tag, and what follows from the number.
-fn words(number: u64) -> impl Iterator<Item = u64> {
-    let first = [number, length(number), tag(number)];
-    let pattern = mixed(!number);
-    first
-        .into_iter()
-        .chain((3..).map(move |place| pattern ^ place))
-        .take(length(number) as usize / 8)
+/// What a message says of itself: number, length and tag.
+fn title(number: u64) -> [u8; 24] {
+    let mut title = [0; 24];
+    for (bytes, word) in title.chunks_exact_mut(8).zip([number, length(number), tag(number)]) {
+        bytes.copy_from_slice(&word.to_le_bytes());
+    }
+    title
+}
+
+/// What follows in a message, again and again.
+fn pattern(number: u64) -> [u8; 4096] {
+    let mut pattern = [0; 4096];
+    for (bytes, place) in pattern.chunks_exact_mut(8).zip(0..) {
+        bytes.copy_from_slice(&(mixed(!number) ^ place).to_le_bytes());
+    }
+    pattern
 }
 
 /// Writes a message to where it belongs.
 fn fill(into: &mut Vec<u8>, number: u64) {
     into.clear();
-    words(number).for_each(|word| into.extend_from_slice(&word.to_le_bytes()));
+    into.extend_from_slice(&title(number));
+    let pattern = pattern(number);
+    while let left @ 1.. = length(number) as usize - into.len() {
+        into.extend_from_slice(&pattern[..left.min(pattern.len())]);
+    }
 }
 
 /// Returns the number of a message if all of its bytes are right.
 fn check(message: &[u8]) -> Option<u64> {
-    let number = u64::from_le_bytes(message.get(..8)?.try_into().ok()?);
+    let (found, rest) = message.split_at_checked(24)?;
+    let number = u64::from_le_bytes(found[..8].try_into().ok()?);
+    let pattern = pattern(number);
     let is_right = number < MESSAGES
+        && found == title(number)
         && message.len() as u64 == length(number)
-        && message
-            .chunks_exact(8)
-            .zip(words(number))
-            .all(|(bytes, word)| bytes == word.to_le_bytes());
+        && rest.chunks(pattern.len()).all(|bytes| *bytes == pattern[..bytes.len()]);
     is_right.then_some(number)
 }
 

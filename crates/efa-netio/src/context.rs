@@ -232,7 +232,9 @@ impl Netio {
     /// # Errors
     /// A limit of the device is reached; the memory comes back.
     pub fn register(&self, memory: impl Into<Box<[u8]>>) -> Result<Pool, Error> {
-        let region = self.link.domain.register_for(memory, Access::default(), LocalAccess::SEND)?;
+        // Peers read long messages out of it.
+        let access = Access { remote_read: true, remote_write: false };
+        let region = self.link.domain.register_for(memory, access, LocalAccess::SEND)?;
         Ok(region.into())
     }
 
