@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use clap::builder::RangedU64ValueParser;
 use efa_netio::{
-    Completion, Message, Netio, PublishOptions, PublishSocket, Published, Tag, Wait, WhenFull,
+    Completion, Message, Netio, Options, PublishOptions, PublishSocket, Published, Tag, Wait,
+    WhenFull,
 };
 use serde::Serialize;
 
@@ -44,6 +45,9 @@ pub(super) struct Args {
     /// Bytes of a message
     #[arg(long, value_name = "N", default_value = "64K", value_parser = place::length)]
     size: usize,
+    /// From how many bytes on subscribers read messages from the publisher's memory; shorter ones go in packets
+    #[arg(long, value_name = "N", default_value = "32K", value_parser = place::length)]
+    read_threshold: usize,
     /// How long to publish
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = place::seconds)]
     seconds: Duration,
@@ -75,7 +79,9 @@ impl Args {
 /// Runs the command.
 pub(super) fn run(args: &Args) -> Result<(), NetioError> {
     let site = Site { host: "127.0.0.1".to_owned(), port: 0 };
-    let mut netio = args.link.open(Side::Listens(&site))?;
+    let threshold = args.read_threshold as u64;
+    let options = Options::default().with(|options| options.read_threshold = threshold);
+    let mut netio = args.link.open_with(Side::Listens(&site), options)?;
     let places = (MEMORY / args.size).clamp(2, 512);
     let pool = netio.allocate(places * args.size)?;
     let options = PublishOptions::default()

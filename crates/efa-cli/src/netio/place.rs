@@ -154,8 +154,13 @@ impl LinkArgs {
 
     /// A context on the device.
     pub(super) fn open(&self, side: Side<'_>) -> Result<Netio, NetioError> {
+        self.open_with(side, Options::default())
+    }
+
+    /// The same, with options of which the timeout is replaced.
+    pub(super) fn open_with(&self, side: Side<'_>, options: Options) -> Result<Netio, NetioError> {
         let domain = self.domain(side)?;
-        let options = Options::default().with(|options| options.timeout = self.timeout());
+        let options = options.with(|options| options.timeout = self.timeout());
         match Netio::new(&domain, options) {
             Ok(netio) => Ok(netio),
             Err(error) => {
