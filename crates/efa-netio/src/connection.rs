@@ -22,6 +22,7 @@ use crate::ids::{
     AnySocket, ConnectionKey, PublicationKey, PublishSocket, ReceiveSocket, SendSocket,
     SubscribeSocket,
 };
+use crate::timers::Deadline;
 use crate::wire::{CONTROL, Control, LENGTH};
 
 /// The socket of a connection.
@@ -147,6 +148,8 @@ pub(crate) struct Connection {
     pub(crate) is_stuck: bool,
     /// Buffers for control messages, while those that answer them find no room.
     held: Vec<Vec<u8>>,
+    /// When its end is due.
+    pub(crate) deadline: Option<Deadline>,
     /// Why it ends.
     pub(crate) why: Option<ClosedReason>,
     /// The program never learned of it.
@@ -199,6 +202,7 @@ impl Connection {
             unsaid: VecDeque::new(),
             is_stuck: false,
             held: Vec::new(),
+            deadline: None,
             why: None,
             is_silent: false,
             refused: None,
@@ -222,6 +226,11 @@ impl Connection {
             Phase::Draining => self.has_unexpected(),
             _ => true,
         }
+    }
+
+    /// Whether the program still gets what arrives. What completes after the end may lack a message before it.
+    pub(crate) fn delivers(&self) -> bool {
+        self.endpoint.is_some() && !self.is_cut_off()
     }
 
     /// Whether a message did not fit, so that those behind it aren't received.

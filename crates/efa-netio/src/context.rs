@@ -169,6 +169,8 @@ impl Link {
             .connect_timeout(self.options.timeout);
         let EndpointOptions { protocol, .. } = &mut options.endpoint;
         protocol.min_read = self.options.read_threshold;
+        // Before it nobody knows whether the other side's device can read.
+        protocol.messages_after_handshake = true;
         protocol.max_sends = self.options.sends;
         // A side that sends messages hears control messages only.
         let unexpected = match owner.receives() {
@@ -228,6 +230,9 @@ impl Netio {
     }
 
     /// Registers memory to send from. Memory that others own comes in by [`Pool::from`].
+    ///
+    /// The devices of peers that get a message of [`Options::read_threshold`] bytes or more from it may read it, also
+    /// beyond the message.
     ///
     /// # Errors
     /// A limit of the device is reached; the memory comes back.

@@ -106,9 +106,9 @@ impl Returns {
         self.wake();
     }
 
-    /// A program's event wakes whoever sleeps on the queue. If it is full, there is something to be read anyhow.
+    /// A program's event wakes whoever sleeps on the queue; one is enough. If it is full, there is something to be read anyhow.
     fn wake(&self) {
-        if self.asleep.load(Ordering::SeqCst) {
+        if self.asleep.load(Ordering::SeqCst) && self.asleep.swap(false, Ordering::SeqCst) {
             let _ = self.events.write(0);
         }
     }

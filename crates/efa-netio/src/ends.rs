@@ -120,7 +120,7 @@ impl Netio {
         let owner = self.connections[key].owner;
         while let Some(Arrival { buffer, result }) = self.connections[key].next_arrival() {
             match result {
-                Ok(_) if self.connections[key].is_cut_off() => self.not_delivered(owner, buffer),
+                Ok(_) if !self.connections[key].delivers() => self.not_delivered(owner, buffer),
                 Ok((length, data)) => {
                     self.connections[key].received += 1;
                     match owner {
@@ -306,6 +306,9 @@ impl Netio {
 
     fn not_connected(&mut self, key: ConnectionKey, reason: RefusedReason) {
         let Some(connection) = self.connections.get_mut(key) else { return };
+        if connection.endpoint.is_none() {
+            return;
+        }
         match connection.phase {
             Phase::Connecting => {
                 connection.refused = Some(reason);
@@ -349,7 +352,10 @@ impl Netio {
 
     /// The other side has some time to end a connection.
     fn end_later(&mut self, key: ConnectionKey) {
-        self.timers.add(self.link.now() + self.link.options.timeout, Due::End(key));
+        let connection = &mut self.connections[key];
+        self.timers.remove(connection.deadline.take());
+        let at = self.link.now() + self.link.options.timeout;
+        connection.deadline = Some(self.timers.add(at, Due::End(key)));
     }
 
     pub(crate) fn end_is_due(&mut self, key: ConnectionKey) {
@@ -385,6 +391,7 @@ impl Netio {
         let connection = &mut self.connections[key];
         drop(connection.endpoint.take());
         connection.unsaid.clear();
+        self.timers.remove(connection.deadline.take());
         let owner = connection.owner;
         if let Owner::Publish(socket) = owner {
             self.subscriber_ends(key, socket);

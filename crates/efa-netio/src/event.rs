@@ -187,7 +187,8 @@ pub enum ClosedReason {
     /// The other side disconnected it, after all that it sent.
     #[error("disconnected by the other side")]
     DisconnectedByPeer,
-    /// The other side died, or closed its socket without a word.
+    /// The other side died, or closed its socket without a word. Of its messages that were under way, those that had
+    /// arrived whole were received, in order, perhaps without some that were sent before them.
     #[error("the other side is gone")]
     PeerGone,
     /// A message was longer than the receiver's buffer.

@@ -6,7 +6,7 @@ use crate::context::Netio;
 use crate::delivery::Return;
 use crate::event::{Event, RefusedReason};
 use crate::ids::AnySocket;
-use crate::timers::Due;
+use crate::timers::{Deadline, Due, Timers};
 
 /// A host and a port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,6 +26,8 @@ impl Site {
 pub(crate) struct Search {
     attempt: u32,
     pub(crate) is_under_way: bool,
+    /// When it is given up.
+    deadline: Option<Deadline>,
 }
 
 impl Search {
@@ -36,7 +38,8 @@ impl Search {
     }
 
     /// Ends the attempt that is under way; `false` if none is.
-    pub(crate) fn give_up(&mut self) -> bool {
+    pub(crate) fn give_up(&mut self, timers: &mut Timers) -> bool {
+        timers.remove(self.deadline.take());
         std::mem::take(&mut self.is_under_way)
     }
 
@@ -67,7 +70,10 @@ impl Netio {
         match thread.spawn(look_up) {
             Ok(_) => {
                 let at = self.link.now() + self.link.options.timeout;
-                self.timers.add(at, Due::Lookup(socket, attempt));
+                let deadline = self.timers.add(at, Due::Lookup(socket, attempt));
+                if let Some(search) = self.search_of(socket) {
+                    search.deadline = Some(deadline);
+                }
             }
             Err(error) => self.host_found(socket, attempt, Err(error.to_string())),
         }
@@ -95,9 +101,12 @@ impl Netio {
         attempt: u32,
         found: Result<SocketAddr, String>,
     ) {
-        if !self.search_of(socket).is_some_and(|search| search.end(attempt)) {
+        let Some(search) = self.search_of(socket) else { return };
+        if !search.end(attempt) {
             return;
         }
+        let deadline = search.deadline.take();
+        self.timers.remove(deadline);
         match (socket, found) {
             (AnySocket::Send(socket), Ok(at)) => self.connect_to(socket, at),
             (AnySocket::Subscribe(socket), Ok(at)) => self.connect_subscriber(socket, at),

@@ -23,7 +23,8 @@ pub struct Pool(MemoryRegion);
 
 impl From<MemoryRegion> for Pool {
     /// Memory that was registered with [`LocalAccess::SEND`](efa::LocalAccess::SEND), also such as others own
-    /// ([`Domain::register_foreign`](efa::Domain::register_foreign)): a mapped file, the ring of a device.
+    /// ([`Domain::register_foreign`](efa::Domain::register_foreign)): a mapped file, the ring of a device. Long messages
+    /// are copied into packets unless it was registered with [`Access::remote_read`](efa::Access).
     fn from(region: MemoryRegion) -> Self {
         Self(region)
     }

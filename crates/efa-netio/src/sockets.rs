@@ -172,8 +172,9 @@ impl Netio {
     /// # Errors
     /// The socket has no connection and is making none, or is ending it.
     pub fn disconnect(&mut self, socket: SendSocket) -> Result<(), SocketError> {
-        let sender = self.sender(socket)?;
-        if sender.search.give_up() {
+        self.sender(socket)?;
+        let sender = &mut self.senders[socket];
+        if sender.search.give_up(&mut self.timers) {
             let (socket, reason) = (socket.into(), ClosedReason::Disconnected);
             self.events.push_back(Event::Closed { socket, reason });
             return Ok(());
@@ -283,10 +284,14 @@ impl Netio {
         };
         self.receivers[socket].connection = key;
         self.listeners[listener].connections += 1;
-        if let Some(Buffers { count, size }) = buffers {
-            for _ in 0..count {
-                // One that can't be posted is one fewer.
-                let _ = self.connections[key].post(key, &mut self.operations, vec![0; size]);
+        if let Some(buffers) = buffers {
+            for _ in 0..buffers.count {
+                // After one that can't be made or posted no other can.
+                let Some(buffer) = buffers.make() else { break };
+                let posted = self.connections[key].post(key, &mut self.operations, buffer);
+                if posted.is_err() {
+                    break;
+                }
             }
         }
         self.events.push_back(Event::Accepted { listener, socket, from });
@@ -363,6 +368,7 @@ impl Netio {
             AnySocket::Send(socket) => {
                 let Some(sender) = self.senders.get_mut(socket) else { return };
                 sender.is_closed = true;
+                sender.search.give_up(&mut self.timers);
                 match sender.connection {
                     Some(key) => match self.connections[key].phase {
                         Phase::Open => self.end_softly(key, ClosedReason::Disconnected),
@@ -373,8 +379,9 @@ impl Netio {
                 }
             }
             AnySocket::Listen(socket) => {
-                let listener = self.listeners.remove(socket);
-                self.stop_listening(listener.and_then(|listener| listener.listening));
+                let Some(mut listener) = self.listeners.remove(socket) else { return };
+                listener.search.give_up(&mut self.timers);
+                self.stop_listening(listener.listening);
             }
             AnySocket::Receive(socket) => {
                 if let Some(receiver) = self.receivers.get(socket) {

@@ -162,8 +162,9 @@ impl Netio {
                 subscriber.is_emptied = false;
                 let buffers = subscriber.options.buffers;
                 while subscriber.made < buffers.count {
+                    let Some(buffer) = buffers.make() else { break };
                     subscriber.made += 1;
-                    subscriber.free.push(vec![0; buffers.size]);
+                    subscriber.free.push(buffer);
                 }
                 let connection = &mut self.connections[key];
                 while let Some(buffer) = subscriber.free.pop() {

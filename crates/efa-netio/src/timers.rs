@@ -20,23 +20,33 @@ pub(crate) enum Due {
     Lookup(AnySocket, u32),
 }
 
+/// Names what is due.
+pub(crate) type Deadline = (Time, u64);
+
 #[derive(Default)]
 pub(crate) struct Timers {
-    queue: BTreeMap<(Time, u64), Due>,
+    queue: BTreeMap<Deadline, Due>,
     next: u64,
     timers: SlotMap<Timer, Entry>,
 }
 
 struct Entry {
-    at: (Time, u64),
+    at: Deadline,
     every: Option<Duration>,
 }
 
 impl Timers {
-    pub(crate) fn add(&mut self, at: Time, due: Due) -> (Time, u64) {
+    pub(crate) fn add(&mut self, at: Time, due: Due) -> Deadline {
         self.next += 1;
         self.queue.insert((at, self.next), due);
         (at, self.next)
+    }
+
+    /// Ends what [`add`](Self::add) has begun, if it isn't over.
+    pub(crate) fn remove(&mut self, deadline: Option<Deadline>) {
+        if let Some(at) = deadline {
+            self.queue.remove(&at);
+        }
     }
 
     /// A timer of the program.

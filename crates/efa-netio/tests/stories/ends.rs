@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use efa_netio::{
-    ClosedReason, Event, ListenOptions, Options, SendError, SendOptions, Sent, SocketError,
+    ClosedReason, Event, ListenOptions, Options, PublishOptions, SendError, SendOptions, Sent,
+    SocketError, SubscribeOptions,
 };
 
 use crate::pairs::{
@@ -412,5 +413,50 @@ fn thousand_cycles_of_connect_send_and_disconnect_leave_nothing_behind() {
         });
         pair.world
             .event(SENDER, "Connected", |event| matches!(event, Event::Connected(_)).then_some(()));
+    }
+}
+
+#[test]
+fn control_messages_beyond_the_room_of_a_connection_are_said_later() {
+    for seed in 0..3 {
+        let options = Options::default().with(|options| options.sends = 8);
+        let mut world = World::with(2, options, |options| options.seed = seed);
+        let pool = pool(&mut world, SENDER, 10);
+        let (publisher, port) = world.publisher(SENDER, &pool, PublishOptions::default());
+        let tags: Vec<_> = (0..2000).collect();
+        world.subscriber(RECEIVER, port, &tags, SubscribeOptions::default());
+        assert_eq!(world.netio(SENDER).counts().tags, tags.len());
+        world.netio(SENDER).close(publisher);
+        world.rest();
+        for node in [SENDER, RECEIVER] {
+            let counts = world.netio(node).counts();
+            assert_eq!((counts.connections, counts.operations, counts.ignored), (0, 0, 0));
+        }
+    }
+}
+
+#[test]
+fn end_that_is_said_before_the_other_side_is_connected_is_heard() {
+    for turns in 0..150 {
+        let mut world = World::with(2, Options::default(), rough(turns));
+        let pool = pool(&mut world, SENDER, 10);
+        let (publisher, port) = world.until("memory", |world| {
+            let netio = world.netio(SENDER);
+            let socket = netio.publish_socket(&pool, PublishOptions::default()).ok()?;
+            netio.publish_at(socket, HOST, 0).unwrap();
+            Some((socket, netio.local_address(socket).unwrap().port()))
+        });
+        let netio = world.netio(RECEIVER);
+        let subscriber = netio.subscribe_socket(HOST, port, SubscribeOptions::default());
+        netio.subscribe(subscriber, 1).unwrap();
+        for _ in 0..turns {
+            world.turn();
+        }
+        world.netio(SENDER).close(publisher);
+        world.rest();
+        for node in [SENDER, RECEIVER] {
+            let counts = world.netio(node).counts();
+            assert_eq!((counts.connections, counts.operations), (0, 0), "after {turns} turns");
+        }
     }
 }

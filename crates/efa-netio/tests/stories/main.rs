@@ -2,12 +2,16 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod driving;
 mod ends;
 mod hard;
 mod model;
+mod other_programs;
 mod pairs;
 mod partial;
 mod publish;
+mod random;
+mod refused;
 mod send;
 mod subscribe;
 mod world;

@@ -48,7 +48,8 @@ pub(crate) fn posted() -> ListenOptions {
 
 /// Registered memory, also if the device refuses at first.
 pub(crate) fn pool(world: &mut World, node: usize, length: usize) -> Pool {
-    world.until("a registration", |world| world.netio(node).register(pattern(length)).ok())
+    let bytes = pattern(length);
+    world.until("a registration", |world| world.netio(node).register(bytes.clone()).ok())
 }
 
 impl Pair {
@@ -97,6 +98,7 @@ impl Pair {
             if let Some(netio) = &self.world.nodes[node].netio {
                 let counts = netio.counts();
                 assert_eq!((counts.connections, counts.operations), (0, 0), "node {node}");
+                assert_eq!(netio.next_timeout(), None, "node {node}");
             }
         }
     }

@@ -15,15 +15,16 @@ const SIZE: usize = 2 << 20;
 #[test]
 fn messages_of_0_bytes_to_2_mb_arrive_once_in_order_over_a_rough_network() {
     let lengths = [SIZE, 10, 0, 9_000, SIZE, 1, 70_000, 40_000, 8_928, 0, 1_000_000, 5, 32_768];
-    for seed in 0..8 {
+    for seed in 0..5 {
         let mut pair = Pair::new(seed, buffers(4, SIZE));
+        let all = pattern(4 << 20);
         for (key, length) in (0..).zip(lengths) {
             let message = pair.message(key, length).key(u64::MAX - key as u64);
             pair.send(if key % 2 == 0 { message.data(!0 - key as u64) } else { message });
         }
         for (key, length) in (0..).zip(lengths) {
             let (bytes, data) = pair.world.received(RECEIVER);
-            assert!(bytes == pattern(4 << 20)[key..key + length], "seed {seed}, message {key}");
+            assert!(bytes == all[key..key + length], "seed {seed}, message {key}");
             assert_eq!(data, (key % 2 == 0).then_some(!0 - key as u64), "seed {seed}");
         }
         let mut keys: Vec<_> = lengths
@@ -171,27 +172,41 @@ fn full_send_queue_gives_the_message_back_and_tells_when_to_try_again() {
         let options = Options::default().with(|options| options.sends = 1 + seed as usize);
         let mut pair = Pair::with(seed, options, buffers(3, 50_000), SendOptions::default());
         let length = |key: u64| [8, 40_000, 0, 9_000][key as usize % 4];
-        let (mut next, mut agains) = (0, 0);
-        while next < COUNT {
+        let (mut next, mut agains, mut arrived) = (0, 0, 0);
+        while arrived < COUNT {
             let message = pair.message(next as usize, length(next)).key(next).data(next);
-            match pair.world.netio(SENDER).send(pair.send, message.clone()) {
+            let sent = match next < COUNT {
+                true => pair.world.netio(SENDER).send(pair.send, message.clone()),
+                false => Sent::Again(message.clone()),
+            };
+            match sent {
                 Sent::Accepted => next += 1,
                 Sent::Again(back) => {
                     agains += 1;
                     assert_eq!(back, message);
-                    let writable = Event::Writable(pair.send.into());
-                    pair.world.event(SENDER, "Writable", |event| {
-                        (format!("{event:?}") == format!("{writable:?}")).then_some(())
+                    pair.world.until("room, or the last message", |world| {
+                        while let Some((_, (length_of, data))) =
+                            world.take(RECEIVER, |event| match event {
+                                Event::Received { message, data, .. } => {
+                                    Some((message.len(), *data))
+                                }
+                                _ => None,
+                            })
+                        {
+                            assert_eq!((length_of, data), (length(arrived), Some(arrived)));
+                            arrived += 1;
+                        }
+                        let writable = world.take(SENDER, |event| {
+                            matches!(event, Event::Writable(_)).then_some(())
+                        });
+                        (writable.is_some() || arrived == COUNT).then_some(())
                     });
                 }
                 other => panic!("{other:?}"),
             }
         }
-        assert!(agains > 0, "seed {seed}");
-        for key in 0..COUNT {
-            let (bytes, data) = pair.world.received(RECEIVER);
-            assert_eq!((bytes.len(), data), (length(key), Some(key)), "seed {seed}");
-        }
+        assert!(agains > 1, "seed {seed}");
+        pair.world.rest();
         let mut keys: Vec<_> = (0..COUNT).map(|_| pair.world.send_completed(SENDER).0).collect();
         keys.sort_unstable();
         assert!(keys.into_iter().eq(0..COUNT), "seed {seed}");
@@ -229,6 +244,12 @@ fn message_is_complete_without_a_receiver_unless_it_has_to_be_delivered() {
         let sends = SendOptions::default().completion(completion);
         let mut pair = Pair::with(3, Options::default(), posted(), sends);
         let message = pair.message(0, 100);
+        // The first one waits for the other side.
+        pair.world.netio(RECEIVER).post(pair.receive, vec![0; 100]).unwrap();
+        pair.send(message.clone());
+        assert_eq!(pair.world.received(RECEIVER).0, pattern(100));
+        assert_eq!(pair.world.send_completed(SENDER).1, Ok(()));
+        pair.world.rest();
         pair.send(message);
         for _ in 0..5_000 {
             pair.world.turn_without(&[RECEIVER]);
@@ -250,7 +271,7 @@ fn message_is_complete_without_a_receiver_unless_it_has_to_be_delivered() {
 #[test]
 fn message_longer_than_the_buffer_ends_its_connection_and_both_sides_learn_both_lengths() {
     use efa_netio::ClosedReason::TooLong;
-    for seed in 0..6 {
+    for seed in 0..3 {
         for length in [101, 20_000, 500_000] {
             for completion in [Completion::MemoryFree, Completion::Delivered] {
                 let sends = SendOptions::default().completion(completion);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use efa::{Fabric, LocalOptions, ManualClock, sim::Faults};
+use efa::{Domain, Fabric, LocalOptions, ManualClock, sim::Faults};
 use efa_netio::{
     Event, ListenOptions, ListenSocket, Message, Netio, Options, Pool, PublishOptions,
     PublishSocket, ReceiveSocket, SendOptions, SendSocket, SubscribeOptions, SubscribeSocket, Tag,
@@ -55,6 +55,11 @@ impl World {
         let netio = Some(Netio::new(&domain, options).unwrap());
         self.nodes.push(Node { netio, events: Vec::new() });
         self.nodes.len() - 1
+    }
+
+    /// A device of its own, for a program that isn't a context.
+    pub(crate) fn domain(&self) -> Domain {
+        self.fabric.domain().unwrap()
     }
 
     pub(crate) fn netio(&mut self, node: usize) -> &mut Netio {

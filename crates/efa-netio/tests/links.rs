@@ -1,0 +1,334 @@
+//! Contexts on the links `shm` and `tcp`, in real time.
+
+#![allow(clippy::unwrap_used)]
+
+use std::io::Write;
+use std::net::Ipv4Addr;
+use std::ptr::NonNull;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use efa::{Access, Fabric, ForeignMemory, LocalAccess, LocalOptions, ShmOptions, TcpOptions};
+use efa_netio::{
+    Buffers, ClosedReason, Completion, Event, ListenOptions, Message, Netio, Options, Pool,
+    SendOptions, Sent, Wait,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::time::{ClockId, clock_gettime};
+use tempfile::TempDir;
+
+const HOST: &str = "127.0.0.1";
+/// Longer than any test takes on a machine under load.
+const LONG: Duration = Duration::from_secs(60);
+
+struct Host(TempDir);
+
+impl Host {
+    fn new() -> Self {
+        Self(TempDir::new().unwrap())
+    }
+
+    fn shm(&self) -> Fabric {
+        let directory = Some(self.0.path().join("hosts"));
+        Fabric::shm(ShmOptions::new("test").with(|options| options.directory = directory))
+    }
+}
+
+fn tcp() -> Fabric {
+    Fabric::tcp(TcpOptions::new(Ipv4Addr::LOCALHOST))
+}
+
+fn context(fabric: &Fabric) -> Netio {
+    Netio::new(&fabric.domain().unwrap(), Options::default()).unwrap()
+}
+
+/// The next event.
+fn event(netio: &mut Netio) -> Event {
+    netio.poll(Wait::For(LONG)).unwrap().expect("an event in time")
+}
+
+fn byte(at: usize) -> u8 {
+    (at ^ (at >> 8) ^ (at >> 16)) as u8
+}
+
+const MOST: usize = 4 << 20;
+
+/// From one context to another, each on a device of its own as in two processes. Returns the bytes that the receiver's
+/// device read from the sender's memory.
+fn exchange(open: impl Fn() -> Fabric + Sync, level: Completion, lengths: &[usize]) -> u64 {
+    let (tell, told) = mpsc::channel();
+    let open = &open;
+    let mut netio = context(&open());
+    let has_all = netio.signal();
+    thread::scope(|scope| {
+        let receiver = scope.spawn(move || {
+            let mut netio = context(&open());
+            let buffers = Buffers { count: 3, size: MOST };
+            let listener = netio.listen_socket(ListenOptions::default().buffers(Some(buffers)));
+            netio.listen(listener, HOST, 0).unwrap();
+            tell.send(netio.local_address(listener).unwrap().port()).unwrap();
+            let mut lengths = lengths.iter();
+            let mut moved = (0, 0);
+            loop {
+                match event(&mut netio) {
+                    Event::Accepted { .. } => {}
+                    Event::Received { socket, message, data } => {
+                        let length = *lengths.next().unwrap();
+                        assert_eq!((message.len(), data), (length, Some(length as u64)));
+                        let same = message.iter().enumerate().all(|(at, found)| *found == byte(at));
+                        assert!(same, "a message of {length} bytes");
+                        for it in netio.statistics(socket) {
+                            moved = (it.rdma_bytes, it.delivered_bytes);
+                        }
+                        if lengths.len() == 0 {
+                            has_all.raise();
+                        }
+                    }
+                    Event::Closed { reason, .. } => {
+                        assert_eq!(reason, ClosedReason::DisconnectedByPeer);
+                        break;
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+            assert_eq!(lengths.len(), 0);
+            moved
+        });
+        let pool = netio.register((0..MOST).map(byte).collect::<Vec<_>>()).unwrap();
+        let send = netio.send_socket(SendOptions::default().completion(level));
+        netio.connect(send, HOST, told.recv_timeout(LONG).unwrap()).unwrap();
+        assert!(matches!(event(&mut netio), Event::Connected(_)));
+        for length in lengths {
+            let message = Message::of(pool.part(0..*length).unwrap()).data(*length as u64);
+            assert!(matches!(netio.send(send, message), Sent::Accepted));
+        }
+        // The receiver's statistics go with the connection.
+        let (mut completed, mut all_arrived) = (0, false);
+        while completed < lengths.len() || !all_arrived {
+            match event(&mut netio) {
+                Event::SendCompleted { result: Ok(()), .. } => completed += 1,
+                Event::Signal => all_arrived = true,
+                other => panic!("{other:?}"),
+            }
+        }
+        netio.disconnect(send).unwrap();
+        let closed = event(&mut netio);
+        assert!(matches!(closed, Event::Closed { reason: ClosedReason::Disconnected, .. }));
+        let (rdma, delivered) = receiver.join().unwrap();
+        assert_eq!(delivered, lengths.iter().sum::<usize>() as u64);
+        rdma
+    })
+}
+
+const LEVELS: [Completion; 3] = [Completion::MemoryFree, Completion::Sent, Completion::Delivered];
+const LENGTHS: [usize; 9] = [0, 1, 8_000, 31_000, 100_000, MOST, 7, 1_000_000, 32_768];
+
+// conformance: D1 D5 D13 D37
+#[test]
+fn messages_of_0_bytes_to_4_mib_arrive_over_shm_and_tcp() {
+    let host = Host::new();
+    for level in LEVELS {
+        exchange(|| host.shm(), level, &LENGTHS);
+        exchange(tcp, level, &LENGTHS);
+    }
+}
+
+// conformance: D1
+#[test]
+fn each_byte_from_the_read_threshold_on_moves_once_over_shm() {
+    let host = Host::new();
+    let threshold = Options::default().read_threshold as usize;
+    let long = [threshold, threshold + 1, MOST, 100_000, threshold, 1_000_000];
+    for level in LEVELS {
+        let moved = exchange(|| host.shm(), level, &long);
+        assert_eq!(moved, long.iter().sum::<usize>() as u64, "{level:?}");
+        assert_eq!(exchange(|| host.shm(), level, &[0, 1, threshold - 1, 9_000]), 0);
+    }
+}
+
+#[test]
+fn signal_of_another_thread_wakes_a_context_that_sleeps() {
+    let host = Host::new();
+    for fabric in [Fabric::local(LocalOptions::default()), host.shm(), tcp()] {
+        let mut netio = context(&fabric);
+        let signal = netio.signal();
+        let (tell, told) = mpsc::channel();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                for () in told {
+                    // Long enough for the context to fall asleep.
+                    thread::sleep(Duration::from_millis(5));
+                    signal.raise();
+                }
+            });
+            for _ in 0..5 {
+                tell.send(()).unwrap();
+                assert!(matches!(event(&mut netio), Event::Signal));
+            }
+            drop(tell);
+        });
+    }
+}
+
+/// The next event of a context in a loop of the program, which sleeps on its descriptor.
+fn event_of_loop(netio: &mut Netio) -> Event {
+    loop {
+        if let Some(event) = netio.poll(Wait::No).unwrap() {
+            return event;
+        }
+        if !netio.try_sleep().unwrap() {
+            continue;
+        }
+        let timeout = netio.next_timeout().unwrap_or(LONG).min(LONG);
+        let timeout =
+            Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos().into() };
+        poll(&mut [PollFd::new(netio, PollFlags::IN)], Some(&timeout)).unwrap();
+    }
+}
+
+#[test]
+fn loop_of_the_program_sleeps_on_the_descriptor_and_misses_nothing() {
+    let host = Host::new();
+    for fabric in [Fabric::local(LocalOptions::default()), host.shm(), tcp()] {
+        const COUNT: u64 = 200;
+        let (tell, told) = mpsc::channel();
+        let fabric = &fabric;
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                let mut netio = context(fabric);
+                let listener = netio.listen_socket(ListenOptions::default());
+                netio.listen(listener, HOST, 0).unwrap();
+                tell.send(netio.local_address(listener).unwrap().port()).unwrap();
+                let mut next = 0;
+                loop {
+                    match event_of_loop(&mut netio) {
+                        Event::Received { data, .. } => {
+                            assert_eq!(data, Some(next));
+                            next += 1;
+                        }
+                        Event::Closed { .. } => break,
+                        _ => {}
+                    }
+                }
+                assert_eq!(next, COUNT);
+            });
+            let mut netio = context(fabric);
+            let pool = netio.allocate(40_000).unwrap();
+            let send = netio.send_socket(SendOptions::default());
+            netio.connect(send, HOST, told.recv_timeout(LONG).unwrap()).unwrap();
+            assert!(matches!(event_of_loop(&mut netio), Event::Connected(_)));
+            for number in 0..COUNT {
+                // Now and then the other side has time to fall asleep.
+                if number % 50 == 0 {
+                    netio.timer(Duration::from_millis(2), None);
+                    while !matches!(event_of_loop(&mut netio), Event::Timer(_)) {}
+                }
+                let length = if number % 3 == 0 { 40_000 } else { 10 };
+                let message = Message::of(pool.part(0..length).unwrap()).data(number);
+                assert!(matches!(netio.send(send, message), Sent::Accepted));
+            }
+            netio.disconnect(send).unwrap();
+            while !matches!(event_of_loop(&mut netio), Event::Closed { .. }) {}
+        });
+    }
+}
+
+/// Processor time of this thread.
+fn used() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+#[test]
+fn idle_context_with_a_connection_sleeps() {
+    let host = Host::new();
+    for fabric in [host.shm(), tcp()] {
+        let mut netio = context(&fabric);
+        let listener = netio.listen_socket(ListenOptions::default());
+        netio.listen(listener, HOST, 0).unwrap();
+        let port = netio.local_address(listener).unwrap().port();
+        let send = netio.send_socket(SendOptions::default());
+        netio.connect(send, HOST, port).unwrap();
+        let pool = netio.allocate(10).unwrap();
+        let mut left = 2;
+        while left > 0 {
+            match event(&mut netio) {
+                Event::Connected(_) => {
+                    assert!(matches!(netio.send_buffer(send, pool.whole()), Sent::Accepted));
+                }
+                Event::Received { .. } | Event::SendCompleted { .. } => left -= 1,
+                _ => {}
+            }
+        }
+        // The rest of what they tell each other.
+        assert!(netio.poll(Wait::For(Duration::from_millis(200))).unwrap().is_none());
+        let before = used();
+        assert!(netio.poll(Wait::For(Duration::from_secs(1))).unwrap().is_none());
+        let used = used() - before;
+        assert!(used < Duration::from_millis(10), "{used:?} of a second");
+    }
+}
+
+/// A mapped file.
+struct Mapping {
+    address: usize,
+    length: usize,
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: `map` mapped it, and the handles are gone.
+        unsafe { rustix::mm::munmap(self.address as *mut _, self.length) }.unwrap();
+    }
+}
+
+fn map(file: &std::fs::File, length: usize) -> ForeignMemory {
+    use rustix::mm::{MapFlags, ProtFlags, mmap};
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: the kernel chooses an unused range.
+    let base = unsafe { mmap(std::ptr::null_mut(), length, access, MapFlags::SHARED, file, 0) };
+    let base = NonNull::new(base.unwrap()).unwrap();
+    let owner = Mapping { address: base.as_ptr().expose_provenance(), length };
+    // SAFETY: the mapping lasts until the owner is dropped, and only the kernel accesses its bytes besides.
+    unsafe { ForeignMemory::new(base.cast(), length, owner) }
+}
+
+// conformance: D19
+#[test]
+fn messages_are_sent_from_memory_of_a_vector_of_an_array_and_of_a_mapped_file() {
+    let host = Host::new();
+    let domain = host.shm().domain().unwrap();
+    let mut netio = Netio::new(&domain, Options::default()).unwrap();
+    let bytes: Vec<u8> = (0..200_000).map(byte).collect();
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&bytes).unwrap();
+    let access = Access { remote_read: true, remote_write: false };
+    let of_file =
+        domain.register_foreign(&map(&file, bytes.len()), access, LocalAccess::SEND).unwrap();
+    let array: [u8; 1000] = std::array::from_fn(byte);
+    let pools = [
+        netio.register(bytes.clone()).unwrap(),
+        netio.register(bytes.into_boxed_slice()).unwrap(),
+        netio.register(array).unwrap(),
+        Pool::from(of_file),
+    ];
+    let buffers = Buffers { count: 8, size: 200_000 };
+    let listener = netio.listen_socket(ListenOptions::default().buffers(Some(buffers)));
+    netio.listen(listener, HOST, 0).unwrap();
+    let port = netio.local_address(listener).unwrap().port();
+    let send = netio.send_socket(SendOptions::default());
+    netio.connect(send, HOST, port).unwrap();
+    while !matches!(event(&mut netio), Event::Connected(_)) {}
+    for pool in &pools {
+        assert!(matches!(netio.send_buffer(send, pool.whole()), Sent::Accepted));
+    }
+    let mut left = pools.iter();
+    while let Some(pool) = left.clone().next() {
+        if let Event::Received { message, .. } = event(&mut netio) {
+            assert_eq!(message.len(), pool.len());
+            assert!(message.iter().enumerate().all(|(at, found)| *found == byte(at)));
+            left.next();
+        }
+    }
+}
