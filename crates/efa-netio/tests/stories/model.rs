@@ -146,7 +146,8 @@ impl Model {
         let message = Message::gather(parts).key(number).header(header);
         let count = self.world.netio(0).subscriber_count(self.publisher, tag) as u32;
         let known = self.table.values().filter(|tags| tags.contains(&tag)).count();
-        assert_eq!(known as u32, count);
+        // The end of a connection is reported when nothing is under way on it any more.
+        assert!(count <= known as u32);
         let published = match self.rng.bool() {
             true => self.world.netio(0).publish(self.publisher, tag, message),
             false => {

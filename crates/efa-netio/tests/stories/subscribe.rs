@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use efa::{
     CompletionQueue, CompletionQueueOptions, ControlEvent, Direction, EventQueue,
-    EventQueueOptions, MsgEndpoint, MsgEndpointOptions, Receive,
+    EventQueueOptions, MsgEndpoint, MsgEndpointOptions,
 };
 use efa_netio::{
     AnySocket, Buffers, ClosedReason, Counts, Event, Options, PublishOptions, Published,
@@ -306,11 +306,14 @@ fn killed_subscriber_is_out_of_the_table_and_no_publication_waits_for_it() {
         world.kill(2);
         assert_eq!(subscriber_closed(world, 0), ClosedReason::PeerGone);
         assert_eq!(world.netio(0).subscriber_count(publisher, 7), 2);
-        for key in 0..4 {
-            let (found, served, lost) = world.published(0);
-            assert_eq!((found, served + lost), (key, 3));
-            assert!(lost <= 1);
+        let mut keys = Vec::new();
+        for _ in 0..4 {
+            let (key, served, lost) = world.published(0);
+            assert!(served + lost == 3 && lost <= 1);
+            keys.push(key);
         }
+        keys.sort_unstable();
+        assert_eq!(keys, [0, 1, 2, 3]);
         world.rest();
         for node in [1, 3] {
             assert_eq!(messages(world, node).len(), 4);
@@ -500,44 +503,6 @@ fn control_messages_of_any_bytes_are_ignored_and_counted_and_others_go_on() {
         subscriber_closed(world, 0);
         assert_eq!(world.netio(0).subscriber_count(stage.publisher, 5), 0);
     }
-}
-
-// conformance: D54
-#[test]
-fn subscriber_that_takes_no_answers_is_heard_only_so_often() {
-    let mut stage = Stage::new(World::new(1, 2), PublishOptions::default(), &[7]);
-    let world = &mut stage.world;
-    let mut raw = Raw::connected(world, stage.port);
-    raw.subscribe(1, 0);
-    let mut heard = 0;
-    for round in 0..4_000_u64 {
-        raw.subscribe(1 + (round % 2) as u8, 5);
-        // It does not even look at what the publisher sends.
-        if round % 64 == 0 {
-            raw.poll();
-        }
-        world.turn();
-        let (said, rest) =
-            std::mem::take(&mut world.nodes[0].events).into_iter().partition::<Vec<_>, _>(
-                |event| matches!(event, Event::Subscriber { .. } | Event::Unsubscriber { .. }),
-            );
-        world.nodes[0].events = rest;
-        heard += said.len();
-    }
-    assert!((20..2_500).contains(&heard), "{heard} answers are kept for it");
-    let published = world.netio(0).publish(stage.publisher, 7, part(&stage.pool, 0, 9));
-    assert!(matches!(published, Published::UnderWay));
-    assert_eq!(world.message(1).0, 7);
-    // When it takes them, it is heard again.
-    let mut said = false;
-    world.until("a subscription", |world| {
-        raw.poll();
-        if let Some(endpoint) = &raw.endpoint {
-            let _ = endpoint.receive(Receive::tagged(CONTROL), vec![0; 24], 1);
-        }
-        said = said || raw.subscribe(1, 99);
-        (world.netio(0).subscriber_count(stage.publisher, 99) == 1).then_some(())
-    });
 }
 
 // conformance: D24 D41
