@@ -9,11 +9,12 @@
 //!       ──► info       what the device and its endpoints can do; environment variables
 //!       ──► doctor     what the machine needs for a device, and what to do about what is missing
 //!       ──► decode     the packets of captures, one line each
+//!       ──► netio      messages from and into files, point to point or published
 //!       ──► soft_efa   runs other programs on the software device
 //!            all use: device (an interface or the software device), output (which may be closed)
 //! ```
 //!
-//! Exit codes: 0 success, 1 failure, 2 invalid command line.
+//! Exit codes: 0 success, 1 failure, 2 invalid command line; of `netio` also 3 refused, 4 lost.
 
 #![forbid(unsafe_code)]
 
@@ -25,6 +26,7 @@ mod environment;
 pub mod hostile;
 mod info;
 mod listing;
+mod netio;
 mod output;
 mod pingpong;
 mod soft_efa;
@@ -52,7 +54,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
         default: warn)\n  \
         FI_LOG_*  the same as libfabric names it, if EFA_LOG and RUST_LOG are not set\n  \
         FI_EFA_*  thresholds and sizes as libfabric names them; `efa info --parameters` lists all\n\n\
-        Exit codes: 0 success, 1 failure, 2 invalid command line."
+        Exit codes: 0 success, 1 failure, 2 invalid command line; of `efa netio` also 3 refused, 4 lost."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -69,6 +71,8 @@ enum Command {
     Doctor(doctor::Args),
     /// Print the packets of captures, one line each
     Decode(decode::Args),
+    /// Publish, subscribe, send and receive files as messages
+    Netio(netio::Args),
     /// Run other programs on the software device
     SoftEfa(soft_efa::Args),
 }
@@ -81,6 +85,7 @@ impl Command {
             Self::SoftEfa(args) => args.conflict().map(str::to_owned),
             Self::Info(args) => args.conflict(),
             Self::Doctor(args) => args.conflict(),
+            Self::Netio(args) => args.conflict(),
             Self::Decode(_) => None,
         }
     }
@@ -101,7 +106,7 @@ pub fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             output::print_error(format_args!("error: {}", one_line(&error)));
-            ExitCode::FAILURE
+            ExitCode::from(error.downcast_ref().map_or(1, netio::NetioError::code))
         }
     }
 }
@@ -137,6 +142,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Info(args) => Ok(info::run(&args)?),
         Command::Doctor(args) => Ok(doctor::run(&args)?),
         Command::Decode(args) => Ok(decode::run(&args)?),
+        Command::Netio(args) => Ok(netio::run(&args)?),
         Command::SoftEfa(args) => Ok(soft_efa::run(&args)?),
     }
 }

@@ -13,5 +13,6 @@ pub(crate) fn tolerate_closed(result: io::Result<()>) -> io::Result<()> {
 
 /// Prints a line on standard error. A failure to write is ignored; the exit code reports the error as well.
 pub(crate) fn print_error(line: fmt::Arguments<'_>) {
-    let _ = writeln!(io::stderr(), "{line}");
+    // In one piece, as others may write there as well.
+    let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }

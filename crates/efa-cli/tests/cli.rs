@@ -15,6 +15,11 @@ fn help_texts_match_their_snapshots() {
     insta::assert_snapshot!("help_info", run(["info", "--help"]).success());
     insta::assert_snapshot!("help_doctor", run(["doctor", "--help"]).success());
     insta::assert_snapshot!("help_decode", run(["decode", "--help"]).success());
+    insta::assert_snapshot!("help_netio", run(["netio", "--help"]).success());
+    for command in ["publish", "subscribe", "send", "receive", "bench"] {
+        let text = run(["netio", command, "--help"]).success();
+        insta::assert_snapshot!(format!("help_netio_{command}"), text);
+    }
     insta::assert_snapshot!("help_soft_efa_run", run(["soft-efa", "run", "--help"]).success());
 }
 

@@ -45,8 +45,10 @@ use self::fi::FiControlError;
 use self::plan::{MAX_ITERATIONS, MAX_WINDOW, Mode, Plan, PlanError, Step};
 use self::process::{ProcessError, ServerProcess};
 use self::report::Report;
+pub(crate) use self::report::readable_size;
 use self::session::RunError;
 use self::sizes::Sizes;
+pub(crate) use self::sizes::size;
 use crate::device::{CaptureFile, DeviceArgs, Kind, PropertyArgs, SoftLink, TcpHost, host_address};
 use crate::output;
 

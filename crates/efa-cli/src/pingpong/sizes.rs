@@ -74,7 +74,8 @@ fn doubling(from: u64, to: u64) -> impl Iterator<Item = u64> {
         .chain([to])
 }
 
-fn size(text: &str) -> Result<u64, SizeError> {
+/// Parses one size.
+pub(crate) fn size(text: &str) -> Result<u64, SizeError> {
     let text = text.trim();
     let unknown = || SizeError::Unknown { text: text.to_owned() };
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());

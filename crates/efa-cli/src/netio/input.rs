@@ -1,0 +1,290 @@
+//! Files and standard input as messages, in registered memory.
+//!
+//! ```text
+//!            free places
+//!   Feed ───────────────────► reader (a thread: a read may block)
+//!        ◄── filled places ──   file ──► place in the pool
+//!        signal
+//! ```
+//!
+//! A place is filled again only when its message has completed: nothing is overwritten while it is under way.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use efa_netio::{Message, Netio, Pool, Signal};
+
+use super::NetioError;
+use super::place::length;
+
+/// Bytes of all places, but for their least number.
+const MEMORY: usize = 32 << 20;
+/// Most places, and so messages under way.
+const MAX_PLACES: usize = 512;
+/// Least places.
+const MIN_PLACES: usize = 2;
+
+/// Options of what is sent.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct InputArgs {
+    /// The file; standard input without it, or for `-`
+    #[arg(value_name = "FILE|-")]
+    file: Option<PathBuf>,
+    /// Bytes of each message but the last; with --lines, of the longest
+    #[arg(long, value_name = "N", default_value = "64K", value_parser = length)]
+    message_size: usize,
+    /// Send each line with its line feed as a message; a line above --message-size goes as several
+    #[arg(long)]
+    lines: bool,
+    /// Most messages per second
+    #[arg(long, value_name = "R", value_parser = rate)]
+    rate: Option<f64>,
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse().ok().filter(|rate: &f64| (1e-3..=1e9).contains(rate));
+    rate.ok_or_else(|| "a number from 0.001 to 1000000000 is expected".to_owned())
+}
+
+/// How often a file is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Repeat {
+    Times(u64),
+    Forever,
+}
+
+impl InputArgs {
+    /// The file, unless it is standard input.
+    pub(super) fn file(&self) -> Option<&Path> {
+        self.file.as_deref().filter(|file| *file != Path::new("-"))
+    }
+
+    /// Opens it.
+    pub(super) fn open(&self, netio: &Netio, repeat: Repeat) -> Result<Feed, NetioError> {
+        let size = self.message_size;
+        let places = (MEMORY / size).clamp(MIN_PLACES, MAX_PLACES);
+        let pool = netio.allocate(places * size)?;
+        let name =
+            self.file().map_or("standard input".to_owned(), |file| file.display().to_string());
+        let opened = match self.file() {
+            Some(file) => File::open(file).map(Source::File),
+            None => Ok(Source::Stdin),
+        };
+        let source = opened.map_err(|source| NetioError::Input { name: name.clone(), source })?;
+        let whole = match &source {
+            Source::File(file) => file.metadata().ok().filter(std::fs::Metadata::is_file),
+            Source::Stdin => None,
+        };
+        let whole = whole.map(|whole| whole.len());
+        let (free, free_places) = channel();
+        let (filled_places, filled) = channel();
+        // The channel is open.
+        for place in 0..places {
+            let _ = free.send(place);
+        }
+        let reader = Reader {
+            pool: pool.clone(),
+            size,
+            lines: self.lines,
+            free: free_places,
+            filled: filled_places,
+            signal: netio.signal(),
+        };
+        let file = self.file().map(Path::to_owned);
+        thread::spawn(move || reader.read_all(source, file.as_deref(), repeat));
+        Ok(Feed {
+            name,
+            pool,
+            size,
+            places,
+            free,
+            filled,
+            whole: match repeat {
+                Repeat::Times(times) => whole.map(|whole| whole.saturating_mul(times)),
+                Repeat::Forever => None,
+            },
+            rate: self.rate,
+            began: None,
+            given: 0,
+            under_way: 0,
+            ended: false,
+        })
+    }
+}
+
+enum Source {
+    File(File),
+    Stdin,
+}
+
+/// What the reader has done.
+enum Filled {
+    Place { place: usize, length: usize },
+    Failed(io::Error),
+}
+
+/// The thread that reads.
+struct Reader {
+    pool: Pool,
+    size: usize,
+    lines: bool,
+    free: Receiver<usize>,
+    filled: Sender<Filled>,
+    signal: Signal,
+}
+
+impl Reader {
+    /// Reads everything, as often as asked for. The end of the channel is the end of the input.
+    fn read_all(self, source: Source, file: Option<&Path>, repeat: Repeat) {
+        let result = self.read_times(source, file, repeat);
+        if let Err(error) = result {
+            // Nobody listens when the run is over.
+            let _ = self.filled.send(Filled::Failed(error));
+        }
+        let Self { filled, signal, .. } = self;
+        drop(filled);
+        signal.raise();
+    }
+
+    fn read_times(&self, source: Source, file: Option<&Path>, repeat: Repeat) -> io::Result<()> {
+        let mut source = Some(source);
+        let mut time = 0;
+        loop {
+            let source = match (source.take(), file) {
+                (Some(source), _) => source,
+                (None, Some(file)) => Source::File(File::open(file)?),
+                (None, None) => return Ok(()),
+            };
+            let count = match source {
+                Source::File(file) => self.read(&mut BufReader::with_capacity(1 << 16, file))?,
+                Source::Stdin => self.read(&mut io::stdin().lock())?,
+            };
+            time += 1;
+            // An empty file is not read again and again.
+            if count == 0 || repeat == Repeat::Times(time) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Reads to the end; returns the number of messages.
+    fn read(&self, source: &mut impl BufRead) -> io::Result<u64> {
+        let mut bytes = Vec::with_capacity(self.size);
+        let mut count = 0;
+        loop {
+            bytes.clear();
+            let mut bounded = source.by_ref().take(self.size as u64);
+            match self.lines {
+                true => bounded.read_until(b'\n', &mut bytes)?,
+                false => bounded.read_to_end(&mut bytes)?,
+            };
+            if bytes.is_empty() {
+                return Ok(count);
+            }
+            // Without a free place to come, the run is over.
+            let Ok(place) = self.free.recv() else { return Ok(0) };
+            self.pool.write(place * self.size, &bytes);
+            count += 1;
+            if self.filled.send(Filled::Place { place, length: bytes.len() }).is_err() {
+                return Ok(0);
+            }
+            self.signal.raise();
+        }
+    }
+}
+
+/// What comes next.
+pub(super) enum Next {
+    /// A message, whose key is for [`Feed::complete`].
+    Message(Message),
+    /// There is one, but not before this time is over.
+    Later(Duration),
+    /// The reader has none: its signal will tell.
+    Nothing,
+    /// There is none any more.
+    End,
+}
+
+/// Messages of an input, in order.
+pub(super) struct Feed {
+    name: String,
+    pool: Pool,
+    size: usize,
+    places: usize,
+    free: Sender<usize>,
+    filled: Receiver<Filled>,
+    whole: Option<u64>,
+    rate: Option<f64>,
+    began: Option<Instant>,
+    given: u64,
+    under_way: usize,
+    ended: bool,
+}
+
+impl Feed {
+    pub(super) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Most messages under way.
+    pub(super) fn places(&self) -> usize {
+        self.places
+    }
+
+    /// Bytes of all, if that is known.
+    pub(super) fn whole(&self) -> Option<u64> {
+        self.whole
+    }
+
+    /// No more messages are wanted.
+    pub(super) fn stop(&mut self) {
+        self.ended = true;
+    }
+
+    /// Whether all messages were given, and have completed.
+    pub(super) fn is_over(&self) -> bool {
+        self.ended && self.under_way == 0
+    }
+
+    pub(super) fn next(&mut self) -> Result<Next, NetioError> {
+        if self.ended {
+            return Ok(Next::End);
+        }
+        if let Some(rate) = self.rate {
+            let due =
+                Duration::try_from_secs_f64(self.given as f64 / rate).unwrap_or(Duration::MAX);
+            let left = due.saturating_sub(self.began.get_or_insert_with(Instant::now).elapsed());
+            if !left.is_zero() {
+                return Ok(Next::Later(left));
+            }
+        }
+        match self.filled.try_recv() {
+            Ok(Filled::Place { place, length }) => {
+                let begin = place * self.size;
+                let part = self.pool.part(begin..begin + length).map_err(efa_netio::Error::from)?;
+                self.given += 1;
+                self.under_way += 1;
+                Ok(Next::Message(Message::of(part).key(place as u64)))
+            }
+            Ok(Filled::Failed(source)) => {
+                Err(NetioError::Input { name: self.name.clone(), source })
+            }
+            Err(TryRecvError::Empty) => Ok(Next::Nothing),
+            Err(TryRecvError::Disconnected) => {
+                self.ended = true;
+                Ok(Next::End)
+            }
+        }
+    }
+
+    /// A message has completed: its place is free.
+    pub(super) fn complete(&mut self, key: u64) {
+        self.under_way = self.under_way.saturating_sub(1);
+        // The reader may be at its end.
+        let _ = self.free.send(key as usize);
+    }
+}

@@ -1,0 +1,267 @@
+//! `efa netio`: messages by `efa-netio`, from files and into files.
+//!
+//! ```text
+//!   publish ── tag ──► subscribe, subscribe, …        send ──► receive
+//!   bench: a publisher, and processes of `subscribe` that it starts
+//! ```
+//!
+//! * `place`: where the other side is, and the device to reach it
+//! * `input`, `output`: files as messages, and messages into files
+//! * `totals`: what a run has done
+//! * `publish`, `subscribe`, `send`, `receive`, `bench`: a command each
+//!
+//! A side that has given everything ends its connections in order, which tells the other side that there is no more.
+//! A connection that ends otherwise is a loss.
+
+mod bench;
+mod input;
+mod output;
+mod place;
+mod publish;
+mod receive;
+mod send;
+mod subscribe;
+mod totals;
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+
+use clap::Subcommand;
+use efa::OperationError;
+use efa_netio::{ClosedReason, RefusedReason, SendError, SocketError, Tag};
+
+use self::place::Site;
+
+/// Arguments of `efa netio`.
+#[derive(Debug, clap::Args)]
+#[command(
+    disable_help_subcommand = true,
+    after_help = "\
+A file reaches two subscribers, by shared memory:
+  efa netio publish 127.0.0.1:7000 --tag 23 --wait-for 2 FILE &
+  efa netio subscribe 127.0.0.1:7000 --tag 23 --retry 5 --output COPY1 &
+  efa netio subscribe 127.0.0.1:7000 --tag 23 --retry 5 --output COPY2; wait
+
+Exit codes:
+  0  everything was sent, or received, up to its end
+  1  failure, of a file or the device
+  2  invalid command line
+  3  refused: cannot connect, or cannot listen there
+  4  lost: messages didn't arrive, or the other side was gone before the end"
+)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Publish a file or standard input under a tag, as messages
+    Publish(publish::Args),
+    /// Receive what is published under tags
+    Subscribe(subscribe::Args),
+    /// Send a file or standard input to one receiver
+    Send(send::Args),
+    /// Receive what one sender sends
+    Receive(receive::Args),
+    /// Measure how fast messages reach subscribers in processes of their own
+    Bench(bench::Args),
+}
+
+/// Why a run has failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NetioError {
+    /// The device can't be opened.
+    #[error("cannot open the device")]
+    Device(#[source] efa::Error),
+    /// There is no context, memory or socket.
+    #[error("cannot communicate over the device")]
+    Context(#[from] efa_netio::Error),
+    /// A socket is not as it should be.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// A message can't be sent.
+    #[error("cannot send a message")]
+    Send(#[from] SendError),
+    /// The input can't be read.
+    #[error("cannot read {name}")]
+    Input {
+        /// The file.
+        name: String,
+        /// The reason.
+        source: io::Error,
+    },
+    /// A file can't be written.
+    #[error("cannot write {}", file.display())]
+    File {
+        /// The file.
+        file: PathBuf,
+        /// The reason.
+        source: io::Error,
+    },
+    /// The result can't be written.
+    #[error("cannot write the output")]
+    Output(#[from] io::Error),
+    /// A subscriber's process can't be started or watched.
+    #[error("cannot run a subscriber")]
+    Subscriber(#[source] io::Error),
+
+    /// The name of a host can't be resolved.
+    #[error("cannot resolve {site}")]
+    Resolve {
+        /// The host.
+        site: Site,
+        /// The reason.
+        source: io::Error,
+    },
+    /// Nothing can listen there.
+    #[error("cannot listen at {site}")]
+    Listen {
+        /// The place.
+        site: Site,
+        /// The reason.
+        source: io::Error,
+    },
+    /// There is no connection.
+    #[error("cannot connect to {site}")]
+    Connect {
+        /// The place.
+        site: Site,
+        /// The reason.
+        source: RefusedReason,
+    },
+    /// No network leads there.
+    #[error("cannot reach {site}")]
+    Reach {
+        /// The place.
+        site: Site,
+        /// The reason.
+        source: io::Error,
+    },
+    /// A subscription is one too many.
+    #[error("the publisher refuses the subscription to tag {tag:#x}: too many tags")]
+    Subscription {
+        /// The tag.
+        tag: Tag,
+    },
+
+    /// A connection has ended before the end of the messages.
+    #[error("lost the {peer}: {reason}")]
+    PeerLost {
+        /// Who was lost.
+        peer: &'static str,
+        /// Why.
+        reason: ClosedReason,
+    },
+    /// Some who had subscribed didn't get everything.
+    #[error("lost {messages} messages and {subscribers} subscribers{}", because(last.as_ref()))]
+    Lost {
+        /// Messages that didn't arrive, each at one subscriber.
+        messages: u64,
+        /// Subscribers that were gone before the end.
+        subscribers: u64,
+        /// Why the last one was gone.
+        last: Option<ClosedReason>,
+    },
+    /// A message didn't arrive.
+    #[error("a message was lost")]
+    NotSent(#[source] OperationError),
+    /// The publisher's end came before the last message that was asked for.
+    #[error("the publisher ended after {received} of {wanted} messages")]
+    TooFew {
+        /// Messages received.
+        received: u64,
+        /// Messages asked for.
+        wanted: u64,
+    },
+    /// A subscriber of the measurement has failed.
+    #[error("a subscriber failed, {status}: {said}")]
+    SubscriberFailed {
+        /// How it ended.
+        status: ExitStatus,
+        /// What it said.
+        said: String,
+    },
+    /// Subscribers of the measurement don't come or don't end.
+    #[error("the subscribers are not {what} within {seconds} s")]
+    SubscribersLate {
+        /// What they should be.
+        what: &'static str,
+        /// The time waited.
+        seconds: u64,
+    },
+}
+
+fn because(reason: Option<&ClosedReason>) -> String {
+    reason.map_or_else(String::new, |reason| format!(" ({reason})"))
+}
+
+impl NetioError {
+    /// The exit code of the process.
+    pub(crate) fn code(&self) -> u8 {
+        match self {
+            Self::Device(_)
+            | Self::Context(_)
+            | Self::Socket(_)
+            | Self::Send(_)
+            | Self::Input { .. }
+            | Self::File { .. }
+            | Self::Output(_)
+            | Self::Subscriber(_) => 1,
+            Self::Resolve { .. }
+            | Self::Listen { .. }
+            | Self::Connect { .. }
+            | Self::Reach { .. }
+            | Self::Subscription { .. } => 3,
+            Self::PeerLost { .. }
+            | Self::Lost { .. }
+            | Self::NotSent(_)
+            | Self::TooFew { .. }
+            | Self::SubscriberFailed { .. }
+            | Self::SubscribersLate { .. } => 4,
+        }
+    }
+}
+
+impl Args {
+    /// A message about options that exclude each other, beyond what clap checks.
+    pub(crate) fn conflict(&self) -> Option<String> {
+        match &self.command {
+            Command::Publish(args) => args.conflict(),
+            Command::Subscribe(args) => args.conflict(),
+            Command::Send(args) => args.conflict(),
+            Command::Receive(args) => args.conflict(),
+            Command::Bench(args) => args.conflict(),
+        }
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Result<(), NetioError> {
+    match &args.command {
+        Command::Publish(args) => publish::run(args),
+        Command::Subscribe(args) => subscribe::run(args),
+        Command::Send(args) => send::run(args),
+        Command::Receive(args) => receive::run(args),
+        Command::Bench(args) => bench::run(args),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usage_refusal_and_loss_have_exit_codes_of_their_own() {
+        let site: Site = "127.0.0.1:7000".parse().unwrap();
+        let refused = || io::Error::from(io::ErrorKind::ConnectionRefused);
+        assert_eq!(NetioError::Output(refused()).code(), 1);
+        assert_eq!(NetioError::Listen { site, source: refused() }.code(), 3);
+        let lost =
+            NetioError::Lost { messages: 2, subscribers: 1, last: Some(ClosedReason::PeerGone) };
+        assert_eq!(lost.code(), 4);
+        let text = "lost 2 messages and 1 subscribers (the other side is gone)";
+        assert_eq!(lost.to_string(), text);
+    }
+}

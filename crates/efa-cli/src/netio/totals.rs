@@ -1,0 +1,145 @@
+//! What a run has done: counted, shown while it goes on, and printed at its end.
+
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+
+use crate::output;
+
+/// Totals of a run.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Totals {
+    /// Messages, each counted once.
+    pub(super) messages: u64,
+    /// Their bytes.
+    pub(super) bytes: u64,
+    /// From the first message to the last.
+    pub(super) seconds: f64,
+    /// Messages that didn't arrive, each at one receiver.
+    pub(super) lost: u64,
+    /// Whether everything was given or received, up to the end.
+    pub(super) complete: bool,
+    #[serde(flatten)]
+    pub(super) publisher: Option<PublisherTotals>,
+}
+
+/// What only a publisher has.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct PublisherTotals {
+    /// Messages that arrived, each at one subscriber.
+    pub(super) served: u64,
+    /// Messages that nobody had subscribed to.
+    pub(super) unheard: u64,
+    /// Subscribers there were.
+    pub(super) subscribers: u64,
+    /// Of them, those that were gone before the end.
+    pub(super) subscribers_lost: u64,
+}
+
+/// Counts, and shows progress on a terminal.
+pub(super) struct Counter {
+    messages: u64,
+    bytes: u64,
+    first: Option<Instant>,
+    last: Option<Instant>,
+    bar: ProgressBar,
+}
+
+impl Counter {
+    /// A counter of bytes of which there are `all`, if that is known.
+    pub(super) fn new(all: Option<u64>) -> Self {
+        let (bar, template) = match all {
+            Some(all) => {
+                (ProgressBar::new(all), "{bar:30} {bytes} of {total_bytes}, {binary_bytes_per_sec}")
+            }
+            None => (ProgressBar::new_spinner(), "{spinner} {bytes}, {binary_bytes_per_sec}"),
+        };
+        let bar = match ProgressStyle::with_template(template) {
+            Ok(style) => bar.with_style(style),
+            Err(_) => bar,
+        };
+        Self { messages: 0, bytes: 0, first: None, last: None, bar }
+    }
+
+    /// The time begins, unless it has begun.
+    pub(super) fn begin(&mut self) {
+        self.first.get_or_insert_with(Instant::now);
+    }
+
+    /// Shows nothing, as the messages go to the same terminal.
+    pub(super) fn hide_on_terminal(self) -> Self {
+        if io::stdout().is_terminal() {
+            self.bar.set_draw_target(ProgressDrawTarget::hidden());
+        }
+        self
+    }
+
+    /// A message more.
+    pub(super) fn add(&mut self, bytes: usize) {
+        self.begin();
+        self.messages += 1;
+        self.bytes += bytes as u64;
+        self.last = Some(Instant::now());
+        self.bar.set_position(self.bytes);
+    }
+
+    pub(super) fn messages(&self) -> u64 {
+        self.messages
+    }
+
+    fn time(&self) -> Duration {
+        let times = self.first.zip(self.last);
+        times.map_or(Duration::ZERO, |(first, last)| last - first)
+    }
+
+    /// Ends it.
+    pub(super) fn totals(&self, complete: bool) -> Totals {
+        self.bar.finish_and_clear();
+        let (messages, bytes) = (self.messages, self.bytes);
+        let seconds = self.time().as_secs_f64();
+        Totals { messages, bytes, seconds, lost: 0, complete, publisher: None }
+    }
+}
+
+impl Totals {
+    /// Prints them: on standard error for people, on standard output as JSON.
+    pub(super) fn print(&self, json: bool) -> io::Result<()> {
+        if json {
+            let text = serde_json::to_string(self)?;
+            return output::tolerate_closed(writeln!(io::stdout(), "{text}"));
+        }
+        let Self { messages, bytes, seconds, lost, .. } = self;
+        let mut text = format!("{messages} messages, {bytes} bytes in {seconds:.3} s, {lost} lost");
+        if let Some(publisher) = &self.publisher {
+            let PublisherTotals { served, unheard, subscribers, subscribers_lost } = publisher;
+            text += &format!(
+                "; {served} deliveries to {subscribers} subscribers ({subscribers_lost} lost), {unheard} \
+                 messages unheard"
+            );
+        }
+        output::print_error(format_args!("{text}"));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn totals_of_a_publisher_are_one_flat_object() {
+        let mut counter = Counter::new(Some(10));
+        counter.add(4);
+        counter.add(6);
+        let mut totals = counter.totals(true);
+        assert!(totals.seconds < 60.0);
+        totals.publisher = Some(PublisherTotals { served: 6, ..PublisherTotals::default() });
+        let json = serde_json::to_value(&totals).unwrap();
+        assert_eq!((&json["messages"], &json["bytes"]), (&2.into(), &10.into()));
+        assert_eq!((&json["served"], &json["complete"]), (&6.into(), &true.into()));
+        let plain = serde_json::to_value(counter.totals(false)).unwrap();
+        assert!(plain.get("served").is_none());
+    }
+}
