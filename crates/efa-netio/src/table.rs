@@ -104,8 +104,8 @@ mod tests {
         KeyData::from_ffi(1 << 32 | number).into()
     }
 
-    // conformance: D39 D65
     proptest! {
+        // conformance: D39 D65
         #[test]
         fn lookups_kept_over_changes_find_what_a_naive_table_has(
             steps in proptest::collection::vec((any::<bool>(), 0..4_u64, 0..4_u64), 0..60),

@@ -33,7 +33,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     pub(crate) fn await_handshake(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
         let Some(active) = self.peers.active_mut(peer) else { return };
         active.awaiting_handshake.push(work);
-        self.peers.await_handshake(peer, self.now);
+        if active.asked.is_none() {
+            self.peers.await_handshake(peer, self.now);
+        }
     }
 
     /// Queues an empty request to elicit the peer's HANDSHAKE, unless a request was sent before.
@@ -43,7 +45,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
             active.handshake.request_posted();
             self.enqueue(peer, Work::ElicitHandshake);
         }
-        self.peers.await_handshake(peer, self.now);
+        if self.peers.active_mut(peer).is_some_and(|active| active.asked.is_none()) {
+            self.peers.await_handshake(peer, self.now);
+        }
     }
 
     /// Asks peers again for the HANDSHAKE that operations wait for: one that died after a request had been
@@ -174,7 +178,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         active.send_window.learn(extras, active.next_msg_id);
         active.keep_from_going_at_once();
         let awaiting = core::mem::take(&mut active.awaiting_handshake);
-        self.core.peers.stop_asking(peer);
+        if active.asked.is_some() {
+            self.core.peers.stop_asking(peer);
+        }
         for work in awaiting {
             self.core.enqueue(peer, work);
         }

@@ -14,7 +14,6 @@
 //! made with the first packet.
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
 use efa_device::{AddressHandle, Destination, Gid, Qkey, Qpn, Source, Time};
 use efa_handshake::{Extras, PeerState, Support};
@@ -119,7 +118,7 @@ pub(crate) struct Active<P, B> {
     /// Requests of the peer under way.
     pub(crate) requests: usize,
     /// If operations wait for the peer's HANDSHAKE: how often it was due to be asked for it again.
-    asked: Option<u8>,
+    pub(crate) asked: Option<u8>,
     /// When it is asked next.
     ask_at: Time,
 }
@@ -246,11 +245,13 @@ pub(crate) struct Peers<P, B> {
     /// The states of peers whose HANDSHAKE operations wait for: a list for each pause before they are asked
     /// again, so that each is in the order of time.
     asking: Lists,
+    /// How many there are.
+    asked: usize,
     seed: u64,
 }
 
-/// Before a peer is asked again for its HANDSHAKE, doubled each time.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// Nanoseconds before a peer is asked again for its HANDSHAKE, doubled each time.
+const ASK_AGAIN: u64 = 1_000_000_000;
 /// How many such pauses there are. The last one is repeated.
 const PAUSES: u8 = 6;
 
@@ -295,6 +296,7 @@ impl<P, B> Peers<P, B> {
             discovered: 0,
             charges: Charges::new(seed),
             asking: Lists::default(),
+            asked: 0,
             seed,
         }
     }
@@ -491,8 +493,11 @@ impl<P, B> Peers<P, B> {
     /// Removes the state of a peer that is gone. What its unexpected messages are charged with passes to
     /// its queue pair; returns the index of that charge, if there is any.
     pub(crate) fn remove_state(&mut self, slot: u32) -> Option<u32> {
-        self.asking.remove(slot);
-        let Active { peer, unexpected, .. } = self.active.try_remove(slot as usize)?;
+        let Active { peer, unexpected, asked, .. } = self.active.try_remove(slot as usize)?;
+        if asked.is_some() {
+            self.asking.remove(slot);
+            self.asked -= 1;
+        }
         self.charges.changed(Charged::Living(slot), unexpected, 0);
         (unexpected > 0).then(|| self.charges.leave(self.entries[peer.index()].place(), unexpected))
     }
@@ -556,6 +561,8 @@ impl<P, B> Peers<P, B> {
     }
 
     /// Asks a peer for its HANDSHAKE from now on, as an operation waits for it.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn await_handshake(&mut self, peer: PeerId, now: Time) {
         if let Some(active) = self.active_mut(peer)
             && active.asked.is_none()
@@ -566,22 +573,33 @@ impl<P, B> Peers<P, B> {
     }
 
     /// Asks a peer for its HANDSHAKE later, which was due to be asked so many times.
+    #[inline]
     pub(crate) fn ask_later(&mut self, peer: PeerId, asked: u8, now: Time) {
         let Some(slot) = self.slot(peer) else { return };
         let Some(active) = self.at_slot_mut(slot) else { return };
         let pause = asked.saturating_sub(1).min(PAUSES - 1);
         active.asked = Some(asked);
-        active.ask_at = now + ASK_AGAIN * (1 << pause);
+        active.ask_at = Time::from_nanos(now.as_nanos().saturating_add(ASK_AGAIN << pause));
         self.asking.push(pause.into(), slot);
+        self.asked += 1;
+    }
+
+    /// Whether a peer is asked for its HANDSHAKE.
+    #[inline]
+    pub(crate) fn asks(&self) -> bool {
+        self.asked > 0
     }
 
     /// Asks a peer for its HANDSHAKE no more.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn stop_asking(&mut self, peer: PeerId) {
         let Some(slot) = self.slot(peer) else { return };
         if let Some(active) = self.at_slot_mut(slot)
             && active.asked.take().is_some()
         {
             self.asking.remove(slot);
+            self.asked -= 1;
         }
     }
 

@@ -371,7 +371,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     fn trim(&mut self) {
         self.trim_at = self.core().now + self.core().config.trim_interval;
         self.matching.ops.resume_transfers();
-        self.core_mut().ask_again();
+        if self.core().peers.asks() {
+            self.core_mut().ask_again();
+        }
         self.inbound.trim(&mut self.matching.ops.core.transmit.device);
         self.core_mut().transmit.trim();
         self.matching.ops.trim();
