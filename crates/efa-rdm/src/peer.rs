@@ -119,8 +119,6 @@ pub(crate) struct Active<P, B> {
     pub(crate) requests: usize,
     /// If operations wait for the peer's HANDSHAKE: how often it was due to be asked for it again.
     pub(crate) asked: Option<u8>,
-    /// When it is asked next.
-    ask_at: Time,
 }
 
 impl<P, B> Active<P, B> {
@@ -147,7 +145,6 @@ impl<P, B> Active<P, B> {
             unexpected: 0,
             requests: 0,
             asked: None,
-            ask_at: Time::ZERO,
         }
     }
 
@@ -245,6 +242,8 @@ pub(crate) struct Peers<P, B> {
     /// The states of peers whose HANDSHAKE operations wait for: a list for each pause before they are asked
     /// again, so that each is in the order of time.
     asking: Lists,
+    /// When they are asked next, by slot.
+    ask_at: Vec<Time>,
     /// How many there are.
     asked: usize,
     seed: u64,
@@ -296,6 +295,7 @@ impl<P, B> Peers<P, B> {
             discovered: 0,
             charges: Charges::new(seed),
             asking: Lists::default(),
+            ask_at: Vec::new(),
             asked: 0,
             seed,
         }
@@ -579,7 +579,11 @@ impl<P, B> Peers<P, B> {
         let Some(active) = self.at_slot_mut(slot) else { return };
         let pause = asked.saturating_sub(1).min(PAUSES - 1);
         active.asked = Some(asked);
-        active.ask_at = Time::from_nanos(now.as_nanos().saturating_add(ASK_AGAIN << pause));
+        let (index, at) = (slot as usize, now.as_nanos().saturating_add(ASK_AGAIN << pause));
+        if self.ask_at.len() <= index {
+            self.ask_at.resize(index + 1, Time::ZERO);
+        }
+        self.ask_at[index] = Time::from_nanos(at);
         self.asking.push(pause.into(), slot);
         self.asked += 1;
     }
@@ -605,21 +609,21 @@ impl<P, B> Peers<P, B> {
 
     /// When a peer is to be asked again for its HANDSHAKE.
     pub(crate) fn next_asking(&self) -> Option<Time> {
-        self.first_asked().map(|active| active.ask_at).min()
+        self.first_asked().map(|slot| self.ask_at[slot as usize]).min()
     }
 
     /// Removes and returns a peer that is due to be asked for its HANDSHAKE, and how often it was before.
     pub(crate) fn take_asking(&mut self, now: Time) -> Option<(PeerId, u8)> {
-        let due = self.first_asked().find(|active| active.ask_at <= now)?;
-        let (peer, asked) = (due.peer, due.asked.unwrap_or(0));
+        let due = self.first_asked().find(|slot| self.ask_at[*slot as usize] <= now)?;
+        let Active { peer, asked, .. } = *self.active.get(due as usize)?;
+        let asked = asked.unwrap_or(0);
         self.stop_asking(peer);
         Some((peer, asked))
     }
 
-    /// The peer that is asked first after each pause.
-    fn first_asked(&self) -> impl Iterator<Item = &Active<P, B>> {
-        let first = |pause: u8| self.asking.first(pause.into());
-        (0..PAUSES).filter_map(first).filter_map(|slot| self.active.get(slot as usize))
+    /// The slot of the peer that is asked first after each pause.
+    fn first_asked(&self) -> impl Iterator<Item = u32> {
+        (0..PAUSES).filter_map(|pause| self.asking.first(pause.into()))
     }
 
     /// Everyone charged for unexpected messages, and their bytes.
