@@ -66,8 +66,8 @@ fn check(name: &str) {
 }
 
 #[test]
-fn hello_prints_what_its_comment_shows() {
-    check("hello");
+fn netio_hello_prints_what_its_comment_shows() {
+    check("netio_hello");
 }
 
 // conformance: D74

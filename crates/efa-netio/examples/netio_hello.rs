@@ -1,7 +1,7 @@
 //! A publisher and a subscriber, each a handler, in contexts of their own on two threads.
 //!
 //! ```text
-//! $ cargo run -p efa-netio --example hello
+//! $ cargo run -p efa-netio --example netio_hello
 //! subscribed to 0x17
 //! 0x17: event 1
 //! 0x17: event 2
