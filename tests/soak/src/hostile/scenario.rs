@@ -80,7 +80,7 @@ pub(crate) const ALL: &[Scenario] = &[
     },
     Scenario {
         links: &[Link::Local, Link::Shm, Link::Tcp, Link::Tcp6, Link::Libfabric],
-        defaults: &[Link::Local, Link::Shm],
+        defaults: &[Link::Local, Link::Shm, Link::Tcp],
         ..packets("flood", Packets::Flood, "unexpected messages of 8 kB")
     },
     packets("long-starts", Packets::LongStarts, "starts of long messages that nobody receives"),
