@@ -452,7 +452,6 @@ groups! {
     valgrind_finds_no_mistake_between_processes "processes"
     valgrind_finds_no_mistake_between_threads "threads"
     valgrind_finds_no_mistake_at_ends "lifetimes"
-    valgrind_finds_no_mistake_with_two_libfabrics "libfabrics"
     valgrind_finds_no_mistake_at_exit "exits"
     valgrind_finds_no_mistake_with_sleepers "sleepers"
     valgrind_finds_no_mistake_on_devices "devices"
@@ -475,6 +474,8 @@ fn list_of_tests_names_every_program() {
     let missing: Vec<_> = listed.lines().filter(|name| !programs.contains(name)).collect();
     assert!(missing.is_empty(), "{missing:?}");
     assert_eq!(listed.lines().count(), programs.len());
-    let has_group = |name: &&str| GROUPS.contains(&name.split('-').next().unwrap());
+    // Not under valgrind: a libfabric that is unloaded leaves memory of its own behind.
+    let groups = [GROUPS, &["libfabrics"]].concat();
+    let has_group = |name: &&str| groups.contains(&name.split('-').next().unwrap());
     assert_eq!(programs.iter().find(|name| !has_group(name)), None);
 }
