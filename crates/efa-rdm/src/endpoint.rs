@@ -26,7 +26,7 @@ use crate::transmit::Transmit;
 use crate::work::abandon;
 
 /// Device completions that are handled before other work that is due.
-pub(crate) const PROGRESS_BUDGET: u32 = 512;
+pub(crate) const PROGRESS_BUDGET: u32 = 64;
 
 /// A reliable datagram endpoint: ordered messages of any size over a [`QueuePair`].
 ///
