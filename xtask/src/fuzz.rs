@@ -96,7 +96,7 @@ impl Sanitizer {
 pub(crate) const TOOLS: [Tool; 3] = [Tool::CxxCompiler, Tool::CargoFuzz, Tool::FiInfo];
 
 /// Seconds of each target in `cargo xtask test`.
-const GATE: Duration = Duration::from_secs(8);
+const GATE: Duration = Duration::from_secs(5);
 /// Most seconds of one run: libFuzzer counts in 32 bits.
 const LONGEST_RUN: u64 = 366 * 24 * 3600;
 /// Longest input in bytes: enough for a few hundred decisions.

@@ -49,7 +49,7 @@ enum Device {
 }
 
 /// Minutes of the step of `cargo xtask test`.
-const GATE: &str = "2";
+const GATE: &str = "1";
 
 /// Rounds of sleeping threads in the step of `cargo xtask test`.
 const WAKEUPS: u64 = 10_000;

@@ -56,7 +56,7 @@ pub(crate) enum Step {
     Fuzz,
     /// The matrix of scenarios between this stack and libfabric
     Interop,
-    /// Two minutes of random operations under faults, a minute or two of attacks on each link and libfabric, some
+    /// A minute of random operations under faults, a minute or two of attacks on each link and libfabric, some
     /// seconds of sleeping threads
     Soak,
     /// The instruction benches keep their limits
