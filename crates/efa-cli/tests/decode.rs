@@ -299,6 +299,7 @@ fn packets_to_an_announced_user_queue_pair_are_plain() {
         host_id: None,
         device_version: None,
         user_recv_qp: Some(user),
+        hmem_p2p: None,
     };
     let handshake = datagram(Header::Handshake(handshake), &[]);
     let to_user = QueuePairId { qpn: Qpn(77), ..queue_pair(1) };

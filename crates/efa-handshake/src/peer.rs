@@ -214,6 +214,7 @@ mod tests {
             host_id: None,
             device_version: None,
             user_recv_qp: None,
+            hmem_p2p: None,
         }
     }
 

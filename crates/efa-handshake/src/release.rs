@@ -26,11 +26,12 @@ pub enum Release {
     V1_22,
     V2_0,
     V2_6,
+    V2_7,
 }
 
 impl Release {
     /// All release lines, oldest first.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::V1_10,
         Self::V1_12,
         Self::V1_13,
@@ -41,6 +42,7 @@ impl Release {
         Self::V1_22,
         Self::V2_0,
         Self::V2_6,
+        Self::V2_7,
     ];
 
     /// The release number, for example `"1.14"`.
@@ -57,6 +59,7 @@ impl Release {
             Self::V1_22 => "1.22",
             Self::V2_0 => "2.0",
             Self::V2_6 => "2.6",
+            Self::V2_7 => "2.7",
         }
     }
 }
@@ -69,7 +72,9 @@ impl fmt::Display for Release {
 
 /// No release line with a profile has this name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no such release line; there are 1.10, 1.12, 1.13, 1.14, 1.16, 1.18, 1.20, 1.22, 2.0, 2.6")]
+#[error(
+    "no such release line; there are 1.10, 1.12, 1.13, 1.14, 1.16, 1.18, 1.20, 1.22, 2.0, 2.6, 2.7"
+)]
 pub struct UnknownRelease;
 
 impl FromStr for Release {
@@ -121,6 +126,8 @@ pub struct Profile {
     pub host_id: bool,
     /// Whether the HANDSHAKE carries the device version.
     pub device_version: bool,
+    /// Whether the HANDSHAKE says that memory of accelerators is reached.
+    pub hmem_p2p: bool,
     /// Whether CTSDATA is held back until the peer's HANDSHAKE has arrived.
     pub ctsdata_after_handshake: bool,
     /// The receive window: a message this many message ids or more ahead of the expected one is lost, as in
@@ -164,6 +171,7 @@ impl Profile {
             eor: if since(Release::V1_14) { EorLayout::Full } else { EorLayout::Short },
             host_id: since(Release::V1_18),
             device_version: since(Release::V1_20),
+            hmem_p2p: since(Release::V2_7),
             ctsdata_after_handshake: since(Release::V1_14),
             receive_window: if since(Release::V2_0) { None } else { Some(16384) },
         }
@@ -213,7 +221,7 @@ mod tests {
             DeviceAbilities { rdma_read: true, rdma_write: true, unsolicited_write_receive: true };
         let bits = |release| Profile::with_device(release, with_rdma).extras.bits();
         let announced = Release::ALL.map(bits);
-        assert_eq!(announced, [0x1, 0x3, 0x3, 0xb, 0x1b, 0x3b, 0x7b, 0x7b, 0x7b, 0x17b]);
+        assert_eq!(announced, [0x1, 0x3, 0x3, 0xb, 0x1b, 0x3b, 0x7b, 0x7b, 0x7b, 0x17b, 0x17b]);
         assert_eq!(Profile::of(Release::V1_10).extras, Extras::empty());
     }
 

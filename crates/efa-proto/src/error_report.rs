@@ -1,9 +1,14 @@
-//! PEER_ERROR: an operation failed at the peer. No release up to 2.6 has it; libfabric's main branch has,
-//! with feature bit 9, and its layout may still change. Only peers with that bit accept it.
+//! PEER_ERROR: an operation failed at the peer. No release up to 2.6 has it. libfabric's main branch of 2026 has had
+//! several forms, with feature bit 9; their length tells them apart.
 //!
 //! ```text
-//!   op_id@4  ref_kind u8@8  pad@9  prov_errno@12  connid@16      20 bytes
+//!   op_id@4   ref_kind u8@8  pad@9  prov_errno@12  connid@16                          20   July
+//!   msg_id@4  op_id@8  op_id_valid@12  emitter@16  prov_errno@20  connid@24           28   August
+//!   msg_id@4  op_id@8  emitter@12  prov_errno@16  connid@20                           24   expected in 2.7
 //! ```
+//!
+//! The form of 20 bytes is [`PeerError`]; endpoints of this implementation send it to each other. The others are
+//! [`PeerErrorReport`].
 
 use core::fmt;
 
@@ -11,9 +16,9 @@ use zerocopy::little_endian::U32;
 
 use crate::base::{Base, wire};
 use crate::cursor::{Cursor, Read};
-use crate::{Connid, EmitError, Header, OpId, PacketFlags, PacketType};
+use crate::{Connid, EmitError, Header, MsgId, OpId, PacketFlags, PacketType};
 
-/// An operation failed at the sender of this packet.
+/// An operation failed at the sender of this packet, in the form of 20 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PeerError {
     /// Identifies what failed; `ref_kind` gives its meaning.
@@ -26,6 +31,39 @@ pub struct PeerError {
     pub connid: Option<Connid>,
 }
 
+/// The layout of a [`PeerErrorReport`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PeerErrorForm {
+    /// 24 bytes; the operation is absent if it is 0xFFFFFFFF.
+    Marked,
+    /// 28 bytes; a field of its own says whether there is an operation.
+    Flagged,
+}
+
+/// An operation failed at the sender of this packet, in the forms that name the message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PeerErrorReport {
+    /// The message of the operation.
+    pub msg_id: MsgId,
+    /// The operation of the packet's receiver, if the packet's sender knew it.
+    pub op_id: Option<OpId>,
+    /// What the packet's sender was in the operation: 1 its sender, 2 its receiver.
+    pub emitter: u32,
+    /// The provider's error number.
+    pub prov_errno: u32,
+    /// Incarnation of the sender.
+    pub connid: Option<Connid>,
+    /// Layout of the packet.
+    pub form: PeerErrorForm,
+}
+
+/// Stands for the absence of an operation.
+const NO_OPERATION: u32 = u32::MAX;
+
+wire!(MarkedHead: 24 { msg_id: U32, op_id: U32, emitter: U32, prov_errno: U32, connid: U32 });
+wire!(FlaggedHead: 28 {
+    msg_id: U32, op_id: U32, op_id_valid: U32, emitter: U32, prov_errno: U32, connid: U32
+});
 wire!(PeerErrorHead: 20 { op_id: U32, ref_kind: u8, pad: [u8; 3], prov_errno: U32, connid: U32 });
 
 impl PeerError {
@@ -51,8 +89,62 @@ impl PeerError {
     }
 }
 
+impl PeerErrorReport {
+    /// Bytes that [`Self::emit`] writes.
+    #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
+    pub const fn len(&self) -> usize {
+        match self.form {
+            PeerErrorForm::Marked => size_of::<MarkedHead>(),
+            PeerErrorForm::Flagged => size_of::<FlaggedHead>(),
+        }
+    }
+
+    /// Writes the packet, for tests and tools; returns its length in bytes.
+    pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
+        let (flags, connid) = PacketFlags::with_connid(self.connid);
+        let base = Base::new(PacketType::PeerError, flags.bits());
+        let (msg_id, emitter) = (U32::new(self.msg_id.0), U32::new(self.emitter));
+        let op_id = U32::new(self.op_id.map_or(NO_OPERATION, |id| id.0));
+        let prov_errno = U32::new(self.prov_errno);
+        match self.form {
+            PeerErrorForm::Marked => {
+                let head = MarkedHead { base, msg_id, op_id, emitter, prov_errno, connid };
+                crate::writer::emit_head(PacketType::PeerError, &head, buf)
+            }
+            PeerErrorForm::Flagged => {
+                let op_id_valid = U32::new(self.op_id.is_some().into());
+                let head =
+                    FlaggedHead { base, msg_id, op_id, op_id_valid, emitter, prov_errno, connid };
+                crate::writer::emit_head(PacketType::PeerError, &head, buf)
+            }
+        }
+    }
+}
+
 #[inline]
 pub(crate) fn read<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Read<'a> {
+    if rest.remaining() >= size_of::<FlaggedHead>() {
+        let head = rest.take_head::<FlaggedHead>()?;
+        return Ok(Header::PeerErrorReport(PeerErrorReport {
+            msg_id: MsgId(head.msg_id.get()),
+            op_id: (head.op_id_valid.get() != 0).then_some(OpId(head.op_id.get())),
+            emitter: head.emitter.get(),
+            prov_errno: head.prov_errno.get(),
+            connid: flags.connid(head.connid),
+            form: PeerErrorForm::Flagged,
+        }));
+    }
+    if rest.remaining() >= size_of::<MarkedHead>() {
+        let head = rest.take_head::<MarkedHead>()?;
+        return Ok(Header::PeerErrorReport(PeerErrorReport {
+            msg_id: MsgId(head.msg_id.get()),
+            op_id: Some(head.op_id.get()).filter(|id| *id != NO_OPERATION).map(OpId),
+            emitter: head.emitter.get(),
+            prov_errno: head.prov_errno.get(),
+            connid: flags.connid(head.connid),
+            form: PeerErrorForm::Marked,
+        }));
+    }
     let head = rest.take_head::<PeerErrorHead>()?;
     Ok(Header::PeerError(PeerError {
         op_id: OpId(head.op_id.get()),
@@ -67,6 +159,24 @@ impl fmt::Display for PeerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { op_id, ref_kind, prov_errno, .. } = self;
         write!(f, "op_id={op_id} ref_kind={ref_kind} prov_errno={prov_errno}")?;
+        crate::packet::fmt_connid(f, self.connid)
+    }
+}
+
+/// `msg_id=… op_id=… emitter=… prov_errno=… form=24`, without the type's name.
+impl fmt::Display for PeerErrorReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { msg_id, op_id, emitter, prov_errno, .. } = self;
+        write!(f, "msg_id={msg_id}")?;
+        if let Some(op_id) = op_id {
+            write!(f, " op_id={op_id}")?;
+        }
+        match emitter {
+            1 => f.write_str(" emitter=sender")?,
+            2 => f.write_str(" emitter=receiver")?,
+            other => write!(f, " emitter={other}")?,
+        }
+        write!(f, " prov_errno={prov_errno} form={}", self.len())?;
         crate::packet::fmt_connid(f, self.connid)
     }
 }

@@ -6,7 +6,7 @@
 //!    0    raw address     host id
 //!    1    cq data         device version
 //!    2    message         user receive QP
-//!    3    tagged
+//!    3    tagged          memory of devices
 //!    4    RMA (unused)
 //!    5    atomic
 //!    7                                      emulated read
@@ -52,6 +52,8 @@ bitflags! {
         const DEVICE_VERSION = 0x0002;
         /// The user receive queue pair field is present (releases 1.22 to 2.5).
         const USER_RECV_QP = 0x0004;
+        /// The field on memory of devices is present (after release 2.6).
+        const HMEM_P2P = 0x0008;
         /// The connid field is present.
         const CONNID = 0x8000;
     }

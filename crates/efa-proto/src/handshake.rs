@@ -6,6 +6,7 @@
 //!     0x0001  host_id u64                 8          since 1.18
 //!     0x0002  device_version u32, pad     8          since 1.20
 //!     0x0004  qpn u32, qkey u32           8          1.22 to 2.5
+//!     0x0008  p2p_supported u8, pad       8          after 2.6
 //! ```
 //!
 //! Feature or request `i` is bit `i % 64` of word `i / 64`. Peers of release 1.10 call the count
@@ -34,6 +35,8 @@ pub struct Handshake<'a> {
     pub device_version: Option<u32>,
     /// A second queue pair, for messages without header.
     pub user_recv_qp: Option<UserRecvQp>,
+    /// Whether the sender's network card reaches memory of accelerators; it does where the field is absent.
+    pub hmem_p2p: Option<bool>,
 }
 
 /// The queue pair on which a zero-copy receiver of releases 1.22 to 2.5 takes messages.
@@ -175,7 +178,8 @@ impl Handshake<'_> {
         let options = usize::from(self.connid.is_some())
             + usize::from(self.host_id.is_some())
             + usize::from(self.device_version.is_some())
-            + usize::from(self.user_recv_qp.is_some());
+            + usize::from(self.user_recv_qp.is_some())
+            + usize::from(self.hmem_p2p.is_some());
         size_of::<HandshakeHead>() + 8 * (self.extra_info.len() + options)
     }
 
@@ -199,6 +203,7 @@ impl Handshake<'_> {
         flags.set(HandshakeFlags::HOST_ID, self.host_id.is_some());
         flags.set(HandshakeFlags::DEVICE_VERSION, self.device_version.is_some());
         flags.set(HandshakeFlags::USER_RECV_QP, self.user_recv_qp.is_some());
+        flags.set(HandshakeFlags::HMEM_P2P, self.hmem_p2p.is_some());
         flags
     }
 
@@ -220,6 +225,9 @@ impl Handshake<'_> {
         if let Some(UserRecvQp { qpn, qkey }) = self.user_recv_qp {
             out.put(&Halves::new(qpn, qkey))?;
         }
+        if let Some(supported) = self.hmem_p2p {
+            out.put(&[u8::from(supported), 0, 0, 0, 0, 0, 0, 0])?;
+        }
         Some(())
     }
 }
@@ -234,6 +242,7 @@ pub(crate) fn read<'a>(rest: &mut Cursor<'a>, flags: HandshakeFlags) -> Read<'a>
         host_id: None,
         device_version: None,
         user_recv_qp: None,
+        hmem_p2p: None,
     };
     if flags.contains(HandshakeFlags::CONNID) {
         handshake.connid = Some(Connid(rest.take::<Halves>("connid")?.first.get()));
@@ -248,6 +257,10 @@ pub(crate) fn read<'a>(rest: &mut Cursor<'a>, flags: HandshakeFlags) -> Read<'a>
         let halves = rest.take::<Halves>("user_recv_qp")?;
         let (qpn, qkey) = (halves.first.get(), halves.second.get());
         handshake.user_recv_qp = Some(UserRecvQp { qpn, qkey });
+    }
+    if flags.contains(HandshakeFlags::HMEM_P2P) {
+        let [supported, ..] = rest.take::<[u8; 8]>("hmem_p2p")?;
+        handshake.hmem_p2p = Some(*supported != 0);
     }
     Ok(Header::Handshake(handshake))
 }
@@ -265,6 +278,9 @@ impl fmt::Display for Handshake<'_> {
         }
         if let Some(UserRecvQp { qpn, qkey }) = self.user_recv_qp {
             write!(f, " user_recv_qp={qpn}/{qkey:#010x}")?;
+        }
+        if let Some(supported) = self.hmem_p2p {
+            write!(f, " hmem_p2p={}", u8::from(supported))?;
         }
         Ok(())
     }

@@ -28,7 +28,7 @@
 //! | [`Cts`], [`CtsData`] | a receiver's grant, and a segment sent under it | 3.2 |
 //! | [`ReadRsp`], [`Eor`], [`Receipt`], [`ReadNack`] | responses | 3.3, 4.1, 4.2, 4.7 |
 //! | [`Handshake`] | extra features and requests of the sender | 2.1 |
-//! | [`PeerError`] | an operation failed at the peer (after libfabric 2.6) | – |
+//! | [`PeerError`], [`PeerErrorReport`] | an operation failed at the peer (after libfabric 2.6) | – |
 //! | [`NeverSent`] | types that no release sends | – |
 //! | [`ReqOptions`], [`RawAddress`] | optional headers of all requests | 1.4, 3.1 |
 //!
@@ -110,7 +110,7 @@ pub use address::{RawAddress, RawAddressForm};
 pub use base::BaseHeader;
 pub use cts::{Cts, CtsData};
 pub use error::{EmitError, ParseError};
-pub use error_report::PeerError;
+pub use error_report::{PeerError, PeerErrorForm, PeerErrorReport};
 pub use flags::{CtsFlags, HandshakeFlags, PacketFlags, ReqFlags};
 pub use handshake::{ExtraInfo, Handshake, UserRecvQp};
 pub use ids::{Connid, MsgId, OpId, Tag};

@@ -6,8 +6,8 @@ use crate::base::{Base, refuse_base};
 use crate::cursor::Cursor;
 use crate::{
     AtomRsp, Connid, Cts, CtsData, CtsFlags, EmitError, Eor, EorForm, Handshake, HandshakeFlags,
-    NeverSent, PacketFlags, PacketType, PacketTypeError, ParseError, PeerError, RawAddress,
-    ReadNack, ReadRsp, Receipt, ReqFlags, Rta, Rtm, Rtr, Rtw,
+    NeverSent, PacketFlags, PacketType, PacketTypeError, ParseError, PeerError, PeerErrorReport,
+    RawAddress, ReadNack, ReadRsp, Receipt, ReqFlags, Rta, Rtm, Rtr, Rtw,
 };
 use crate::{cts, error_report, handshake, never_sent, response, rta, rtm, rtr, rtw};
 
@@ -50,6 +50,8 @@ pub enum Header<'a> {
     ReadNack(ReadNack),
     /// Operation failed at the peer.
     PeerError(PeerError),
+    /// PEER_ERROR, in the forms that name the message.
+    PeerErrorReport(PeerErrorReport),
     /// A type that no release sends.
     NeverSent(NeverSent<'a>),
 }
@@ -212,7 +214,7 @@ impl Header<'_> {
             Self::Handshake(_) => PacketType::Handshake,
             Self::Receipt(_) => PacketType::Receipt,
             Self::ReadNack(_) => PacketType::ReadNack,
-            Self::PeerError(_) => PacketType::PeerError,
+            Self::PeerError(_) | Self::PeerErrorReport(_) => PacketType::PeerError,
             Self::NeverSent(never_sent) => never_sent.packet_type(),
         }
     }
@@ -234,6 +236,7 @@ impl Header<'_> {
             Self::Receipt(receipt) => receipt.len(),
             Self::ReadNack(read_nack) => read_nack.len(),
             Self::PeerError(peer_error) => peer_error.len(),
+            Self::PeerErrorReport(report) => report.len(),
             Self::NeverSent(never_sent) => never_sent.len(),
         }
     }
@@ -254,6 +257,7 @@ impl Header<'_> {
             Self::Receipt(receipt) => receipt.emit(buf),
             Self::ReadNack(read_nack) => read_nack.emit(buf),
             Self::PeerError(peer_error) => peer_error.emit(buf),
+            Self::PeerErrorReport(report) => report.emit(buf),
             Self::NeverSent(never_sent) => never_sent.emit(buf),
         }
     }
@@ -274,7 +278,8 @@ impl Header<'_> {
             | Self::Handshake(Handshake { connid, .. })
             | Self::Receipt(Receipt { connid, .. })
             | Self::ReadNack(ReadNack { connid, .. })
-            | Self::PeerError(PeerError { connid, .. }) => *connid,
+            | Self::PeerError(PeerError { connid, .. })
+            | Self::PeerErrorReport(PeerErrorReport { connid, .. }) => *connid,
             Self::Eor(Eor { form: EorForm::Short, .. }) | Self::NeverSent(_) => None,
         }
     }
@@ -320,6 +325,7 @@ impl fmt::Display for Header<'_> {
             Self::Receipt(receipt) => receipt.fmt(f),
             Self::ReadNack(read_nack) => read_nack.fmt(f),
             Self::PeerError(peer_error) => peer_error.fmt(f),
+            Self::PeerErrorReport(report) => report.fmt(f),
             Self::NeverSent(never_sent) => never_sent.fmt(f),
         }
     }

@@ -149,6 +149,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                 .device_version
                 .then(|| self.core.transmit.device.attributes().vendor_part_id),
             user_recv_qp: self.core.user_recv_qp,
+            hmem_p2p: profile.hmem_p2p.then_some(true),
         };
         let record = |length| InFlight {
             peer,

@@ -17,7 +17,8 @@ use crate::storage::Table;
 
 /// Bits of index and kind: two million operations of a kind at a time.
 const INDEX_BITS: u32 = 22;
-const MOST: usize = OF_RECEIVE as usize;
+/// One less than indices: no identifier is 0xFFFFFFFF, which stands for none in PEER_ERROR after release 2.6.
+const MOST: usize = OF_RECEIVE as usize - 1;
 /// Bits of the index of one of the first slots.
 const FIRST_BITS: u32 = 10;
 const FIRST: u32 = 1 << FIRST_BITS;
@@ -211,7 +212,22 @@ mod tests {
             ids.count()
         }
         assert_eq!([round::<0>(0), round::<OF_RECEIVE>(FIRST - 1)], [1 << 20; 2]);
-        assert_eq!([round::<0>(FIRST), round::<OF_RECEIVE>(OF_RECEIVE - 1)], [1 << 9; 2]);
+        let last = MOST as u32 - 1;
+        assert_eq!([round::<0>(FIRST), round::<OF_RECEIVE>(last)], [1 << 9; 2]);
+    }
+
+    #[test]
+    fn no_operation_has_the_identifier_that_stands_for_none() {
+        type Receives = OperationTable<(), OF_RECEIVE>;
+        let of_slot = |index: u32| {
+            let first = Receives::first_id(index);
+            std::iter::successors(Some(first), move |id| {
+                Some(Receives::next_id(*id)).filter(|next| *next != first)
+            })
+        };
+        let last = MOST as u32 - 1;
+        assert!([FIRST - 1, FIRST, last].into_iter().flat_map(of_slot).all(|id| id.0 != u32::MAX));
+        assert!(of_slot(last + 1).any(|id| id.0 == u32::MAX), "the next slot would have it");
     }
 
     #[test]

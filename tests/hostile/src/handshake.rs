@@ -41,6 +41,7 @@ pub(crate) fn run(bytes: &[u8]) {
                     host_id: None,
                     device_version: input.one_in(2).then(|| input.number(4) as u32),
                     user_recv_qp: None,
+                    hmem_p2p: None,
                 };
                 let bits = words.first().copied().unwrap_or(0);
                 let expected = match announced_bits {

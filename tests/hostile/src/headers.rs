@@ -109,6 +109,7 @@ impl Fields {
                 user_recv_qp: input
                     .one_in(2)
                     .then_some(UserRecvQp { qpn: send_id.0, qkey: recv_id.0 }),
+                hmem_p2p: None,
             }),
         }
     }

@@ -452,6 +452,7 @@ impl HostilePeer {
                 qpn: input.about32(u32::from(self.qpn.0)),
                 qkey: input.about32(self.connid.0),
             }),
+            hmem_p2p: None,
         };
         self.send_header(world, Header::Handshake(handshake), &[], input);
     }

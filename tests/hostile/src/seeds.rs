@@ -81,6 +81,7 @@ fn from_hostile_peer(Packet { mut header, payload }: Packet<'_>) -> Vec<u8> {
         Header::Receipt(receipt) => receipt.connid = receipt.connid.and(ours),
         Header::ReadNack(nack) => nack.connid = nack.connid.and(ours),
         Header::PeerError(error) => error.connid = error.connid.and(ours),
+        Header::PeerErrorReport(report) => report.connid = report.connid.and(ours),
         Header::Handshake(handshake) => handshake.connid = handshake.connid.and(ours),
         Header::Eor(eor) => {
             if let EorForm::Full { connid } = &mut eor.form {
@@ -233,7 +234,7 @@ impl Parts {
                 self.has = [handshake.device_version.is_some(), handshake.user_recv_qp.is_some()];
                 26
             }
-            Header::NeverSent(_) => 0,
+            Header::PeerErrorReport(_) | Header::NeverSent(_) => 0,
             other => panic!("no seed for {other:?}"),
         }
     }

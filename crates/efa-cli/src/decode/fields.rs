@@ -1,8 +1,8 @@
 //! The header fields that packets of different types have in common.
 
 use efa_proto::{
-    AtomRsp, Cts, CtsData, Eor, Header, MsgId, OpId, PeerError, ReadNack, ReadRsp, Receipt, Rta,
-    Rtm, RtmKind, Rtr, Rtw, RtwKind,
+    AtomRsp, Cts, CtsData, Eor, Header, MsgId, OpId, PeerError, PeerErrorReport, ReadNack, ReadRsp,
+    Receipt, Rta, Rtm, RtmKind, Rtr, Rtw, RtwKind,
 };
 
 /// Header fields of one packet, as far as its type has them.
@@ -56,6 +56,9 @@ impl Fields {
             Header::AtomRsp(AtomRsp { recv_id, .. }) => Self { recv_id: Some(recv_id), ..none },
             Header::PeerError(PeerError { op_id, .. }) => {
                 Self { send_id: Some(op_id), recv_id: Some(op_id), ..none }
+            }
+            Header::PeerErrorReport(PeerErrorReport { msg_id, op_id, .. }) => {
+                Self { msg_id: Some(msg_id), send_id: op_id, recv_id: op_id, ..none }
             }
             _ => none,
         }

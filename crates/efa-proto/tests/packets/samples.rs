@@ -329,6 +329,7 @@ pub(crate) fn control() -> Vec<Sample> {
         ];
         let what = if connid.is_some() { "connid" } else { "no connid" };
         samples.extend(forms.map(|sample| sample.named(what)));
+        samples.extend(peer_error_reports(connid));
     }
     samples.push(
         sample(
@@ -355,11 +356,34 @@ pub(crate) fn control() -> Vec<Sample> {
     samples
 }
 
+/// Both later forms of PEER_ERROR, with and without an operation.
+fn peer_error_reports(connid: Option<Connid>) -> Vec<Sample> {
+    let mut samples = Vec::new();
+    for op_id in [Some(SEND_ID), None] {
+        for form in [PeerErrorForm::Marked, PeerErrorForm::Flagged] {
+            let flagged = form == PeerErrorForm::Flagged;
+            let mut fields = layout(&[&[("msg_id", 4), ("op_id", 4)]]);
+            fields.extend(flagged.then_some(("op_id_valid", 4)));
+            fields.extend([("emitter", 4), ("prov_errno", 4), ("connid", 4)]);
+            let (msg_id, emitter, prov_errno) = (MSG_ID, 2, 0x0000_100b);
+            let report = PeerErrorReport { msg_id, op_id, emitter, prov_errno, connid, form };
+            let what = format!(
+                "{} bytes{}{}",
+                report.len(),
+                op_id.map_or(" no operation", |_| ""),
+                connid.map_or("", |_| " connid"),
+            );
+            samples.push(sample(Header::PeerErrorReport(report), b"", fields).named(&what));
+        }
+    }
+    samples
+}
+
 /// Each set of optional fields, with one word; then other numbers of words.
 pub(crate) fn handshakes() -> Vec<Sample> {
     let word = 0x0000_0000_0000_017b_u64;
     let mut samples = Vec::new();
-    for set in 0..16 {
+    for set in 0..32 {
         let has = |bit: u8| set >> bit & 1 == 1;
         let mut fields = layout(&[&[("nextra_p3", 4), ("extra_info[0]", 8)]]);
         fields.extend(has(3).then_some(("connid, padding", 8)));
@@ -371,16 +395,21 @@ pub(crate) fn handshakes() -> Vec<Sample> {
                 .into_iter()
                 .flatten(),
         );
+        fields.extend(has(4).then_some(("hmem_p2p, reserved", 8)));
         let handshake = Handshake {
             extra_info: word.into(),
             connid: has(3).then_some(CONNID),
             host_id: has(2).then_some(0x5b5c_5d5e_5f60_6162),
             device_version: has(1).then_some(0x0000_efa1),
             user_recv_qp: has(0).then_some(UserRecvQp { qpn: 0x6b6c, qkey: 0x7b7c_7d7e }),
+            hmem_p2p: has(4).then_some(true),
         };
-        let names = ["user_recv_qp", "device_version", "host_id", "connid"];
-        let present: Vec<_> =
-            (0..4).rev().filter(|&bit| has(bit)).map(|b| names[b as usize]).collect();
+        let names = ["user_recv_qp", "device_version", "host_id", "connid", "hmem_p2p"];
+        let present: Vec<_> = [3, 2, 1, 0, 4]
+            .into_iter()
+            .filter(|&bit| has(bit))
+            .map(|b| names[b as usize])
+            .collect();
         let what = if present.is_empty() { "nothing optional".into() } else { present.join(" ") };
         samples.push(sample(Header::Handshake(handshake), b"", fields).named(&what));
     }
@@ -404,6 +433,7 @@ pub(crate) fn handshakes() -> Vec<Sample> {
             host_id: None,
             device_version: None,
             user_recv_qp: None,
+            hmem_p2p: None,
         };
         let layout = layout(&[&[("nextra_p3", 4)], fields]);
         let what = format!("{} words", words.len());

@@ -435,6 +435,7 @@ pub(crate) const HANDSHAKE: Kind = kind(668, |to, _| {
         host_id: None,
         device_version: None,
         user_recv_qp: None,
+        hmem_p2p: None,
     };
     to.own(&Header::Handshake(handshake), 0);
 });

@@ -239,6 +239,7 @@ fn second_handshake_updates_the_peer_features() {
             host_id: None,
             device_version: None,
             user_recv_qp: None,
+            hmem_p2p: None,
         };
         world.inject(0, 1, Header::Handshake(handshake), &[]);
         world.drive();
@@ -489,6 +490,21 @@ fn host_id_is_announced_by_releases_that_have_it() {
             panic!("the HANDSHAKE is the answer to the first packet")
         };
         assert_eq!(handshake.host_id, (tells && host_id != 0).then_some(host_id));
+    }
+}
+
+#[test]
+fn memory_of_accelerators_is_announced_by_releases_after_2_6() {
+    for (release, tells) in [(Release::V2_6, None), (Release::V2_7, Some(true))] {
+        let mut world = World::pair_with(1, Config::default(), Config::as_release(release));
+        world.receive(1, 1, 0);
+        world.send(0, 1, vec![1], 0);
+        world.drive();
+        let packets = world.packets_from(1);
+        let Header::Handshake(handshake) = Packet::parse(&packets[0]).unwrap().header else {
+            panic!("the HANDSHAKE is the answer to the first packet")
+        };
+        assert_eq!(handshake.hmem_p2p, tells, "{release}");
     }
 }
 

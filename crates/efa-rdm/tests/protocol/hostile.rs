@@ -4,7 +4,8 @@ use efa_device::{Access, QueuePair, Rdma, RegionRange};
 use efa_handshake::Release;
 use efa_proto::{
     AtomRsp, Cts, CtsData, Eor, EorForm, Header, MsgId, OpId, Packet, PacketType, PeerError,
-    ReadNack, ReadRsp, Receipt, ReqOptions, Rta, RtaKind, Rtm, RtmKind,
+    PeerErrorForm, PeerErrorReport, ReadNack, ReadRsp, Receipt, ReqOptions, Rta, RtaKind, Rtm,
+    RtmKind,
 };
 use efa_rdm::{
     Accept, Atomic, AtomicOp, Bounds, Config, Datatype, DropReason, Level, Message, Operands, Read,
@@ -131,6 +132,29 @@ fn unsupported_packet_is_reported_with_its_type() {
     assert_eq!(world.drop_reasons(1), [DropReason::Unsupported(PacketType::PeerError)]);
     assert_alive(&mut world);
 }
+
+/// Endpoints announce the form of 20 bytes to each other; libfabric's later forms are read, and change nothing.
+#[test]
+fn later_forms_of_peer_error_are_dropped_as_unsupported() {
+    for form in [PeerErrorForm::Marked, PeerErrorForm::Flagged] {
+        let mut world = World::pair(5);
+        world.acquaint();
+        world.receive(1, 100_000, 0);
+        world.send(0, 1, pattern(100_000, 1), 0);
+        for op_id in [None, Some(OpId(0)), Some(OpId(OF_RECEIVE))] {
+            let (msg_id, emitter, prov_errno, connid) = (MsgId(1), 1, 4100, None);
+            let report = PeerErrorReport { msg_id, op_id, emitter, prov_errno, connid, form };
+            world.inject(0, 1, Header::PeerErrorReport(report), &[]);
+        }
+        world.drive();
+        assert_eq!(world.drop_reasons(1), [DropReason::Unsupported(PacketType::PeerError); 3]);
+        assert_eq!(world.receive_done(1).length, 100_000);
+        assert_alive(&mut world);
+    }
+}
+
+/// Set in identifiers of receives.
+const OF_RECEIVE: u32 = 1 << 21;
 
 /// An incomplete message is discarded with its sender, even if other packets have the same message id. Found
 /// by fuzz target `lying_peer`.

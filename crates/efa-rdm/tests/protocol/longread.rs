@@ -333,6 +333,7 @@ fn message_is_sent_if_the_handshake_withdraws_rdma_read() {
             host_id: None,
             device_version: None,
             user_recv_qp: None,
+            hmem_p2p: None,
         };
         world.inject(1, 0, Header::Handshake(handshake), &[]);
         while world.endpoint(0).peer_extras(peer) != Some(extras) {
@@ -372,6 +373,7 @@ fn message_is_sent_in_packets_if_reading_is_not_permitted() {
                 host_id: None,
                 device_version: Some(0xefa0),
                 user_recv_qp: None,
+                hmem_p2p: None,
             };
             world.inject(1, 0, Header::Handshake(handshake), &[]);
             world.drive();

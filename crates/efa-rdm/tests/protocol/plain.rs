@@ -34,6 +34,7 @@ fn introduce(world: &mut World, user: &LocalQueuePair) {
         host_id: None,
         device_version: None,
         user_recv_qp: Some(UserRecvQp { qpn: user.address().qpn.0.into(), qkey: 0x77 }),
+        hmem_p2p: None,
     };
     world.inject(1, 0, Header::Handshake(handshake), &[]);
     // The receiver makes no progress, as its own HANDSHAKE would announce no user queue pair.

@@ -383,6 +383,7 @@ fn handshake(extras: Extras) -> Header<'static> {
         host_id: None,
         device_version: None,
         user_recv_qp: None,
+        hmem_p2p: None,
     })
 }
 
