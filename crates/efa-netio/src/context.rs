@@ -117,6 +117,8 @@ pub struct Netio {
     pub(crate) events: VecDeque<Event>,
     pub(crate) counts: Counts,
     stops: bool,
+    /// The last round emptied the completion queue, and made events.
+    has_looked: bool,
     /// Rounds, so that what is rarely needed is looked at now and then.
     rounds: u32,
 }
@@ -217,6 +219,7 @@ impl Netio {
             events: VecDeque::new(),
             counts: Counts::default(),
             stops: false,
+            has_looked: false,
             rounds: 0,
         })
     }
@@ -263,6 +266,10 @@ impl Netio {
     #[inline]
     fn next_event(&mut self) -> Option<Event> {
         if self.events.is_empty() {
+            // The program has all that the last look found, which ended with a look in vain.
+            if std::mem::take(&mut self.has_looked) {
+                return None;
+            }
             self.round();
         }
         self.events.pop_front()
@@ -404,10 +411,10 @@ impl Netio {
         let mut entry: Option<Entry> = None;
         let mut found = 0;
         while found < BATCH && self.link.queue.read_into(&mut entry) {
-            let Some(entry) = entry.take() else { break };
-            self.completed(entry);
+            self.completed(&mut entry);
             found += 1;
         }
+        self.has_looked = found < BATCH && !self.events.is_empty();
         if found > 0 && self.rounds > 0 {
             self.rounds -= 1;
             return;

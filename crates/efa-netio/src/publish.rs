@@ -254,10 +254,14 @@ impl Netio {
         let (mut sends, mut lost, mut owed) = (0, 0, SmallVec::new());
         let what = what(tag, publisher.level());
         let key = self.publications.insert_with_key(|key| {
+            let only = message.only(&header);
             for &target in targets {
                 let Some(connection) = self.connections.get_mut(target) else { continue };
-                let op = Op::Publish { connection: target, publication: key };
-                let buffer = || message.buffer(header.clone());
+                let op = || Op::Publish { connection: target, publication: key };
+                let buffer = || match only {
+                    Some(part) => part.buffer(),
+                    None => message.buffer(header.clone()),
+                };
                 match post(connection, &mut self.operations, op, what, buffer) {
                     Post::Sent => sends += 1,
                     Post::Owed => owed.push(target),
@@ -343,9 +347,9 @@ impl Netio {
         let publication = &mut self.publications[key];
         let publisher = &self.publishers[publication.socket];
         let header = publisher.header(publication.object, &publication.message.header);
-        let op = Op::Publish { connection: target, publication: key };
+        let op = || Op::Publish { connection: target, publication: key };
         let what = what(publication.tag, publisher.level());
-        let buffer = publication.message.buffer(header);
+        let buffer = || publication.message.buffer(header);
         match connection.send(&mut self.operations, op, what, buffer) {
             Posted::Done => publication.sends += 1,
             Posted::Full => return false,
@@ -519,7 +523,7 @@ impl Netio {
                     true => Answer::Done,
                     false => Answer::TooManyTags,
                 };
-                let messages = connection.sent;
+                let messages = connection.sent();
                 if !is_known && answer == Answer::Done {
                     connection.tags.insert(tag);
                     publisher.table.insert(tag, target);
@@ -530,7 +534,7 @@ impl Netio {
             Control::Unsubscribe { serial, tag } => {
                 let was_known = connection.tags.remove(&tag);
                 let is_last = connection.tags.is_empty();
-                let (answer, messages) = (Answer::Done, connection.sent);
+                let (answer, messages) = (Answer::Done, connection.sent());
                 self.connections[target].say(Control::Answer { serial, tag, answer, messages });
                 if was_known {
                     self.unsubscribe_one(target, socket, tag);
@@ -613,18 +617,18 @@ enum Post {
     Gone,
 }
 
-#[inline]
+#[inline(always)]
 fn post(
     connection: &mut Connection,
     operations: &mut slab::Slab<Op>,
-    op: Op,
+    op: impl FnOnce() -> Op,
     what: efa::Message,
     buffer: impl FnOnce() -> efa::Buffer,
 ) -> Post {
     if !connection.owed.is_empty() {
         return Post::Owed;
     }
-    match connection.send(operations, op, what, buffer()) {
+    match connection.send(operations, op, what, buffer) {
         Posted::Done => Post::Sent,
         Posted::Full => Post::Owed,
         Posted::Failed(_) => Post::Gone,

@@ -151,8 +151,8 @@ impl Netio {
         if let Some(data) = message.data {
             what = what.with_data(data);
         }
-        let op = Op::Send { connection: key, key: message.key, data: message.data };
-        let buffer = message.buffer(None);
+        let op = || Op::Send { connection: key, key: message.key, data: message.data };
+        let buffer = || message.buffer(None);
         match connection.send(&mut self.operations, op, what, buffer) {
             Posted::Done => Sent::Accepted,
             Posted::Full => Sent::Again(message),
