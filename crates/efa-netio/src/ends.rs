@@ -4,7 +4,7 @@ use efa::{ControlError, ControlEvent, Entry, Kind, OperationError};
 use slotmap::KeyData;
 
 use crate::connection::{Arrival, Op, Owner, Phase};
-use crate::context::Netio;
+use crate::context::{Netio, RETRY};
 use crate::delivery::Delivery;
 use crate::event::{ClosedReason, Event, RefusedReason};
 use crate::ids::{AcceptorKey, AnySocket, ConnectionKey, PublicationKey, ReceiveSocket};
@@ -160,6 +160,9 @@ impl Netio {
                     connection.post_held(key, &mut self.operations);
                     connection.tell_end();
                 }
+            }
+            if !self.connections.get(key).is_some_and(|connection| connection.is_stuck) {
+                self.retry = RETRY;
             }
         }
     }
@@ -480,6 +483,9 @@ impl Netio {
                 let Some(sender) = self.senders.get_mut(send) else { return };
                 sender.connection = None;
                 let is_closed = sender.is_closed;
+                if !is_closed && refused.as_ref().is_some_and(|reason| self.go_on(socket, reason)) {
+                    return;
+                }
                 self.events.push_back(match refused {
                     Some(reason) => Event::Refused { socket, reason },
                     None => Event::Closed { socket, reason },

@@ -92,7 +92,8 @@ pub enum Published {
 /// # }
 /// ```
 ///
-/// If it is dropped, those subscribers don't get the message, and are counted as lost; the event comes all the same.
+/// If it is dropped, those subscribers don't get the message, and are counted as lost; the event comes all the same. Once
+/// the publish socket is [closed](Netio::close) the context goes on by itself, and the token isn't needed.
 #[must_use = "without it, the subscribers that are owed the message are lost"]
 pub struct Reentry {
     publication: PublicationKey,
@@ -156,6 +157,11 @@ impl Publisher {
         let begin = object as usize * HEADER;
         self.headers.write(begin, header);
         self.headers.part(begin..begin + header.len()).ok()
+    }
+
+    /// Whether the context gives subscribers what they are owed, without a token: that is also so once it is closed.
+    fn resumes(&self) -> bool {
+        self.options.when_full == WhenFull::Resume || self.is_closed
     }
 
     fn level(&self) -> efa::Level {
@@ -386,10 +392,14 @@ impl Netio {
 
     /// A connection of a publisher has room again.
     pub(crate) fn publisher_writable(&mut self, target: ConnectionKey, socket: PublishSocket) {
-        let Some(publisher) = self.publishers.get(socket) else { return };
-        if publisher.options.when_full == WhenFull::Return {
-            return self.events.push_back(Event::Writable(socket.into()));
+        self.writable(socket);
+        if self.publishers.get(socket).is_some_and(Publisher::resumes) {
+            self.offer_all_owed(target);
         }
+    }
+
+    /// Offers a connection what it is owed, in order.
+    fn offer_all_owed(&mut self, target: ConnectionKey) {
         while let Some(key) = self.connections[target].owed.front().copied() {
             if !self.offer_owed(target, key) {
                 return;
@@ -593,6 +603,8 @@ impl Netio {
         self.stop_listening(listening);
         for key in subscribers {
             self.end_softly(key, ClosedReason::Disconnected);
+            // What they are owed may have room, and the program no use for the token.
+            self.offer_all_owed(key);
         }
         self.forget_publisher(socket);
     }

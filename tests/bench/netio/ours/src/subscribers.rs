@@ -52,6 +52,8 @@ struct Stage {
     free: [VecDeque<Message>; 2],
     served: [u64; 2],
     lost: u64,
+    /// Subscribers that have gone.
+    gone: usize,
     _pool: Pool,
     _place: Place,
 }
@@ -77,7 +79,7 @@ impl Stage {
             (DEPTH..2 * DEPTH).map(message).collect::<Result<_, _>>()?,
         ];
         let lookups = TAGS.map(Lookup::new);
-        let (served, lost) = ([0; 2], 0);
+        let (served, lost, gone) = ([0; 2], 0, 0);
         let mut stage = Self {
             children,
             netio,
@@ -86,6 +88,7 @@ impl Stage {
             free,
             served,
             lost,
+            gone,
             _pool: pool,
             _place: place,
         };
@@ -99,9 +102,9 @@ impl Stage {
         Ok(stage)
     }
 
-    /// What has happened; `true` if a subscriber has gone.
-    fn poll(&mut self, time: Duration) -> Result<bool> {
-        let (mut wait, mut is_gone) = (Wait::For(time), false);
+    /// What has happened.
+    fn poll(&mut self, time: Duration) -> Result<()> {
+        let mut wait = Wait::For(time);
         while let Some(event) = self.netio.poll(wait)? {
             match event {
                 Event::Published { message, served, lost, .. } => {
@@ -110,12 +113,12 @@ impl Stage {
                     self.lost += u64::from(lost);
                     self.free[which].push_back(message);
                 }
-                Event::SubscriberClosed { .. } => is_gone = true,
+                Event::SubscriberClosed { .. } => self.gone += 1,
                 _ => {}
             }
             wait = Wait::No;
         }
-        Ok(is_gone)
+        Ok(())
     }
 
     /// Publishes a message of a tag, if one is free and there is room.
@@ -212,8 +215,9 @@ pub(crate) fn killed() -> Result<()> {
         stage.rates(Duration::from_millis(50))?;
         let begin = Instant::now();
         stage.signal(0, Signal::KILL)?;
-        while !stage.poll(Duration::from_millis(1))? {
+        while stage.gone == 0 {
             stage.publish(0)?;
+            stage.poll(Duration::from_millis(1))?;
             ensure!(begin.elapsed() < PATIENCE, "the publisher doesn't learn of it");
         }
         took.push(begin.elapsed().as_nanos());
