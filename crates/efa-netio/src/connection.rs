@@ -124,8 +124,7 @@ pub(crate) struct Connection {
     pub(crate) operations: u32,
     /// Messages under way.
     pub(crate) sends: u32,
-    /// Messages so far, in each direction.
-    pub(crate) sent: u64,
+    /// Messages that have arrived.
     pub(crate) received: u64,
     /// Receives for messages of the program, in the order in which they were posted and match messages. Those that have
     /// completed wait for the ones before them.
@@ -190,7 +189,6 @@ impl Connection {
             phase,
             operations: 0,
             sends: 0,
-            sent: 0,
             received: 0,
             receives: VecDeque::new(),
             first: 0,
@@ -215,8 +213,15 @@ impl Connection {
     }
 
     /// Whether the program can send.
+    #[inline]
     pub(crate) fn is_open(&self) -> bool {
         self.phase == Phase::Open && self.endpoint.is_some()
+    }
+
+    /// Whether somebody waits for room.
+    #[inline]
+    pub(crate) fn has_to_say(&self) -> bool {
+        self.is_full || !self.unsaid.is_empty()
     }
 
     /// Whether a message may still come for a receive.
@@ -312,25 +317,30 @@ impl Connection {
         }
     }
 
+    /// Messages of the program so far.
+    pub(crate) fn sent(&self) -> u64 {
+        self.complete + u64::from(self.sends)
+    }
+
     /// Sends a message of the program.
-    #[inline]
+    // Inline, so that a publication passes nothing by memory: 40 instructions for each subscriber.
+    #[inline(always)]
     pub(crate) fn send(
         &mut self,
         operations: &mut Slab<Op>,
-        op: Op,
+        op: impl FnOnce() -> Op,
         message: efa::Message,
-        buffer: Buffer,
+        buffer: impl FnOnce() -> Buffer,
     ) -> Posted {
         let Some(endpoint) = &self.endpoint else {
             return Posted::Failed(StartError::Closed);
         };
         let entry = operations.vacant_entry();
-        match endpoint.send(message, buffer, entry.key() as u64 + 1) {
+        match endpoint.send(message, buffer(), entry.key() as u64 + 1) {
             Ok(()) => {
-                entry.insert(op);
+                entry.insert(op());
                 self.operations += 1;
                 self.sends += 1;
-                self.sent += 1;
                 Posted::Done
             }
             Err(Refused { error, .. }) => self.not_sent(error),
@@ -405,7 +415,7 @@ impl Connection {
             && self.owed.is_empty()
         {
             self.phase = Phase::Ending { is_told: true };
-            self.say(Control::End { messages: self.sent });
+            self.say(Control::End { messages: self.sent() });
         }
     }
 

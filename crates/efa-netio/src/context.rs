@@ -112,11 +112,15 @@ pub struct Netio {
     returned: Vec<Return>,
     /// Connections that wait for room, of which no completion tells.
     pub(crate) stuck: Vec<ConnectionKey>,
+    /// How long the context sleeps at most because of them.
+    pub(crate) retry: Duration,
     /// Connections that have ended with nothing under way.
     pub(crate) idle: Vec<ConnectionKey>,
     pub(crate) events: VecDeque<Event>,
     pub(crate) counts: Counts,
     stops: bool,
+    /// The last round emptied the completion queue, and made events.
+    has_looked: bool,
     /// Rounds, so that what is rarely needed is looked at now and then.
     rounds: u32,
 }
@@ -136,8 +140,10 @@ pub(crate) struct Link {
 const BATCH: usize = 64;
 /// Rounds that find something, until the rest is looked at as well.
 const ROUNDS: u32 = 64;
-/// Longest sleep while a connection waits for room.
-const RETRY: Duration = Duration::from_millis(1);
+/// Longest sleeps while a connection waits for room: the first one, and after many in vain. Room mostly comes with
+/// something that arrives, which wakes the context; that memory or descriptors are there again, nothing tells.
+pub(crate) const RETRY: Duration = Duration::from_millis(1);
+const RETRY_AT_MOST: Duration = Duration::from_millis(16);
 /// Bytes of unexpected messages that a side keeps which sends messages.
 const UNEXPECTED_CONTROL: usize = 64 << 10;
 /// What arrives beyond the bound of unexpected messages, in packets that were on their way: more would exclude the peer.
@@ -213,10 +219,12 @@ impl Netio {
             returns,
             returned: Vec::new(),
             stuck: Vec::new(),
+            retry: RETRY,
             idle: Vec::new(),
             events: VecDeque::new(),
             counts: Counts::default(),
             stops: false,
+            has_looked: false,
             rounds: 0,
         })
     }
@@ -263,6 +271,10 @@ impl Netio {
     #[inline]
     fn next_event(&mut self) -> Option<Event> {
         if self.events.is_empty() {
+            // The program has all that the last look found, which ended with a look in vain.
+            if std::mem::take(&mut self.has_looked) {
+                return None;
+            }
             self.round();
         }
         self.events.pop_front()
@@ -291,7 +303,7 @@ impl Netio {
                         set.wait(left)?;
                     }
                     self.returns.wake_up();
-                    self.rounds = 0;
+                    self.woken();
                 }
                 Some(_) => {}
                 None => std::thread::yield_now(),
@@ -299,11 +311,17 @@ impl Netio {
         }
     }
 
+    /// The next round looks at everything. The sleep after it may be longer, if this one was in vain.
+    fn woken(&mut self) {
+        self.rounds = 0;
+        self.retry = (self.retry * 2).min(RETRY_AT_MOST);
+    }
+
     /// How long the thread may sleep if nothing is due.
     fn longest_sleep(&self) -> Duration {
         match self.stuck.is_empty() {
             true => Duration::from_secs(3600),
-            false => RETRY,
+            false => self.retry,
         }
     }
 
@@ -314,7 +332,7 @@ impl Netio {
     /// # Errors
     /// The context [doesn't sleep](Options::sleeps), or the system fails.
     pub fn try_sleep(&mut self) -> Result<bool, TryWaitError> {
-        let set = self.link.set.as_ref().ok_or(TryWaitError::NotWaitable)?;
+        let set = self.link.set.clone().ok_or(TryWaitError::NotWaitable)?;
         if !self.events.is_empty() || !self.idle.is_empty() || !self.returns.fall_asleep() {
             return Ok(false);
         }
@@ -333,7 +351,7 @@ impl Netio {
         let due = self.timers.next().map(|due| due - self.link.now());
         match self.stuck.is_empty() {
             true => due,
-            false => Some(due.unwrap_or(RETRY).min(RETRY)),
+            false => Some(due.unwrap_or(self.retry).min(self.retry)),
         }
     }
 
@@ -404,10 +422,10 @@ impl Netio {
         let mut entry: Option<Entry> = None;
         let mut found = 0;
         while found < BATCH && self.link.queue.read_into(&mut entry) {
-            let Some(entry) = entry.take() else { break };
-            self.completed(entry);
+            self.completed(&mut entry);
             found += 1;
         }
+        self.has_looked = found < BATCH && !self.events.is_empty();
         if found > 0 && self.rounds > 0 {
             self.rounds -= 1;
             return;

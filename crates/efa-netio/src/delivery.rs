@@ -74,7 +74,7 @@ pub(crate) enum Return {
     /// A token that was dropped.
     GivenUp(PublicationKey),
     /// A host was looked up. The number is that of the attempt.
-    Found(AnySocket, u32, Result<SocketAddr, String>),
+    Found(AnySocket, u32, Result<Vec<SocketAddr>, String>),
     /// A connection found no room, and no completion will tell when there is some.
     Stuck(ConnectionKey),
 }

@@ -4,10 +4,10 @@ use efa::{ControlError, ControlEvent, Entry, Kind, OperationError};
 use slotmap::KeyData;
 
 use crate::connection::{Arrival, Op, Owner, Phase};
-use crate::context::Netio;
+use crate::context::{Netio, RETRY};
 use crate::delivery::Delivery;
 use crate::event::{ClosedReason, Event, RefusedReason};
-use crate::ids::{AcceptorKey, AnySocket, ConnectionKey, ReceiveSocket};
+use crate::ids::{AcceptorKey, AnySocket, ConnectionKey, PublicationKey, ReceiveSocket};
 use crate::memory::Message;
 use crate::sockets::Acceptor;
 use crate::timers::Due;
@@ -16,18 +16,61 @@ use crate::wire::{Control, Rejection, Role};
 impl Netio {
     // ---- completions ----------------------------------------------------------------------------
 
-    /// An operation is complete.
-    pub(crate) fn completed(&mut self, entry: Entry) {
-        let (completion, error) = match entry {
-            Ok(completion) => (completion, None),
-            Err(failed) => (*failed.completion, Some(failed.error)),
+    /// An operation is complete. Most are messages of publications, so these go the shortest way.
+    #[inline]
+    pub(crate) fn completed(&mut self, entry: &mut Option<Entry>) {
+        let (completion, is_ok) = match &*entry {
+            Some(Ok(completion)) => (completion, true),
+            Some(Err(failed)) => (&*failed.completion, false),
+            None => return,
         };
         // Injected control messages have no context; a peer may write to nothing.
         let is_ours = matches!(completion.kind, Kind::Send | Kind::Receive);
         let Some(index) = completion.context.checked_sub(1).filter(|_| is_ours) else { return };
         let Some(op) = self.operations.try_remove(index as usize) else { return };
-        let key = op.connection();
+        match op {
+            Op::Publish { connection, publication } if is_ok => {
+                self.message_out(connection, publication);
+            }
+            op => {
+                if let Some(entry) = entry.take() {
+                    self.other_completed(op, entry);
+                }
+            }
+        }
+    }
+
+    /// A message of a publication is out.
+    #[inline]
+    fn message_out(&mut self, key: ConnectionKey, publication: PublicationKey) {
         // A connection stays until its last operation.
+        let connection = &mut self.connections[key];
+        connection.operations -= 1;
+        connection.sends -= 1;
+        connection.complete += 1;
+        let is_plain = connection.is_open() && !connection.has_to_say();
+        self.publication_served(publication, true);
+        if !is_plain {
+            self.out_of_another(key);
+        }
+    }
+
+    /// The connection waits for room, or ends.
+    #[cold]
+    fn out_of_another(&mut self, key: ConnectionKey) {
+        if self.connections[key].has_to_say() || self.connections[key].phase != Phase::Open {
+            self.has_room(key);
+        }
+        self.forget_ended(key);
+    }
+
+    /// An operation that failed, or that isn't of a publication.
+    fn other_completed(&mut self, op: Op, entry: Entry) {
+        let (completion, error) = match entry {
+            Ok(completion) => (completion, None),
+            Err(failed) => (*failed.completion, Some(failed.error)),
+        };
+        let key = op.connection();
         let connection = &mut self.connections[key];
         connection.operations -= 1;
         match op {
@@ -57,6 +100,12 @@ impl Netio {
                 self.control_arrived(key, buffer, completion.length as usize, error);
             }
         }
+        self.forget_ended(key);
+    }
+
+    /// Forgets a connection that has ended, with its last operation.
+    #[inline]
+    fn forget_ended(&mut self, key: ConnectionKey) {
         let connection = &self.connections[key];
         if connection.endpoint.is_none() && connection.operations == 0 {
             self.forget(key);
@@ -75,7 +124,7 @@ impl Netio {
             }
             return;
         }
-        if connection.is_full || connection.phase != Phase::Open || !connection.unsaid.is_empty() {
+        if connection.has_to_say() || connection.phase != Phase::Open {
             self.has_room(key);
         }
     }
@@ -112,6 +161,9 @@ impl Netio {
                     connection.tell_end();
                 }
             }
+            if !self.connections.get(key).is_some_and(|connection| connection.is_stuck) {
+                self.retry = RETRY;
+            }
         }
     }
 
@@ -120,7 +172,9 @@ impl Netio {
         let owner = self.connections[key].owner;
         while let Some(Arrival { buffer, result }) = self.connections[key].next_arrival() {
             match result {
-                Ok(_) if !self.connections[key].delivers() => self.not_delivered(owner, buffer),
+                Ok(_) if !self.connections[key].delivers() => {
+                    self.buffer_returned(owner.into(), buffer)
+                }
                 Ok((length, data)) => {
                     self.connections[key].received += 1;
                     match owner {
@@ -128,14 +182,14 @@ impl Netio {
                         // Without a tag it is none of this protocol.
                         Owner::Subscribe(socket) => match data {
                             Some(tag) => self.deliver_published(socket, buffer, length, tag),
-                            None => self.not_delivered(owner, buffer),
+                            None => self.buffer_returned(owner.into(), buffer),
                         },
                         Owner::Send(_) | Owner::Publish(_) => {}
                     }
                 }
                 Err(error) => {
                     self.receive_failed(key, error);
-                    self.not_delivered(owner, buffer);
+                    self.buffer_returned(owner.into(), buffer);
                 }
             }
         }
@@ -153,11 +207,6 @@ impl Netio {
         let home = is_own.then_some((&self.returns, AnySocket::Receive(socket)));
         let message = Delivery::new(buffer, length, home);
         self.events.push_back(Event::Received { socket, message, data });
-    }
-
-    /// The buffer of a receive without a message for the program.
-    fn not_delivered(&mut self, owner: Owner, buffer: Vec<u8>) {
-        self.buffer_returned(owner.into(), buffer);
     }
 
     fn receive_failed(&mut self, key: ConnectionKey, error: OperationError) {
@@ -434,6 +483,9 @@ impl Netio {
                 let Some(sender) = self.senders.get_mut(send) else { return };
                 sender.connection = None;
                 let is_closed = sender.is_closed;
+                if !is_closed && refused.as_ref().is_some_and(|reason| self.go_on(socket, reason)) {
+                    return;
+                }
                 self.events.push_back(match refused {
                     Some(reason) => Event::Refused { socket, reason },
                     None => Event::Closed { socket, reason },

@@ -22,25 +22,34 @@ impl Site {
 }
 
 /// Attempts of a socket to find a host.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Search {
     attempt: u32,
     pub(crate) is_under_way: bool,
     /// When it is given up.
     deadline: Option<Deadline>,
+    /// Addresses of the host that were not tried, the last one first.
+    others: Vec<SocketAddr>,
 }
 
 impl Search {
     fn begin(&mut self) -> u32 {
         self.attempt = self.attempt.wrapping_add(1);
         self.is_under_way = true;
+        self.others.clear();
         self.attempt
     }
 
     /// Ends the attempt that is under way; `false` if none is.
     pub(crate) fn give_up(&mut self, timers: &mut Timers) -> bool {
         timers.remove(self.deadline.take());
+        self.others.clear();
         std::mem::take(&mut self.is_under_way)
+    }
+
+    /// The next address to try.
+    pub(crate) fn next(&mut self) -> Option<SocketAddr> {
+        self.others.pop()
     }
 
     /// Ends this attempt; `false` if it is another one that is under way, or none.
@@ -57,14 +66,13 @@ impl Netio {
         let Some(search) = self.search_of(socket) else { return };
         let attempt = search.begin();
         if let Ok(ip) = site.host.parse::<IpAddr>() {
-            return self.host_found(socket, attempt, Ok(SocketAddr::new(ip, site.port)));
+            return self.host_found(socket, attempt, Ok(vec![SocketAddr::new(ip, site.port)]));
         }
         let (returns, of_thread) = (self.returns.clone(), site.clone());
         let look_up = move || {
             let found = (of_thread.host.as_str(), of_thread.port).to_socket_addrs();
             let found = found.map_err(|error| error.to_string());
-            let first = found.and_then(|mut all| all.next().ok_or("it has no address".to_owned()));
-            returns.put(Return::Found(socket, attempt, first));
+            returns.put(Return::Found(socket, attempt, found.map(Iterator::collect)));
         };
         let thread = std::thread::Builder::new().name("efa-netio-host".to_owned());
         match thread.spawn(look_up) {
@@ -79,7 +87,7 @@ impl Netio {
         }
     }
 
-    fn search_of(&mut self, socket: AnySocket) -> Option<&mut Search> {
+    pub(crate) fn search_of(&mut self, socket: AnySocket) -> Option<&mut Search> {
         match socket {
             AnySocket::Send(socket) => Some(&mut self.senders.get_mut(socket)?.search),
             AnySocket::Listen(socket) => Some(&mut self.listeners.get_mut(socket)?.search),
@@ -99,7 +107,7 @@ impl Netio {
         &mut self,
         socket: AnySocket,
         attempt: u32,
-        found: Result<SocketAddr, String>,
+        found: Result<Vec<SocketAddr>, String>,
     ) {
         let Some(search) = self.search_of(socket) else { return };
         if !search.end(attempt) {
@@ -107,21 +115,44 @@ impl Netio {
         }
         let deadline = search.deadline.take();
         self.timers.remove(deadline);
-        match (socket, found) {
-            (AnySocket::Send(socket), Ok(at)) => self.connect_to(socket, at),
-            (AnySocket::Subscribe(socket), Ok(at)) => self.connect_subscriber(socket, at),
-            (AnySocket::Listen(_) | AnySocket::Publish(_), Ok(at)) => self.bind(socket, at),
-            (AnySocket::Listen(_) | AnySocket::Publish(_), Err(reason)) => {
-                let error = std::io::Error::new(std::io::ErrorKind::AddrNotAvailable, reason);
-                self.events.push_back(Event::BindRefused { socket, error });
+        let reason = match found {
+            Ok(mut all) => {
+                all.reverse();
+                let first = all.pop();
+                if let Some(search) = self.search_of(socket) {
+                    search.others = all;
+                }
+                match first {
+                    Some(at) => return self.go_to(socket, at),
+                    None => "it has no address".to_owned(),
+                }
             }
-            (_, Err(reason)) => {
-                let host = self.site_of(socket).map(|site| site.host.clone()).unwrap_or_default();
-                let reason = RefusedReason::UnknownHost { host, reason };
-                self.events.push_back(Event::Refused { socket, reason });
-            }
-            (AnySocket::Receive(_), Ok(_)) => {}
+            Err(reason) => reason,
+        };
+        if matches!(socket, AnySocket::Listen(_) | AnySocket::Publish(_)) {
+            let error = std::io::Error::new(std::io::ErrorKind::AddrNotAvailable, reason);
+            return self.events.push_back(Event::BindRefused { socket, error });
         }
+        let host = self.site_of(socket).map(|site| site.host.clone()).unwrap_or_default();
+        let reason = RefusedReason::UnknownHost { host, reason };
+        self.events.push_back(Event::Refused { socket, reason });
+    }
+
+    fn go_to(&mut self, socket: AnySocket, at: SocketAddr) {
+        match socket {
+            AnySocket::Send(socket) => self.connect_to(socket, at),
+            AnySocket::Subscribe(socket) => self.connect_subscriber(socket, at),
+            AnySocket::Listen(_) | AnySocket::Publish(_) => self.bind(socket, at),
+            AnySocket::Receive(_) => {}
+        }
+    }
+
+    /// A socket was refused at an address of its host: it goes to the next one, if this one may be the wrong one. Returns
+    /// whether there is one.
+    pub(crate) fn go_on(&mut self, socket: AnySocket, reason: &RefusedReason) -> bool {
+        let is_of_address = matches!(reason, RefusedReason::Connect(_) | RefusedReason::Start(_));
+        let next = self.search_of(socket).filter(|_| is_of_address).and_then(Search::next);
+        next.map(|at| self.go_to(socket, at)).is_some()
     }
 
     fn site_of(&self, socket: AnySocket) -> Option<&Site> {
@@ -130,5 +161,111 @@ impl Netio {
             AnySocket::Subscribe(socket) => Some(&self.subscribers.get(socket)?.site),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use efa::{Fabric, LocalOptions, ManualClock};
+
+    use super::*;
+    use crate::context::Wait;
+    use crate::{ListenOptions, Options, PublishOptions, SendOptions, SubscribeOptions};
+
+    const HERE: &str = "10.0.0.1";
+
+    fn context() -> (Netio, ManualClock) {
+        let clock = ManualClock::new();
+        let fabric = Fabric::local(LocalOptions::default()).with_clock(&clock);
+        (Netio::new(&fabric.domain().unwrap(), Options::default()).unwrap(), clock)
+    }
+
+    /// Events that come within a while.
+    fn events(netio: &mut Netio, clock: &ManualClock) -> Vec<Event> {
+        let mut events = Vec::new();
+        for _ in 0..3000 {
+            events.extend(std::iter::from_fn(|| netio.poll(Wait::No).unwrap()));
+            clock.advance(Duration::from_micros(1));
+        }
+        events
+    }
+
+    /// The socket's host is found at these addresses.
+    fn found(netio: &mut Netio, socket: AnySocket, at: &[SocketAddr]) {
+        let attempt = netio.search_of(socket).unwrap().begin();
+        netio.host_found(socket, attempt, Ok(at.to_vec()));
+    }
+
+    fn at(host: &str, port: u16) -> SocketAddr {
+        SocketAddr::new(host.parse().unwrap(), port)
+    }
+
+    fn counts(events: &[Event]) -> (usize, usize) {
+        let count = |is: fn(&Event) -> bool| events.iter().filter(|event| is(event)).count();
+        (
+            count(|event| matches!(event, Event::Connected(_))),
+            count(|event| matches!(event, Event::Refused { .. })),
+        )
+    }
+
+    #[test]
+    fn addresses_of_a_host_are_tried_until_somebody_answers() {
+        let (mut netio, clock) = context();
+        let listener = netio.listen_socket(ListenOptions::default());
+        netio.listen(listener, HERE, 0).unwrap();
+        let port = netio.local_address(listener).unwrap().port();
+        let nobody = [at(HERE, port + 1), at(HERE, port + 2)];
+        for (addresses, expected) in [
+            (vec![nobody[0], nobody[1], at(HERE, port)], (1, 0)),
+            (nobody.to_vec(), (0, 1)),
+            (Vec::new(), (0, 1)),
+            (vec![at(HERE, port), nobody[0]], (1, 0)),
+        ] {
+            let socket = netio.send_socket(SendOptions::default());
+            found(&mut netio, socket.into(), &addresses);
+            assert_eq!(counts(&events(&mut netio, &clock)), expected, "{addresses:?}");
+        }
+    }
+
+    #[test]
+    fn subscriber_tries_all_addresses_and_no_other_one_after_a_rejection() {
+        let (mut netio, clock) = context();
+        let pool = netio.allocate(10).unwrap();
+        let publisher = netio.publish_socket(&pool, PublishOptions::default()).unwrap();
+        netio.publish_at(publisher, HERE, 0).unwrap();
+        let listener = netio.listen_socket(ListenOptions::default());
+        netio.listen(listener, HERE, 0).unwrap();
+        let port = netio.local_address(publisher).unwrap().port();
+        let wrong = netio.local_address(listener).unwrap().port();
+        for (addresses, expected) in [
+            ([at(HERE, port + 10), at(HERE, port)], (1, 0)),
+            ([at(HERE, wrong), at(HERE, port)], (0, 1)),
+        ] {
+            let socket = netio.subscribe_socket("a name", 1, SubscribeOptions::default());
+            // What `subscribe` does but for the look-up, which would be one of the system.
+            let search = netio.search_of(socket.into()).unwrap();
+            search.begin();
+            netio.subscribe(socket, 1).unwrap();
+            found(&mut netio, socket.into(), &addresses);
+            assert_eq!(counts(&events(&mut netio, &clock)), expected, "{addresses:?}");
+        }
+    }
+
+    #[test]
+    fn listener_takes_the_first_address_that_is_free() {
+        let (mut netio, _) = context();
+        let [first, second, third] = [0; 3].map(|_| netio.listen_socket(ListenOptions::default()));
+        netio.listen(first, HERE, 0).unwrap();
+        let taken = netio.local_address(first).unwrap();
+        let free = at(HERE, taken.port() + 1);
+        found(&mut netio, second.into(), &[taken, free]);
+        assert_eq!(netio.local_address(second), Some(free));
+        found(&mut netio, third.into(), &[taken, free]);
+        assert_eq!(netio.local_address(third), None);
+        let event = netio.poll(Wait::No).unwrap();
+        assert!(matches!(event, Some(Event::BindRefused { .. })), "{event:?}");
+        assert!(netio.poll(Wait::No).unwrap().is_none(), "one event");
     }
 }

@@ -96,6 +96,11 @@ impl Part {
         self.0.range()
     }
 
+    #[inline]
+    pub(crate) fn buffer(&self) -> Buffer {
+        self.0.clone().into()
+    }
+
     /// A copy of its bytes.
     #[must_use]
     pub fn to_vec(&self) -> Vec<u8> {
@@ -223,12 +228,20 @@ impl Message {
         }
     }
 
-    /// The parts as a buffer, after the memory of a header.
+    /// The part that is all of the message.
     #[inline]
-    pub(crate) fn buffer(&self, header: Option<Part>) -> Buffer {
+    pub(crate) fn only(&self, header: &Option<Part>) -> Option<&Part> {
         match (&self.parts[..], header) {
-            ([part], None) => part.0.clone().into(),
-            (parts, header) => gathered(header.into_iter().chain(parts.iter().cloned())),
+            ([part], None) => Some(part),
+            _ => None,
+        }
+    }
+
+    /// The parts as a buffer, after the memory of a header.
+    pub(crate) fn buffer(&self, header: Option<Part>) -> Buffer {
+        match self.only(&header) {
+            Some(part) => part.buffer(),
+            None => gathered(header.into_iter().chain(self.parts.iter().cloned())),
         }
     }
 

@@ -92,7 +92,8 @@ pub enum Published {
 /// # }
 /// ```
 ///
-/// If it is dropped, those subscribers don't get the message, and are counted as lost; the event comes all the same.
+/// If it is dropped, those subscribers don't get the message, and are counted as lost; the event comes all the same. Once
+/// the publish socket is [closed](Netio::close) the context goes on by itself, and the token isn't needed.
 #[must_use = "without it, the subscribers that are owed the message are lost"]
 pub struct Reentry {
     publication: PublicationKey,
@@ -156,6 +157,11 @@ impl Publisher {
         let begin = object as usize * HEADER;
         self.headers.write(begin, header);
         self.headers.part(begin..begin + header.len()).ok()
+    }
+
+    /// Whether the context gives subscribers what they are owed, without a token: that is also so once it is closed.
+    fn resumes(&self) -> bool {
+        self.options.when_full == WhenFull::Resume || self.is_closed
     }
 
     fn level(&self) -> efa::Level {
@@ -254,10 +260,14 @@ impl Netio {
         let (mut sends, mut lost, mut owed) = (0, 0, SmallVec::new());
         let what = what(tag, publisher.level());
         let key = self.publications.insert_with_key(|key| {
+            let only = message.only(&header);
             for &target in targets {
                 let Some(connection) = self.connections.get_mut(target) else { continue };
-                let op = Op::Publish { connection: target, publication: key };
-                let buffer = || message.buffer(header.clone());
+                let op = || Op::Publish { connection: target, publication: key };
+                let buffer = || match only {
+                    Some(part) => part.buffer(),
+                    None => message.buffer(header.clone()),
+                };
                 match post(connection, &mut self.operations, op, what, buffer) {
                     Post::Sent => sends += 1,
                     Post::Owed => owed.push(target),
@@ -343,9 +353,9 @@ impl Netio {
         let publication = &mut self.publications[key];
         let publisher = &self.publishers[publication.socket];
         let header = publisher.header(publication.object, &publication.message.header);
-        let op = Op::Publish { connection: target, publication: key };
+        let op = || Op::Publish { connection: target, publication: key };
         let what = what(publication.tag, publisher.level());
-        let buffer = publication.message.buffer(header);
+        let buffer = || publication.message.buffer(header);
         match connection.send(&mut self.operations, op, what, buffer) {
             Posted::Done => publication.sends += 1,
             Posted::Full => return false,
@@ -382,10 +392,14 @@ impl Netio {
 
     /// A connection of a publisher has room again.
     pub(crate) fn publisher_writable(&mut self, target: ConnectionKey, socket: PublishSocket) {
-        let Some(publisher) = self.publishers.get(socket) else { return };
-        if publisher.options.when_full == WhenFull::Return {
-            return self.events.push_back(Event::Writable(socket.into()));
+        self.writable(socket);
+        if self.publishers.get(socket).is_some_and(Publisher::resumes) {
+            self.offer_all_owed(target);
         }
+    }
+
+    /// Offers a connection what it is owed, in order.
+    fn offer_all_owed(&mut self, target: ConnectionKey) {
         while let Some(key) = self.connections[target].owed.front().copied() {
             if !self.offer_owed(target, key) {
                 return;
@@ -519,7 +533,7 @@ impl Netio {
                     true => Answer::Done,
                     false => Answer::TooManyTags,
                 };
-                let messages = connection.sent;
+                let messages = connection.sent();
                 if !is_known && answer == Answer::Done {
                     connection.tags.insert(tag);
                     publisher.table.insert(tag, target);
@@ -530,7 +544,7 @@ impl Netio {
             Control::Unsubscribe { serial, tag } => {
                 let was_known = connection.tags.remove(&tag);
                 let is_last = connection.tags.is_empty();
-                let (answer, messages) = (Answer::Done, connection.sent);
+                let (answer, messages) = (Answer::Done, connection.sent());
                 self.connections[target].say(Control::Answer { serial, tag, answer, messages });
                 if was_known {
                     self.unsubscribe_one(target, socket, tag);
@@ -589,6 +603,8 @@ impl Netio {
         self.stop_listening(listening);
         for key in subscribers {
             self.end_softly(key, ClosedReason::Disconnected);
+            // What they are owed may have room, and the program no use for the token.
+            self.offer_all_owed(key);
         }
         self.forget_publisher(socket);
     }
@@ -613,18 +629,18 @@ enum Post {
     Gone,
 }
 
-#[inline]
+#[inline(always)]
 fn post(
     connection: &mut Connection,
     operations: &mut slab::Slab<Op>,
-    op: Op,
+    op: impl FnOnce() -> Op,
     what: efa::Message,
     buffer: impl FnOnce() -> efa::Buffer,
 ) -> Post {
     if !connection.owed.is_empty() {
         return Post::Owed;
     }
-    match connection.send(operations, op, what, buffer()) {
+    match connection.send(operations, op, what, buffer) {
         Posted::Done => Post::Sent,
         Posted::Full => Post::Owed,
         Posted::Failed(_) => Post::Gone,

@@ -97,7 +97,9 @@ impl Netio {
             Ok(key) => self.senders[socket].connection = Some(key),
             Err(reason) => {
                 let socket = socket.into();
-                self.events.push_back(Event::Refused { socket, reason });
+                if !self.go_on(socket, &reason) {
+                    self.events.push_back(Event::Refused { socket, reason });
+                }
             }
         }
     }
@@ -151,8 +153,8 @@ impl Netio {
         if let Some(data) = message.data {
             what = what.with_data(data);
         }
-        let op = Op::Send { connection: key, key: message.key, data: message.data };
-        let buffer = message.buffer(None);
+        let op = || Op::Send { connection: key, key: message.key, data: message.data };
+        let buffer = || message.buffer(None);
         match connection.send(&mut self.operations, op, what, buffer) {
             Posted::Done => Sent::Accepted,
             Posted::Full => Sent::Again(message),
@@ -253,7 +255,11 @@ impl Netio {
             }
             Err(error) => {
                 self.acceptors.remove(key);
-                self.events.push_back(Event::BindRefused { socket, error });
+                // Of another address of the host, which may be this one.
+                match self.search_of(socket).and_then(Search::next) {
+                    Some(at) => self.bind(socket, at),
+                    None => self.events.push_back(Event::BindRefused { socket, error }),
+                }
             }
         }
     }

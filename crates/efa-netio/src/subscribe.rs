@@ -176,7 +176,9 @@ impl Netio {
             }
             Err(reason) => {
                 let socket = socket.into();
-                self.events.push_back(Event::Refused { socket, reason });
+                if !self.go_on(socket, &reason) {
+                    self.events.push_back(Event::Refused { socket, reason });
+                }
             }
         }
     }
@@ -297,6 +299,10 @@ impl Netio {
             other => other,
         };
         let of = socket.into();
+        let is_wanted = !is_closed && !is_emptied;
+        if is_wanted && refused.as_ref().is_some_and(|reason| self.go_on(of, reason)) {
+            return;
+        }
         self.events.push_back(match refused {
             Some(reason) => Event::Refused { socket: of, reason },
             None => Event::Closed { socket: of, reason },

@@ -314,7 +314,7 @@ pub(super) fn load() -> Result<f64> {
 
 /// What was used of the processors since the start of the machine, in ticks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Usage {
+pub(super) struct Usage {
     /// By programs, and by other machines on the same hardware. What interrupts took is left out, as
     /// ours cause most.
     busy: u64,
@@ -324,7 +324,7 @@ struct Usage {
 }
 
 impl Usage {
-    fn now() -> Result<Self> {
+    pub(super) fn now() -> Result<Self> {
         let all = std::fs::read_to_string("/proc/stat")?;
         let ours = std::fs::read_to_string("/proc/self/stat")?;
         Self::of(&all, &ours).context("/proc/stat is not what it should be")
@@ -348,7 +348,7 @@ impl Usage {
     }
 
     /// The share of the processors that others took.
-    fn others_since(self, before: Self) -> f64 {
+    pub(super) fn others_since(self, before: Self) -> f64 {
         let others = (self.busy - before.busy).saturating_sub(self.ours - before.ours);
         others as f64 / (self.all - before.all).max(1) as f64
     }

@@ -278,6 +278,63 @@ fn dropped_token_ends_its_publication_once_and_those_owed_are_lost() {
     }
 }
 
+#[test]
+fn closed_publisher_gives_what_a_token_is_out_for_by_itself() {
+    for seed in seeds() {
+        for resumes in [false, true] {
+            let mut stage = stage(seed, 2, delivered());
+            let (token, number) = stage.filled(&[2], 0);
+            let publisher = stage.publisher;
+            stage.world.netio(0).close(publisher);
+            // A hundredth of the time after which the connections would be given up.
+            (0..15).for_each(|_| stage.world.rest());
+            for _ in 0..2 {
+                let reason = subscriber_closed(&mut stage.world, 0);
+                assert_eq!(reason, ClosedReason::Disconnected);
+            }
+            let mut done = publications(&mut stage.world);
+            done.sort_unstable();
+            let expected: Vec<_> = (0..=number).map(|number| (number, 2, 0)).collect();
+            assert_eq!(done, expected, "seed {seed}");
+            for node in [1, 2] {
+                assert_eq!(stage.numbers(node), (0..=number).collect::<Vec<_>>());
+            }
+            match resumes {
+                true => {
+                    let resumed = stage.world.netio(0).resume(token);
+                    assert!(matches!(resumed, Published::UnderWay), "{resumed:?}");
+                }
+                false => drop(token),
+            }
+            stage.world.rest();
+            assert_eq!(publications(&mut stage.world), []);
+            stage.is_idle_with(0);
+        }
+    }
+}
+
+#[test]
+fn token_dropped_after_its_publisher_was_closed_ends_its_publication_once() {
+    for seed in seeds() {
+        let mut stage = stage(seed, 2, delivered());
+        let (token, number) = stage.filled(&[2], 0);
+        let publisher = stage.publisher;
+        stage.world.netio(0).close(publisher);
+        drop(token);
+        (0..15).for_each(|_| stage.world.rest());
+        let mut done = publications(&mut stage.world);
+        done.sort_unstable();
+        assert_eq!(done.pop(), Some((number, 1, 1)), "seed {seed}");
+        assert!(done.iter().all(|(_, served, lost)| (*served, *lost) == (2, 0)));
+        assert_eq!(done.len() as u64, number);
+        for _ in 0..2 {
+            assert_eq!(subscriber_closed(&mut stage.world, 0), ClosedReason::Disconnected);
+        }
+        assert_eq!(stage.numbers(2), (0..number).collect::<Vec<_>>());
+        stage.is_idle_with(0);
+    }
+}
+
 // conformance: D64
 #[test]
 fn token_of_another_context_comes_back_as_it_is() {

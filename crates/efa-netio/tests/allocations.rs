@@ -1,0 +1,116 @@
+//! A publication allocates nothing in the steady state.
+
+#![allow(clippy::unwrap_used)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use efa::{Fabric, ManualClock, ShmOptions};
+use efa_netio::{
+    Buffers, Event, Lookup, Message, Netio, Options, PublishOptions, Published, SubscribeOptions,
+    Wait,
+};
+use tempfile::TempDir;
+
+thread_local! {
+    static CALLS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Counts the calls of each thread, as tests run in parallel.
+struct Counting;
+
+// SAFETY: every call goes to the system's allocator unchanged; counting neither allocates (the thread-local is const and
+// needs no drop) nor unwinds.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        CALLS.set(CALLS.get() + 1);
+        // SAFETY: the caller upholds `alloc`'s contract, which is the system allocator's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the pointer came from `alloc` above, so from the system's allocator.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const HOST: &str = "127.0.0.1";
+const TAG: u64 = 9;
+const SUBSCRIBERS: usize = 8;
+/// Publications in which tables grow to their size, and then such that count.
+const PUBLICATIONS: u32 = 1000;
+
+#[test]
+fn counter_counts_allocations() {
+    let before = CALLS.get();
+    drop(std::hint::black_box(Box::new(1)));
+    assert_eq!(CALLS.get() - before, 1);
+}
+
+fn all(netio: &mut Netio) -> Vec<Event> {
+    std::iter::from_fn(|| netio.poll(Wait::No).unwrap()).collect()
+}
+
+/// Publishes messages of such a length to eight subscribers; returns the allocations in publications, and in the polls of
+/// the publisher until they are complete, after the first ones.
+fn allocations(length: usize) -> u64 {
+    let directory = TempDir::new().unwrap();
+    let hosts = Some(directory.path().join("hosts"));
+    // Its time stands still: now and then the engine gives back memory that it hasn't used for a while.
+    let fabric = Fabric::shm(ShmOptions::new("test").with(|options| options.directory = hosts))
+        .with_clock(&ManualClock::new());
+    let [mut publisher, mut others] =
+        [0; 2].map(|_| Netio::new(&fabric.domain().unwrap(), Options::default()).unwrap());
+    let pool = publisher.allocate(length).unwrap();
+    let socket = publisher.publish_socket(&pool, PublishOptions::default()).unwrap();
+    publisher.publish_at(socket, HOST, 0).unwrap();
+    let port = publisher.local_address(socket).unwrap().port();
+    for _ in 0..SUBSCRIBERS {
+        let buffers = Buffers { count: 4, size: length };
+        let options = SubscribeOptions::default().buffers(buffers);
+        let subscriber = others.subscribe_socket(HOST, port, options);
+        others.subscribe(subscriber, TAG).unwrap();
+    }
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while publisher.subscriber_count(socket, TAG) < SUBSCRIBERS {
+        assert!(Instant::now() < deadline, "the subscribers don't come");
+        drop((all(&mut publisher), all(&mut others)));
+    }
+    let mut message = Some(Message::of(pool.whole()));
+    let mut lookup = Lookup::new(TAG);
+    let mut calls = 0;
+    for number in 0..2 * PUBLICATIONS {
+        let before = CALLS.get();
+        let published = publisher.publish_by(socket, &mut lookup, message.take().unwrap());
+        assert!(matches!(published, Published::UnderWay));
+        let mut received = 0;
+        calls += if number >= PUBLICATIONS { CALLS.get() - before } else { 0 };
+        while message.is_none() || received < SUBSCRIBERS {
+            assert!(Instant::now() < deadline, "a publication doesn't end");
+            let of_others = all(&mut others).into_iter();
+            received += of_others.filter(|it| matches!(it, Event::Message { .. })).count();
+            let before = CALLS.get();
+            while let Some(event) = publisher.poll(Wait::No).unwrap() {
+                if let Event::Published { message: back, lost: 0, .. } = event {
+                    message = Some(back);
+                }
+            }
+            calls += if number >= PUBLICATIONS { CALLS.get() - before } else { 0 };
+        }
+    }
+    calls
+}
+
+#[test]
+fn publication_in_packets_allocates_nothing() {
+    assert_eq!(allocations(64), 0);
+}
+
+#[test]
+fn publication_that_is_read_allocates_nothing() {
+    assert_eq!(allocations(100_000), 0);
+}
