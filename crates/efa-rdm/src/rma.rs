@@ -138,6 +138,16 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         if remote == buffer { Ok(()) } else { Err(StartError::LengthsDiffer { buffer, remote }) }
     }
 
+    /// Registers a buffer, without remote access, if it is longer than a bounce region. Returns whether the device reaches
+    /// it: it is registered, or there is a bounce region. If not, packets do what the device can't.
+    fn reach(&mut self, memory: &mut Memory<B, Q::Region>, length: u64) -> bool {
+        let bounce_size = self.config.bounce_size;
+        memory.is_registered()
+            || (length > bounce_size as u64
+                && memory.register(&self.transmit.device, Access::default()))
+            || self.transmit.has_bounce(bounce_size)
+    }
+
     /// Whether this endpoint and a peer both announce RDMA write.
     fn can_write(&self, peer: PeerId) -> bool {
         let Some(active) = self.peers.active(peer) else { return false };
@@ -193,15 +203,16 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             return None;
         }
         let Some(data) = cq_data else {
-            self.make_registered(id);
-            return Some(None);
+            return self.reach(id).then_some(None);
         };
         // Immediate data needs a single RDMA operation. The buffer is registered last: without remote
         // access, it couldn't be used for a long-read write.
         let single = remote.pieces().len() == 1 && length <= self.core.longest_rdma();
         let data =
             u32::try_from(data).ok().filter(|_| single && self.core.may_send_immediate(peer))?;
-        self.make_registered(id);
+        if !self.reach(id) {
+            return None;
+        }
         let range = self.sends.get(id)?.memory.registered_from(0);
         let most = range.map_or(self.core.config.bounce_size, |range| range.length);
         let in_one = length <= most as u64;
@@ -257,13 +268,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         advance
     }
 
-    /// Registers the buffer of a send, without remote access, if it is longer than a bounce region.
-    fn make_registered(&mut self, id: OpId) {
-        let Some(send) = self.sends.get_mut(id) else { return };
-        if !send.memory.is_registered() && send.length > self.core.config.bounce_size as u64 {
-            let device = &self.core.transmit.device;
-            send.memory.register(device, Access::default());
-        }
+    /// Whether the device reaches the buffer of a send: registered, or through a bounce region.
+    fn reach(&mut self, id: OpId) -> bool {
+        let Some(send) = self.sends.get_mut(id) else { return false };
+        self.core.reach(&mut send.memory, send.length)
     }
 
     fn write_directly(&mut self, id: OpId, remote: Remote, immediate: Option<u32>) {
@@ -388,15 +396,17 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 
     /// Selects the subprotocol of a read, and posts its request or starts its transfer.
     pub(crate) fn begin_read(&mut self, id: OpId) -> Advance {
-        let Some(receive) = self.receives.get(id) else { return Advance::Done };
+        let Some(receive) = self.receives.get_mut(id) else { return Advance::Done };
         let ReceiveRole::Read { remote } = receive.role else { return Advance::Done };
         let (peer, length) = (receive.peer, receive.length);
         let Some(remote) = self.remotes.get(remote as usize).copied() else {
             return Advance::Done;
         };
+        let direct = remote.is_of_device() && self.core.can_read(peer);
+        let direct = direct && self.core.reach(&mut receive.memory, length);
         let capacity = (self.core.transmit.mtu() - READRSP_HEADER) as u64;
         let inputs = Inputs {
-            direct: remote.is_of_device() && self.core.can_read(peer),
+            direct,
             // libfabric uses a LONGCTS_RTR for a read that exactly fills a READRSP, too.
             fits: length < capacity,
             ..Inputs::default()
@@ -436,10 +446,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     fn read_directly(&mut self, id: OpId, remote: Remote) {
         let Some(receive) = self.receives.get_mut(id) else { return };
         receive.subprotocol = Some(Subprotocol::Direct);
-        if !receive.memory.is_registered() && receive.length > self.core.config.bounce_size as u64 {
-            let device = &self.core.transmit.device;
-            receive.memory.register(device, Access::default());
-        }
         let transfer = Transfer::new(receive.peer, Owner::Receive(id), remote, 0, receive.length);
         let transfer = self.begin_transfer(transfer);
         if let Some(receive) = self.receives.get_mut(id) {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use efa_device::{QueuePairOptions, Status, Time};
-use efa_rdm::Config;
+use efa_device::{QueuePairOptions, Rdma, Status, Time};
+use efa_rdm::{Completion, Config};
 use efa_sim::local::{Faults, LocalOptions};
 
 use crate::world::{World, pattern, place};
@@ -220,4 +220,49 @@ fn receive_for_unexpected_long_message_sets_a_timeout() {
     world.receive(1, 200_000, 0);
     drive_by_timeouts(&mut world);
     assert!(world.receive_done(1).buffer == pattern(200_000, 1));
+}
+
+/// A receiver that is called seldom takes no more calls than its buffers make it take, however often the sender's packets
+/// come back meanwhile.
+#[test]
+fn long_cts_to_a_receiver_that_is_seldom_called_goes_on_with_each_call() {
+    const BUFFERS: usize = 16;
+    let (length, messages, every) = (300_000, 4, Duration::from_millis(10));
+    let config = Config::default().with(|config| {
+        (config.min_receive_buffers, config.max_receive_buffers) = (BUFFERS, BUFFERS);
+    });
+    let options = LocalOptions::default().with(|options| options.rdma = Rdma::NONE);
+    let mut world = World::new(options);
+    let options = QueuePairOptions::default().with(|options| options.rnr_retry = 0);
+    world.add_with(config.clone(), options);
+    world.add_with(config, options);
+    world.acquaint();
+    for i in 0..messages {
+        world.receive(1, length, i);
+        world.send(0, 1, pattern(length, i), i);
+    }
+    let (mut calls, mut next) = (0, world.now);
+    while world.ends[1].receives.len() < messages as usize {
+        let now = world.now;
+        while world.ends[0].endpoint.poll(now).is_some() {}
+        if now >= next {
+            calls += 1;
+            assert!(calls < 1000, "{:?}", world.endpoint(0).statistics());
+            next = now + every;
+            while let Some(completion) = world.ends[1].endpoint.poll(now) {
+                let Completion::Receive(done) = completion else { panic!("{completion:?}") };
+                world.ends[1].receives.push_back(done);
+            }
+        }
+        let timer = world.endpoint(0).next_timeout();
+        let event = [timer, world.network.next_event(), Some(next)].into_iter().flatten().min();
+        world.now = event.unwrap().max(now + Duration::from_nanos(100));
+    }
+    assert!(world.endpoint(0).statistics().receiver_not_ready > 100, "its buffers were used up");
+    let payload = length.div_ceil(8192) * messages as usize;
+    assert!(calls <= payload.div_ceil(BUFFERS) + 10, "{calls} calls");
+    for i in 0..messages {
+        let received = world.receive_done(1);
+        assert!(received.buffer == pattern(length, received.context), "{i}");
+    }
 }

@@ -231,6 +231,39 @@ fn bounce_buffers_are_reused() {
     world.assert_clean();
 }
 
+// conformance: A166
+#[test]
+fn rma_whose_buffer_the_device_cannot_reach_goes_in_packets() {
+    for (length, in_packets) in [(1000, Subprotocol::Eager), (300_000, Subprotocol::LongCts)] {
+        for cq_data in [None, Some(5)] {
+            let mut world = Net::<Buffer>::new(LocalOptions::default());
+            world.add(Config::default());
+            world.add(Config::default());
+            world.acquaint();
+            let (region, iov) = expose(&world, 1, vec![0; length], BOTH);
+            // Neither the buffer nor a bounce region can be registered: the program has used up the device's regions.
+            world.ends[0].device.refuse_registrations(u32::MAX);
+            let done = world.write(&[iov], pattern(length, 1).into(), cq_data);
+            assert_eq!((done.result, done.subprotocol), (Ok(()), Some(in_packets)));
+            assert_eq!(bytes_of(&region), pattern(length, 1));
+            let reported = world.ends[1].remote_writes.pop_front().map(|write| write.cq_data);
+            assert_eq!(reported, cq_data);
+            world.start_read(&[iov], vec![0; length].into()).unwrap();
+            world.drive();
+            let done = world.rma_done();
+            assert_eq!((done.result, done.subprotocol), (Ok(()), Some(in_packets)));
+            assert!(done.buffer.bytes == pattern(length, 1));
+            // As soon as there is room the device writes and reads again.
+            world.ends[0].device.refuse_registrations(0);
+            let done = world.write(&[iov], pattern(length, 2).into(), cq_data);
+            assert_eq!((done.result, done.subprotocol), (Ok(()), Some(Subprotocol::Direct)));
+            assert_eq!(bytes_of(&region), pattern(length, 2));
+            world.ends[1].remote_writes.clear();
+            world.assert_clean();
+        }
+    }
+}
+
 #[test]
 fn rma_with_registrable_buffer_is_not_copied() {
     let mut world = Net::<Buffer>::new(LocalOptions::default());
