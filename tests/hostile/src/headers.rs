@@ -3,8 +3,9 @@
 
 use efa_proto::{
     AtomRsp, Connid, Cts, CtsData, Eor, EorForm, ExtraInfo, Handshake, Header, MsgId, OpId, Packet,
-    PacketType, PeerError, RawAddress, RawAddressForm, ReadNack, ReadRsp, Receipt, ReqOptions,
-    RmaIov, Rta, RtaKind, Rtm, RtmKind, Rtr, RtrKind, Rtw, RtwKind, UserRecvQp,
+    PacketType, PeerError, PeerErrorForm, PeerErrorReport, RawAddress, RawAddressForm, ReadNack,
+    ReadRsp, Receipt, ReqOptions, RmaIov, Rta, RtaKind, Rtm, RtmKind, Rtr, RtrKind, Rtw, RtwKind,
+    UserRecvQp,
 };
 
 use crate::input::Input;
@@ -95,11 +96,22 @@ impl Fields {
             23 => Header::AtomRsp(AtomRsp { connid, recv_id, seg_length }),
             24 => Header::Receipt(Receipt { send_id, msg_id, connid }),
             25 => Header::ReadNack(ReadNack { send_id, recv_id, connid }),
-            _ if tagged => Header::PeerError(PeerError {
+            _ if tagged && runt_length == 0 => Header::PeerError(PeerError {
                 op_id: send_id,
                 ref_kind: credit_request as u8,
                 prov_errno: recv_id.0,
                 connid,
+            }),
+            _ if tagged => Header::PeerErrorReport(PeerErrorReport {
+                msg_id,
+                op_id: (read_nack && send_id.0 != u32::MAX).then_some(send_id),
+                emitter: credit_request,
+                prov_errno: recv_id.0,
+                connid,
+                form: match runt_length {
+                    1 => PeerErrorForm::Marked,
+                    _ => PeerErrorForm::Flagged,
+                },
             }),
             _ => Header::Handshake(Handshake {
                 extra_info: ExtraInfo::new(&self.words).expect("at most four"),
@@ -109,7 +121,7 @@ impl Fields {
                 user_recv_qp: input
                     .one_in(2)
                     .then_some(UserRecvQp { qpn: send_id.0, qkey: recv_id.0 }),
-                hmem_p2p: None,
+                hmem_p2p: (runt_length > 0).then_some(runt_length > 1),
             }),
         }
     }
@@ -123,12 +135,17 @@ pub(crate) fn run(bytes: &[u8]) {
     let fields = Fields::new(input);
     let payload = &[0x77; 64][..input.below(65)];
     let header = fields.header(payload.len() as u64, input);
-    // The two forms of an EOR differ only in length.
-    let payload = if let Header::Eor(_) = header { &[] } else { payload };
+    // The forms of an EOR and of a PEER_ERROR differ only in length.
+    let (by_length, least) = match header {
+        Header::Eor(_) => (true, 12),
+        Header::PeerError(_) => (true, 20),
+        Header::PeerErrorReport(report) => (report.form == PeerErrorForm::Marked, 20),
+        _ => (false, header.len()),
+    };
+    let payload = if by_length { &[] } else { payload };
     let mut written = vec![0xee; header.len()];
     assert_eq!(header.emit(&mut written), Ok(header.len()), "{header:?}");
-    // The first bytes of a long EOR are a valid short one.
-    let least = if let Header::Eor(_) = header { 12 } else { header.len() };
+    // The first bytes of a longer form are a valid shorter one.
     let short = input.below(256) % least;
     assert!(header.emit(&mut vec![0; short]).is_err(), "{header:?} in {short} bytes");
     written.extend_from_slice(payload);

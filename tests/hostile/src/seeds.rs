@@ -11,7 +11,7 @@
 //! those of the hostile peer, so that the subject accepts it.
 
 use efa_proto::{
-    Connid, EorForm, Handshake, Header, MsgId, OpId, Packet, PacketType, RawAddress,
+    Connid, EorForm, Handshake, Header, MsgId, OpId, Packet, PacketType, PeerErrorForm, RawAddress,
     RawAddressForm, ReqOptions, RmaIov, RtaKind, Rtm, RtmKind, RtrKind, RtwKind,
 };
 
@@ -232,9 +232,18 @@ impl Parts {
                     self.ids = [OpId(queue.qpn), OpId(queue.qkey)];
                 }
                 self.has = [handshake.device_version.is_some(), handshake.user_recv_qp.is_some()];
+                self.runt_length =
+                    handshake.hmem_p2p.map_or(0, |supported| 1 + u64::from(supported));
                 26
             }
-            Header::PeerErrorReport(_) | Header::NeverSent(_) => 0,
+            Header::PeerErrorReport(report) => {
+                (self.connid, self.tagged, self.msg_id) = (report.connid, true, report.msg_id);
+                self.ids = [report.op_id.unwrap_or_default(), OpId(report.prov_errno)];
+                (self.read_nack, self.credit_request) = (report.op_id.is_some(), report.emitter);
+                self.runt_length = if report.form == PeerErrorForm::Marked { 1 } else { 2 };
+                26
+            }
+            Header::NeverSent(_) => 0,
             other => panic!("no seed for {other:?}"),
         }
     }
