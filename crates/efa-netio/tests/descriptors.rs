@@ -128,7 +128,7 @@ fn thousand_cycles_over_shm_leave_descriptors_memory_and_counts_as_they_were() {
     netio.publish_at(publisher, HOST, 0).unwrap();
     let at = netio.local_address(publisher).unwrap().port();
     let sockets = (publisher, netio.subscribe_socket(HOST, at, SubscribeOptions::default()));
-    let mut cycles = |netio: &mut Netio, count: usize| {
+    let cycles = |netio: &mut Netio, count: usize| {
         for number in 0..count {
             cycle(netio, send, port, &messages[number % 2]);
             subscribe(netio, sockets, &messages[number % 2]);
