@@ -56,7 +56,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "MILLISECONDS", default_value = "1000",
           value_parser = clap::value_parser!(u32).range(20..60_000))]
     time: u32,
-    /// Measure only these: ours,zeromq,zenoh,iceoryx2,nng,copy
+    /// Measure only these: ours,efa,zeromq,zenoh,iceoryx2,nng,copy
     #[arg(long, value_name = "WHO", value_delimiter = ',')]
     only: Vec<Contestant>,
     /// Neither latency, nor subscribers that are stopped or killed
@@ -68,6 +68,9 @@ pub(crate) struct Args {
     /// Directory for the plots
     #[arg(long, value_name = "DIRECTORY")]
     plots: Option<PathBuf>,
+    /// Run before all other programs of the machine (chrt, needs root)
+    #[arg(long)]
+    real_time: bool,
     /// Measure on a busy machine, too
     #[arg(long)]
     anyway: bool,
@@ -85,11 +88,11 @@ impl Args {
 /// `cargo xtask bench netio`
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     let target = workspace.metadata()?.target_directory;
-    let range = Range::build(workspace, &target, &args.who(), args.deadline)?;
+    let range = Range::build(workspace, &target, &args.who(), (args.deadline, args.real_time))?;
     let busy = load()?;
     ensure!(
-        args.anyway || busy <= BUSY,
-        "no run: the machine is too busy (load {busy}, at most {BUSY}); come back later, or use --anyway"
+        args.anyway || args.real_time || busy <= BUSY,
+        "no run: the machine is too busy (load {busy}, at most {BUSY}); come back later, or use --real-time or --anyway"
     );
     let before = Usage::now()?;
     let mut results = Results::new(range.missing.clone());
@@ -113,8 +116,9 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     }
     say!("{}", results.table());
     output::write(format_args!("{}", results.goals()));
-    say!("Load {busy} before; others took {:.0} % of the processors.", others * 100.0);
-    if others > QUIET {
+    let left = if args.real_time { ", of what these programs left" } else { "" };
+    say!("Load {busy} before; others took {:.0} % of the processors{left}.", others * 100.0);
+    if others > QUIET && !args.real_time {
         say!("Void: of a quiet machine others take at most {:.0} %.", QUIET * 100.0);
     }
     say!("plots: {}", plots.join("rate-*.svg").display());

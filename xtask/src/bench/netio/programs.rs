@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 
 use crate::process::{self, Running};
@@ -17,6 +17,8 @@ use crate::workspace::Workspace;
 #[value(rename_all = "lower")]
 pub(super) enum Contestant {
     Ours,
+    /// `efa` without NetIO.
+    Efa,
     ZeroMq,
     Zenoh,
     #[value(name = "iceoryx2")]
@@ -27,13 +29,13 @@ pub(super) enum Contestant {
 }
 
 impl Contestant {
-    pub(super) const ALL: [Self; 6] =
-        [Self::Ours, Self::ZeroMq, Self::Zenoh, Self::Iceoryx, Self::Nng, Self::Copy];
+    pub(super) const ALL: [Self; 7] =
+        [Self::Ours, Self::Efa, Self::ZeroMq, Self::Zenoh, Self::Iceoryx, Self::Nng, Self::Copy];
 
     /// A peer's package in the workspace of peers, and a file without which it can't be built, of a package of Debian.
     fn peer(self) -> Option<(&'static str, Option<(&'static str, &'static str)>)> {
         match self {
-            Self::Ours | Self::Copy => None,
+            Self::Ours | Self::Efa | Self::Copy => None,
             Self::ZeroMq => {
                 Some(("netio-peer-zeromq", Some(("/usr/include/zmq.h", "libzmq3-dev"))))
             }
@@ -48,6 +50,7 @@ impl fmt::Display for Contestant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Ours => "NetIO, shm link",
+            Self::Efa => "efa alone",
             Self::ZeroMq => "ZeroMQ, ipc",
             Self::Zenoh => "zenoh, Unix socket",
             Self::Iceoryx => "iceoryx2",
@@ -149,6 +152,7 @@ pub(super) struct Range {
     /// Who is missing, and why.
     pub(super) missing: Vec<String>,
     deadline: Duration,
+    real_time: bool,
 }
 
 impl Range {
@@ -156,8 +160,12 @@ impl Range {
         workspace: &Workspace,
         target: &Path,
         who: &[Contestant],
-        deadline: u64,
+        (deadline, real_time): (u64, bool),
     ) -> Result<Self> {
+        ensure!(
+            !real_time || process::find_in_path("chrt").is_some(),
+            "there is no chrt on PATH; Debian has it in util-linux"
+        );
         let mut cargo = workspace.cargo();
         cargo.args(["build", "--quiet", "--release", "--package=efa-bench-netio"]);
         process::run(&mut cargo)?;
@@ -165,8 +173,8 @@ impl Range {
         let (mut programs, mut missing) = (Vec::new(), Vec::new());
         for &who in who {
             match who.peer() {
-                None if who == Contestant::Ours => programs.push((who, ours.clone())),
-                None => {}
+                None if who == Contestant::Copy => {}
+                None => programs.push((who, ours.clone())),
                 Some((_, Some((file, package)))) if !Path::new(file).is_file() => {
                     missing.push(format!("{who}: missing; Debian has it in {package}"));
                 }
@@ -177,7 +185,8 @@ impl Range {
             }
         }
         let copies = who.contains(&Contestant::Copy);
-        Ok(Self { programs, ours, copies, missing, deadline: Duration::from_secs(deadline) })
+        let deadline = Duration::from_secs(deadline);
+        Ok(Self { programs, ours, copies, missing, deadline, real_time })
     }
 
     /// All that publish.
@@ -200,7 +209,8 @@ impl Range {
         let words = words(&place, run)?;
         let until = Instant::now() + self.deadline + run.time;
         let start = |role: &str| {
-            let mut command = Command::new(program);
+            let mut command = self.command(program);
+            command.args((who == Contestant::Efa).then_some("bare"));
             command.arg(role).args(&words).stdin(Stdio::null());
             Running::start(command.env("IOX2_LOG_LEVEL", "Error"))
         };
@@ -242,8 +252,17 @@ impl Range {
         Ok(numbers(&self.ours("idle", &[])?, ["publisher", "subscriber"])?.map(|part| part / 1e6))
     }
 
+    fn command(&self, program: &Path) -> Command {
+        if !self.real_time {
+            return Command::new(program);
+        }
+        let mut command = Command::new("chrt");
+        command.args(["--fifo", "1"]).arg(program);
+        command
+    }
+
     fn ours(&self, what: &str, words: &[String]) -> Result<String> {
-        let mut command = Command::new(&self.ours);
+        let mut command = self.command(&self.ours);
         let mut running = Running::start(command.arg(what).args(words).stdin(Stdio::null()))?;
         running.finish(Instant::now() + self.deadline).context(what.to_owned())
     }

@@ -71,7 +71,7 @@ impl Results {
         let what = format!("{who}, {} to {}", size(run.size), run.subscribers);
         match came {
             Ok(figures) => Ok(Some(figures)),
-            Err(error) if matches!(who, Contestant::Ours | Contestant::Copy) => {
+            Err(error) if matches!(who, Contestant::Ours | Contestant::Efa | Contestant::Copy) => {
                 Err(error.context(what))
             }
             Err(error) => {

@@ -2,10 +2,12 @@
 //!
 //! ```text
 //! efa-bench-netio publish|subscribe …     as the harness says
-//! efa-bench-netio copy SIZE PROCESSES MILLISECONDS look|read     processes that copy from one mapping
+//! efa-bench-netio bare publish|subscribe …                         the same by `efa` alone
+//! efa-bench-netio copy …                                           processes that copy from one mapping
 //! efa-bench-netio stopped|killed|idle     what one subscriber does to the others, and what none costs
 //! ```
 
+mod bare;
 mod copy;
 mod subscribers;
 
@@ -29,6 +31,9 @@ const PAUSE: Duration = Duration::from_millis(5);
 fn main() -> Result<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     match words.split_first() {
+        Some((what, rest)) if what == "bare" => {
+            run(rest, bare::Publisher::new, bare::Subscriber::new)
+        }
         Some((what, rest)) if what == "copy" => copy::run(rest),
         Some((what, rest)) if what == "copy-one" => copy::one(rest),
         Some((what, _)) if what == "stopped" => subscribers::stopped(),
