@@ -36,7 +36,7 @@
 //! // The peer's own HANDSHAKE announces its features.
 //! let words = [Extras::CONNID_HEADER.bits()];
 //! peer.handshake_received(&Handshake { extra_info: ExtraInfo::new(&words)?,
-//!     connid: None, host_id: None, device_version: None, user_recv_qp: None });
+//!     connid: None, host_id: None, device_version: None, user_recv_qp: None, hmem_p2p: None });
 //! assert_eq!(peer.supports(Extras::CONNID_HEADER), Support::Yes);
 //! assert_eq!(peer.supports(Extras::READ_NACK), Support::No);
 //! assert_eq!(peer.address_header(&local), AddressHeader::Connid);
