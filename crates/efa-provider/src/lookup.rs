@@ -23,6 +23,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::OwnedFd;
 
 use crate::boundary::lock;
+use crate::threads::with_signals_blocked;
 
 /// Bytes of an address.
 type Bytes = [u8; Address::SIZE];
@@ -103,7 +104,9 @@ pub(crate) fn look_up(servers: &[HostPort], patience: Duration) -> Vec<io::Resul
     std::thread::scope(|scope| {
         for _ in 1..servers.len().min(MOST_AT_ONCE) {
             // Without a further thread the others ask.
-            let _ = std::thread::Builder::new().spawn_scoped(scope, ask_each);
+            let _ = with_signals_blocked(|| {
+                std::thread::Builder::new().spawn_scoped(scope, ask_each).map(drop)
+            });
         }
         ask_each();
     });
@@ -150,7 +153,8 @@ impl AddressServer {
         let stop = eventfd(0, EventfdFlags::CLOEXEC)?;
         let stopped = stop.try_clone()?;
         let thread = std::thread::Builder::new().name("efars-address".to_owned());
-        let thread = thread.spawn(move || serve(&listener, &stopped, &answer))?;
+        let serves = move || serve(&listener, &stopped, &answer);
+        let thread = with_signals_blocked(|| thread.spawn(serves))?;
         Ok(Self { stop, thread: Some(thread) })
     }
 }

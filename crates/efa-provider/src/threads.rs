@@ -1,4 +1,4 @@
-//! Which threads are in a call.
+//! Which threads are in a call, and how threads of this library start.
 //!
 //! A thread may close an object while another uses it. The call that uses it looks whether it is closed; the call that
 //! closes it marks it first, and then waits until the others that may have missed that have returned:
@@ -185,6 +185,27 @@ pub(crate) fn wait_for_others() -> bool {
             true
         })
     })
+}
+
+/// Starts threads of this library, with all signals blocked: those are the program's. A handler that ran on one of these
+/// threads, and exited, would wait for locks that the thread holds.
+pub(crate) fn with_signals_blocked<T>(start: impl FnOnce() -> T) -> T {
+    struct Before(libc::sigset_t);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            // SAFETY: it reads the set.
+            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, null_mut()) };
+        }
+    }
+    // SAFETY: `sigset_t` is an array of integers, so zeros are a value. `sigfillset` writes `all`; `pthread_sigmask` reads
+    // that and writes `before`.
+    let _before = unsafe {
+        let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+        Before(before)
+    };
+    start()
 }
 
 /// What this thread wrote before is seen by all others after this, and what they wrote before by this.

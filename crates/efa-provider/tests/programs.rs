@@ -307,6 +307,7 @@ programs! {
     threads_open_and_close_objects_of_one_domain_at_once "threads-opening"
     object_that_a_thread_waits_for_is_not_closed "threads-waited-on"
     threads_get_errors_for_objects_that_are_closed_meanwhile "threads-closed-meanwhile"
+    threads_of_the_library_block_the_signals_of_the_program "threads-signals"
 
     wait_set_knows_answers_failures_and_events_that_were_looked_at "sleepers-wait-set"
     thread_gets_its_event_after_another_peeked_at_it "sleepers-event-peeked"

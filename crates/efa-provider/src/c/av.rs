@@ -14,7 +14,7 @@ use crate::c::event::Pointer;
 use crate::errors;
 use crate::lookup::{self, HostPort, PATIENCE};
 use crate::object::{Class, Object, Pool, Use};
-use crate::threads;
+use crate::threads::{self, with_signals_blocked};
 
 /// An address vector.
 pub(crate) struct AddressVector {
@@ -170,14 +170,15 @@ impl Object<AddressVector> {
         };
         let begun = match has_servers {
             false => insert().map_err(|error| errors::of_insertion(&error)),
-            true => std::thread::Builder::new()
-                .name("efars-look-up".to_owned())
-                .spawn(move || {
-                    // An event queue is bound.
+            true => {
+                let thread = std::thread::Builder::new().name("efars-look-up".to_owned());
+                // An event queue is bound.
+                let asks = move || {
                     let _ = insert();
-                })
-                .map(drop)
-                .map_err(|error| errors::of_io(&error)),
+                };
+                let started = with_signals_blocked(|| thread.spawn(asks));
+                started.map(drop).map_err(|error| errors::of_io(&error))
+            }
         };
         begun.map(|()| 0).inspect_err(|_| events.forget_insertion(number))
     }

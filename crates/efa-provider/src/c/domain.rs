@@ -10,6 +10,7 @@ use crate::c::fabric::Fabric;
 use crate::c::{atomic, av, counter, cq, endpoint, entry, mr, wait};
 use crate::errors;
 use crate::object::{Class, Object, Pool, Use};
+use crate::threads::with_signals_blocked;
 
 /// A domain.
 pub(crate) struct Domain {
@@ -102,8 +103,9 @@ impl Domain {
             Some(name) => options.interface(name),
             None => options,
         };
-        let domain =
-            fabric.fabric.domain_with(options).map_err(|error| errors::of_error(&error))?;
+        // With automatic progress it starts a thread.
+        let domain = with_signals_blocked(|| fabric.fabric.domain_with(options))
+            .map_err(|error| errors::of_error(&error))?;
         domain.limit_registrations(fabric.settings.environment.registrations);
         let addresses = match attr.av_type {
             FI_AV_MAP => AddressVectorKind::Map,

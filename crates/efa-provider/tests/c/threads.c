@@ -1,7 +1,9 @@
 /* Threads that use the same objects at once, and objects that are closed while threads use them. */
 #include "program.h"
 
+#include <dirent.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 
 enum { THREADS = 4, ROUNDS = 400, MILLISECONDS = (int)(PATIENCE * 1000) };
@@ -236,10 +238,51 @@ static void closed_meanwhile(void)
 	}
 }
 
+/* The threads of this process but the first, and how many of them take a signal of the process. */
+static void count_threads(int *others, int *that_take)
+{
+	DIR *tasks = opendir("/proc/self/task");
+	struct dirent *task;
+	char path[300], line[200];
+
+	CHECK(tasks);
+	*others = *that_take = 0;
+	while ((task = readdir(tasks))) {
+		unsigned long long blocked;
+		FILE *status;
+
+		if (task->d_name[0] == '.' || atoi(task->d_name) == getpid())
+			continue;
+		++*others;
+		snprintf(path, sizeof(path), "/proc/self/task/%s/status", task->d_name);
+		CHECK((status = fopen(path, "r")));
+		while (fgets(line, sizeof(line), status))
+			if (sscanf(line, "SigBlk: %llx", &blocked) == 1)
+				*that_take += !(blocked >> (SIGUSR1 - 1) & 1);
+		OK(fclose(status));
+	}
+	OK(closedir(tasks));
+}
+
+/* Signals are the program's: the library's threads block them. A handler that exits on one of these would wait for the locks
+ * that the thread holds. */
+static void block_signals(void)
+{
+	static const struct options options = { .caps = FI_MSG | FI_TAGGED, .progress = FI_PROGRESS_AUTO };
+	int others, that_take;
+
+	open_world(&world, &options);
+	count_threads(&others, &that_take);
+	CHECK(others > 0);
+	EQUAL(that_take, 0);
+	close_world(&world);
+}
+
 const struct program threads[] = {
 	{ "threads-both-ways", both_ways },
 	{ "threads-opening", opening },
 	{ "threads-waited-on", waited_on },
 	{ "threads-closed-meanwhile", closed_meanwhile },
+	{ "threads-signals", block_signals },
 	{ NULL, NULL },
 };
