@@ -96,15 +96,19 @@ pub(crate) fn gate(workspace: &Workspace) -> Result<()> {
     run(workspace, &Args::default())
 }
 
-/// The cells of our provider for libfabric, as a part of the step `provider`: with libfabric's own and with itself, then
-/// with our peers in Rust, each on rdma-core's interfaces.
+/// The cells of our provider for libfabric, as a part of the step `provider`: with libfabric's own, then with itself and
+/// with our peers in Rust, each on rdma-core's interfaces. The latter with RDMA only: what packets do in its place is the
+/// engine's, which the step `interop` shows, and the first cells show it in C programs' memory.
 pub(crate) fn provider_gate(workspace: &Workspace) -> Result<()> {
-    let pair = vec![Pair::CRust, Pair::RustC, Pair::RustRust];
-    run(workspace, &Args { device: Devices::all(Device::Provider), pair, ..Args::default() })?;
-    let [provider, verbs] = [Device::Provider, Device::Verbs];
-    for (sender, receiver) in [(provider, verbs), (verbs, provider)] {
-        let (device, pair) = (Devices { sender, receiver }, vec![Pair::RustRust]);
-        run(workspace, &Args { device, pair, ..Args::default() })?;
+    let (provider, verbs) = (Device::Provider, Device::Verbs);
+    let itself = Devices::all(provider);
+    let sends = Devices { sender: provider, receiver: verbs };
+    let receives = Devices { sender: verbs, receiver: provider };
+    let pair = vec![Pair::CRust, Pair::RustC];
+    run(workspace, &Args { device: itself, pair, ..Args::default() })?;
+    for device in [itself, sends, receives] {
+        let (pair, rdma) = (vec![Pair::RustRust], Some(Rdma::On));
+        run(workspace, &Args { device, pair, rdma, ..Args::default() })?;
     }
     Ok(())
 }
