@@ -428,7 +428,7 @@ pub(crate) const PEER_ERROR: Kind = kind(784, |to, _| {
     let (op_id, ref_kind, prov_errno, connid) = (OP, 1, 1, to.connid());
     to.own(&Header::PeerError(PeerError { op_id, ref_kind, prov_errno, connid }), 0);
 });
-pub(crate) const HANDSHAKE: Kind = kind(668, |to, _| {
+pub(crate) const HANDSHAKE: Kind = kind(677, |to, _| {
     let handshake = Handshake {
         extra_info: ExtraInfo::new(&[u64::MAX]).unwrap(),
         connid: to.connid(),
