@@ -424,7 +424,7 @@ pub(crate) const READ_NACK: Kind = kind(603, |to, _| {
     let connid = to.connid();
     to.own(&Header::ReadNack(ReadNack { send_id: OP, recv_id: OP, connid }), 0);
 });
-pub(crate) const PEER_ERROR: Kind = kind(784, |to, _| {
+pub(crate) const PEER_ERROR: Kind = kind(798, |to, _| {
     let (op_id, ref_kind, prov_errno, connid) = (OP, 1, 1, to.connid());
     to.own(&Header::PeerError(PeerError { op_id, ref_kind, prov_errno, connid }), 0);
 });
