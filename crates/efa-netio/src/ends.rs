@@ -51,17 +51,9 @@ impl Netio {
         let is_plain = connection.is_open() && !connection.has_to_say();
         self.publication_served(publication, true);
         if !is_plain {
-            self.out_of_another(key);
+            self.goes_on(key);
+            self.forget_ended(key);
         }
-    }
-
-    /// The connection waits for room, or ends.
-    #[cold]
-    fn out_of_another(&mut self, key: ConnectionKey) {
-        if self.connections[key].has_to_say() || self.connections[key].phase != Phase::Open {
-            self.has_room(key);
-        }
-        self.forget_ended(key);
     }
 
     /// An operation that failed, or that isn't of a publication.
@@ -75,7 +67,7 @@ impl Netio {
         connection.operations -= 1;
         match op {
             Op::Publish { publication, .. } => {
-                self.publication_served(publication, error.is_none());
+                self.publication_served(publication, false);
                 self.sent(key, error);
             }
             Op::Send { key: of_program, data, .. } => {
@@ -124,6 +116,13 @@ impl Netio {
             }
             return;
         }
+        self.goes_on(key);
+    }
+
+    /// A connection with a message less under way goes on, if somebody waits for that.
+    #[inline]
+    fn goes_on(&mut self, key: ConnectionKey) {
+        let connection = &self.connections[key];
         if connection.has_to_say() || connection.phase != Phase::Open {
             self.has_room(key);
         }

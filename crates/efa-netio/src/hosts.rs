@@ -47,6 +47,13 @@ impl Search {
         std::mem::take(&mut self.is_under_way)
     }
 
+    /// Keeps the addresses of the host, and returns the first one.
+    fn take(&mut self, mut all: Vec<SocketAddr>) -> Option<SocketAddr> {
+        all.reverse();
+        self.others = all;
+        self.next()
+    }
+
     /// The next address to try.
     pub(crate) fn next(&mut self) -> Option<SocketAddr> {
         self.others.pop()
@@ -114,19 +121,10 @@ impl Netio {
             return;
         }
         let deadline = search.deadline.take();
+        let first = found.and_then(|all| search.take(all).ok_or("it has no address".to_owned()));
         self.timers.remove(deadline);
-        let reason = match found {
-            Ok(mut all) => {
-                all.reverse();
-                let first = all.pop();
-                if let Some(search) = self.search_of(socket) {
-                    search.others = all;
-                }
-                match first {
-                    Some(at) => return self.go_to(socket, at),
-                    None => "it has no address".to_owned(),
-                }
-            }
+        let reason = match first {
+            Ok(at) => return self.go_to(socket, at),
             Err(reason) => reason,
         };
         if matches!(socket, AnySocket::Listen(_) | AnySocket::Publish(_)) {
@@ -153,6 +151,13 @@ impl Netio {
         let is_of_address = matches!(reason, RefusedReason::Connect(_) | RefusedReason::Start(_));
         let next = self.search_of(socket).filter(|_| is_of_address).and_then(Search::next);
         next.map(|at| self.go_to(socket, at)).is_some()
+    }
+
+    /// A socket can't go to an address of its host: it goes to the next one, or the program learns why.
+    pub(crate) fn go_on_or_tell(&mut self, socket: AnySocket, reason: RefusedReason) {
+        if !self.go_on(socket, &reason) {
+            self.events.push_back(Event::Refused { socket, reason });
+        }
     }
 
     fn site_of(&self, socket: AnySocket) -> Option<&Site> {

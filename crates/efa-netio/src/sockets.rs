@@ -95,12 +95,7 @@ impl Netio {
     pub(crate) fn connect_to(&mut self, socket: SendSocket, at: SocketAddr) {
         match self.call(Owner::Send(socket), Role::Send, at) {
             Ok(key) => self.senders[socket].connection = Some(key),
-            Err(reason) => {
-                let socket = socket.into();
-                if !self.go_on(socket, &reason) {
-                    self.events.push_back(Event::Refused { socket, reason });
-                }
-            }
+            Err(reason) => self.go_on_or_tell(socket.into(), reason),
         }
     }
 

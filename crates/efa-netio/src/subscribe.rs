@@ -174,12 +174,7 @@ impl Netio {
                     }
                 }
             }
-            Err(reason) => {
-                let socket = socket.into();
-                if !self.go_on(socket, &reason) {
-                    self.events.push_back(Event::Refused { socket, reason });
-                }
-            }
+            Err(reason) => self.go_on_or_tell(socket.into(), reason),
         }
     }
 
