@@ -476,35 +476,37 @@ fn peer_that_requests_connids_gets_them_in_every_packet_type() {
     }
 }
 
+/// What an endpoint with this configuration answers to the first packet of a peer.
+fn first_answer(config: Config) -> Vec<u8> {
+    let mut world = World::pair_with(1, Config::default(), config);
+    world.receive(1, 1, 0);
+    world.send(0, 1, vec![1], 0);
+    world.drive();
+    world.packets_from(1).swap_remove(0)
+}
+
+fn handshake_in(packet: &[u8]) -> Handshake<'_> {
+    match Packet::parse(packet).unwrap().header {
+        Header::Handshake(handshake) => handshake,
+        other => panic!("the HANDSHAKE is the answer to the first packet, not {other}"),
+    }
+}
+
 #[test]
 fn host_id_is_announced_by_releases_that_have_it() {
     for (host_id, tells) in [(0x0123_4567_89ab_cdef, true), (0x0123, false), (0, true)] {
         let mut config = Config::default().with(|config| config.host_id = host_id);
         config.profile.host_id = tells;
-        let mut world = World::pair_with(1, Config::default(), config);
-        world.receive(1, 1, 0);
-        world.send(0, 1, vec![1], 0);
-        world.drive();
-        let packets = world.packets_from(1);
-        let Header::Handshake(handshake) = Packet::parse(&packets[0]).unwrap().header else {
-            panic!("the HANDSHAKE is the answer to the first packet")
-        };
-        assert_eq!(handshake.host_id, (tells && host_id != 0).then_some(host_id));
+        let packet = first_answer(config);
+        assert_eq!(handshake_in(&packet).host_id, (tells && host_id != 0).then_some(host_id));
     }
 }
 
 #[test]
 fn memory_of_accelerators_is_announced_by_releases_after_2_6() {
     for (release, tells) in [(Release::V2_6, None), (Release::V2_7, Some(true))] {
-        let mut world = World::pair_with(1, Config::default(), Config::as_release(release));
-        world.receive(1, 1, 0);
-        world.send(0, 1, vec![1], 0);
-        world.drive();
-        let packets = world.packets_from(1);
-        let Header::Handshake(handshake) = Packet::parse(&packets[0]).unwrap().header else {
-            panic!("the HANDSHAKE is the answer to the first packet")
-        };
-        assert_eq!(handshake.hmem_p2p, tells, "{release}");
+        let packet = first_answer(Config::as_release(release));
+        assert_eq!(handshake_in(&packet).hmem_p2p, tells, "{release}");
     }
 }
 

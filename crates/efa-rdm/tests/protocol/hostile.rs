@@ -17,6 +17,9 @@ use crate::peer_error;
 use crate::rma::expose;
 use crate::world::{World, pattern, place};
 
+/// Set in identifiers of receives.
+const OF_RECEIVE: u32 = 1 << 21;
+
 /// The peer's messages still arrive.
 fn assert_alive(world: &mut World) {
     world.ends[1].receives.clear();
@@ -152,9 +155,6 @@ fn later_forms_of_peer_error_are_dropped_as_unsupported() {
         assert_alive(&mut world);
     }
 }
-
-/// Set in identifiers of receives.
-const OF_RECEIVE: u32 = 1 << 21;
 
 /// An incomplete message is discarded with its sender, even if other packets have the same message id. Found
 /// by fuzz target `lying_peer`.

@@ -299,13 +299,12 @@ fn messages_arrive_between_all_pairs_of_releases() {
     assert!(cells.len() >= 5_000, "{} cells", cells.len());
     let chosen = std::env::var("EFA_RDM_CELL").ok().and_then(|number| number.parse::<u64>().ok());
     let wanted = |cell: &Cell| chosen.is_none_or(|number| number == cell.number);
-    let run = |part: Vec<Cell>| part.into_iter().for_each(|cell| Telling(cell).0.run());
     let wanted: Vec<_> = cells.into_iter().filter(wanted).collect();
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     std::thread::scope(|scope| {
         for first in 0..threads {
-            let part: Vec<_> = wanted.iter().skip(first).step_by(threads).copied().collect();
-            scope.spawn(move || run(part));
+            let part = wanted.iter().skip(first).step_by(threads);
+            scope.spawn(|| part.for_each(|cell| Telling(*cell).0.run()));
         }
     });
 }
