@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
+use tempfile::TempDir;
 
 use crate::process::{self, Running};
 use crate::workspace::Workspace;
@@ -128,20 +129,8 @@ fn numbers<const N: usize>(said: &str, names: [&str; N]) -> Result<[f64; N]> {
 }
 
 /// A directory of a run, removed at its end. Its path is short, as sockets are in it.
-struct Place(PathBuf);
-
-impl Place {
-    fn make() -> Result<Self> {
-        let place = std::env::temp_dir().join(format!("efa-bench-{}", std::process::id()));
-        std::fs::create_dir(&place).with_context(|| format!("cannot make {}", place.display()))?;
-        Ok(Self(place))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+fn place() -> Result<TempDir> {
+    tempfile::Builder::new().prefix("efa-").tempdir().context("cannot make a directory")
 }
 
 /// The programs.
@@ -205,8 +194,8 @@ impl Range {
     pub(super) fn publish(&self, who: Contestant, run: Run) -> Result<Figures> {
         let program = self.programs.iter().find(|(other, _)| *other == who);
         let (_, program) = program.context("a program that wasn't built")?;
-        let place = Place::make()?;
-        let words = words(&place, run)?;
+        let place = place()?;
+        let words = words(place.path(), run)?;
         let until = Instant::now() + self.deadline + run.time;
         let start = |role: &str| {
             let mut command = self.command(program);
@@ -224,8 +213,8 @@ impl Range {
 
     /// Runs processes that copy.
     pub(super) fn copy(&self, run: Run) -> Result<Figures> {
-        let place = Place::make()?;
-        let words = words(&place, run)?;
+        let place = place()?;
+        let words = words(place.path(), run)?;
         let said = self.ours("copy", &words)?;
         let [count, time, used] = numbers(&said, ["copied", "nanoseconds", "processor"])?;
         let all = count / (time / 1e9);
@@ -268,13 +257,13 @@ impl Range {
     }
 }
 
-fn words(place: &Place, run: Run) -> Result<Vec<String>> {
+fn words(place: &Path, run: Run) -> Result<Vec<String>> {
     // A port that is free now; if another process takes it meanwhile, the run fails.
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let Run { size, subscribers, time, pace, reads } = run;
     let how = if reads { "read" } else { "look" };
     let numbers = [u128::from(port), size as u128, subscribers as u128, time.as_millis()];
-    let mut words = vec![place.0.display().to_string()];
+    let mut words = vec![place.display().to_string()];
     words.extend(numbers.map(|number| number.to_string()));
     words.extend([pace.to_string(), how.to_owned()]);
     Ok(words)

@@ -12,6 +12,7 @@ use efa_netio::{
     SubscribeOptions, Tag, Wait,
 };
 use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
 
 use crate::copy::Copier;
 use crate::{HOST, PATIENCE, PAUSE, open};
@@ -24,23 +25,6 @@ const DEPTH: usize = 256;
 const TIME: Duration = Duration::from_secs(2);
 /// The tag of the others, and that of the one that is stopped.
 const TAGS: [Tag; 2] = [1, 2];
-
-/// A directory of this run, removed at its end.
-struct Place(std::path::PathBuf);
-
-impl Place {
-    fn make() -> Result<Self> {
-        let place = std::env::temp_dir().join(format!("efa-bench-netio-{}", std::process::id()));
-        std::fs::create_dir(&place).with_context(|| format!("{}", place.display()))?;
-        Ok(Self(place))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 /// A publisher of two tags with subscribers in processes.
 struct Stage {
@@ -55,14 +39,14 @@ struct Stage {
     /// Subscribers that have gone.
     gone: usize,
     _pool: Pool,
-    _place: Place,
+    _place: TempDir,
 }
 
 impl Stage {
     /// So many subscribers of each tag.
     fn new(subscribers: [usize; 2]) -> Result<Self> {
-        let place = Place::make()?;
-        let mut netio = open(&place.0)?;
+        let place = tempfile::tempdir()?;
+        let mut netio = open(place.path())?;
         let pool = netio.allocate(2 * DEPTH * SIZE)?;
         let socket = netio.publish_socket(&pool, PublishOptions::default())?;
         netio.publish_at(socket, HOST, 0)?;
@@ -70,7 +54,7 @@ impl Stage {
         let mut children = Vec::new();
         for (tag, count) in TAGS.into_iter().zip(subscribers) {
             for _ in 0..count {
-                children.push(start(&place.0, port, tag)?);
+                children.push(start(place.path(), port, tag)?);
             }
         }
         let message = |slot: usize| pool.part(slot * SIZE..(slot + 1) * SIZE).map(Message::of);
