@@ -10,7 +10,7 @@ use clap::ValueEnum;
 
 use crate::setup::{self, Tool};
 use crate::workspace::Workspace;
-use crate::{bench, conformance, fuzz, interop, package, process, provider, soak, verbs};
+use crate::{bench, conformance, fuzz, interop, package, process, soak, verbs};
 
 /// Arguments of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
@@ -215,9 +215,6 @@ impl Step {
                 run_tests(with_packages(&mut cargo, &names), tests)
             }
             Self::Provider => {
-                // What interop and the bench use, too.
-                let library = provider::build(workspace, &provider::Args::default())?;
-                cargo.env("EFA_PROVIDER_DIRECTORY", library);
                 run_tests(with_packages(&mut cargo, &["layout", "programs", "provider"]), tests)?;
                 interop::provider_gate(workspace)?;
                 bench::provider::gate(workspace)
