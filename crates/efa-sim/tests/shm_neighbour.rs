@@ -276,9 +276,11 @@ fn child_neighbour() {
             }
             "pins" => {
                 // Each key stays pinned once it is.
-                let (pin, key) = (PINS + 32 * rng.u64(..128), read(table, slot + 32));
-                let own = std::process::id().into();
-                let process = rng.choice([read(table, 8), 0x3fff_ffff, own]).unwrap();
+                let (at, key) = (rng.u64(..128), read(table, slot + 32));
+                let (pin, own) = (PINS + 32 * at, std::process::id().into());
+                // Whoever writes takes over the pins of ended processes. If living ones had all, writes would fail.
+                let processes = [0x3fff_ffff, own, read(table, 8)];
+                let process = if at < 96 { rng.choice(processes).unwrap() } else { processes[0] };
                 if key != 0 && read(table, pin + 16) == 0 {
                     write(table, pin, process);
                     write(table, pin + 8, rng.choice([read(table, slot + 8), 8, random]).unwrap());
