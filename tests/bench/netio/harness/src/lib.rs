@@ -201,6 +201,14 @@ pub trait Subscribe {
     /// # Errors
     /// The publisher is gone.
     fn receive(&mut self, show: &mut dyn FnMut(&[u8])) -> Result<bool>;
+
+    /// Ends when the publisher knows that the last message is here.
+    ///
+    /// # Errors
+    /// The publisher is gone.
+    fn finish(&mut self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// The `main` of a program.
@@ -278,7 +286,9 @@ fn subscribe(job: &Job, from: &mut impl Subscribe) -> Result<String> {
         }
         ensure!(begin.elapsed() < PATIENCE + job.time, "the last message doesn't come");
     }
-    Ok(seen.report())
+    let report = seen.report();
+    from.finish()?;
+    Ok(report)
 }
 
 /// How many subscribers have heard the publisher.

@@ -191,4 +191,16 @@ impl Subscribe for Subscriber {
         self.endpoint.receive(Receive::untagged(), buffer, 0)?;
         Ok(true)
     }
+
+    fn finish(&mut self) -> Result<()> {
+        let begin = Instant::now();
+        while begin.elapsed() < PATIENCE {
+            // A queue is what makes progress. At the end the receives come back, as cancelled.
+            let _ = self.side.queue.wait(PAUSE);
+            if let Some(ControlEvent::Shutdown { .. }) = self.side.events.read().transpose()? {
+                return Ok(());
+            }
+        }
+        bail!("the publisher doesn't end")
+    }
 }

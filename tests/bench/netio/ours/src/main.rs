@@ -18,8 +18,8 @@ use anyhow::{Result, bail, ensure};
 use efa::{Fabric, ShmOptions};
 use efa_bench_netio_harness::{Job, Publish, Stamp, Subscribe, run};
 use efa_netio::{
-    Buffers, Event, Lookup, Message, Netio, Options, Pool, PublishOptions, PublishSocket,
-    Published, SubscribeOptions, SubscribeSocket, Wait,
+    Buffers, ClosedReason, Event, Lookup, Message, Netio, Options, Pool, PublishOptions,
+    PublishSocket, Published, SubscribeOptions, SubscribeSocket, Wait,
 };
 
 const HOST: &str = "127.0.0.1";
@@ -192,5 +192,16 @@ impl Subscribe for Subscriber {
             Some(Event::Closed { reason, .. }) => bail!("closed: {reason:?}"),
             _ => Ok(false),
         }
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        let begin = Instant::now();
+        while begin.elapsed() < PATIENCE {
+            if let Some(Event::Closed { reason, .. }) = self.netio.poll(Wait::For(PAUSE))? {
+                ensure!(reason == ClosedReason::DisconnectedByPeer, "closed: {reason:?}");
+                return Ok(());
+            }
+        }
+        bail!("the publisher doesn't end")
     }
 }
