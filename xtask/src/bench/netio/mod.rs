@@ -68,9 +68,9 @@ pub(crate) struct Args {
     /// Directory for the plots
     #[arg(long, value_name = "DIRECTORY")]
     plots: Option<PathBuf>,
-    /// Run before all other programs of the machine (chrt, needs root)
+    /// Run with a priority above that of other programs (nice, needs root)
     #[arg(long)]
-    real_time: bool,
+    priority: bool,
     /// Measure on a busy machine, too
     #[arg(long)]
     anyway: bool,
@@ -88,11 +88,11 @@ impl Args {
 /// `cargo xtask bench netio`
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     let target = workspace.metadata()?.target_directory;
-    let range = Range::build(workspace, &target, &args.who(), (args.deadline, args.real_time))?;
+    let range = Range::build(workspace, &target, &args.who(), (args.deadline, args.priority))?;
     let busy = load()?;
     ensure!(
-        args.anyway || args.real_time || busy <= BUSY,
-        "no run: the machine is too busy (load {busy}, at most {BUSY}); come back later, or use --real-time or --anyway"
+        args.anyway || args.priority || busy <= BUSY,
+        "no run: the machine is too busy (load {busy}, at most {BUSY}); come back later, or use --priority or --anyway"
     );
     let before = Usage::now()?;
     let mut results = Results::new(range.missing.clone());
@@ -116,9 +116,9 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     }
     say!("{}", results.table());
     output::write(format_args!("{}", results.goals()));
-    let left = if args.real_time { ", of what these programs left" } else { "" };
+    let left = if args.priority { ", of what these programs left" } else { "" };
     say!("Load {busy} before; others took {:.0} % of the processors{left}.", others * 100.0);
-    if others > QUIET && !args.real_time {
+    if others > QUIET && !args.priority {
         say!("Void: of a quiet machine others take at most {:.0} %.", QUIET * 100.0);
     }
     say!("plots: {}", plots.join("rate-*.svg").display());

@@ -55,8 +55,9 @@ fn open(job: &Job, listens: bool) -> Result<Session> {
 
 struct Publisher {
     publisher: pubsub::Publisher<'static>,
-    /// All bytes but the stamp.
-    rest: ZBytes,
+    /// All bytes but the stamp, of as many messages as the others have.
+    rests: Vec<ZBytes>,
+    next: usize,
     _session: Session,
 }
 
@@ -70,8 +71,10 @@ impl Publisher {
             .reliability(Reliability::Reliable)
             .wait()
             .map_err(failed)?;
-        let rest = ZBytes::from(vec![0; job.size - Stamp::LENGTH]);
-        Ok(Self { publisher, rest, _session: session })
+        // Not zeroed pages, which the kernel may share.
+        let rest = || ZBytes::from(vec![1; job.size - Stamp::LENGTH]);
+        let rests = std::iter::repeat_with(rest).take(job.depth()).collect();
+        Ok(Self { publisher, rests, next: 0, _session: session })
     }
 }
 
@@ -79,7 +82,8 @@ impl Publish for Publisher {
     fn publish(&mut self, stamp: &[u8; Stamp::LENGTH]) -> Result<()> {
         let mut writer = ZBytes::writer();
         writer.append(ZBytes::from(stamp.to_vec()));
-        writer.append(self.rest.clone());
+        writer.append(self.rests[self.next].clone());
+        self.next = (self.next + 1) % self.rests.len();
         self.publisher.put(writer.finish()).wait().map_err(failed)
     }
 
