@@ -202,12 +202,12 @@ pub trait Subscribe {
     /// The publisher is gone.
     fn receive(&mut self, show: &mut dyn FnMut(&[u8])) -> Result<bool>;
 
-    /// Ends when the publisher knows that the last message is here.
+    /// Waits a while, after the last message, for the publisher to know that it is here. `false`: it may not know yet.
     ///
     /// # Errors
     /// The publisher is gone.
-    fn finish(&mut self) -> Result<()> {
-        Ok(())
+    fn is_known(&mut self) -> Result<bool> {
+        Ok(true)
     }
 }
 
@@ -287,7 +287,10 @@ fn subscribe(job: &Job, from: &mut impl Subscribe) -> Result<String> {
         ensure!(begin.elapsed() < PATIENCE + job.time, "the last message doesn't come");
     }
     let report = seen.report();
-    from.finish()?;
+    let end = Instant::now();
+    while !from.is_known()? {
+        ensure!(end.elapsed() < PATIENCE, "the publisher doesn't end");
+    }
     Ok(report)
 }
 
