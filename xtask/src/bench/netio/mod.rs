@@ -17,6 +17,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use rustix::process::setpriority_process;
 
 use self::programs::{Contestant, Range, Run};
 use self::results::Results;
@@ -30,6 +31,8 @@ const LARGE: usize = 1 << 20;
 /// Messages in a second at which latency is measured, and the most bytes that all subscribers get in one.
 const PACE: usize = 500;
 const PACE_BYTES: usize = 1 << 30;
+/// The niceness of `--priority`.
+const PRIORITY: i32 = -15;
 /// Share of the processors that others may take.
 const QUIET: f64 = 0.1;
 
@@ -68,7 +71,7 @@ pub(crate) struct Args {
     /// Directory for the plots
     #[arg(long, value_name = "DIRECTORY")]
     plots: Option<PathBuf>,
-    /// Run with a priority above that of other programs (nice, needs root)
+    /// Run with a priority above that of other programs (niceness -15, needs root)
     #[arg(long)]
     priority: bool,
     /// Measure on a busy machine, too
@@ -88,12 +91,17 @@ impl Args {
 /// `cargo xtask bench netio`
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     let target = workspace.metadata()?.target_directory;
-    let range = Range::build(workspace, &target, &args.who(), (args.deadline, args.priority))?;
+    let range = Range::build(workspace, &target, &args.who(), args.deadline)?;
     let busy = load()?;
     ensure!(
         args.anyway || args.priority || busy <= BUSY,
         "no run: the machine is too busy (load {busy}, at most {BUSY}); come back later, or use --priority or --anyway"
     );
+    if args.priority {
+        // The programs inherit it. Not a real-time policy: its processes starve the system where they are more than the
+        // processors.
+        setpriority_process(None, PRIORITY).context("cannot raise the priority")?;
+    }
     let before = Usage::now()?;
     let mut results = Results::new(range.missing.clone());
     for round in 1..=args.rounds {

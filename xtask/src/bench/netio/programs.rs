@@ -13,9 +13,6 @@ use tempfile::TempDir;
 use crate::process::{self, Running};
 use crate::workspace::Workspace;
 
-/// The niceness of `--priority`.
-const PRIORITY: &str = "-15";
-
 /// Who is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 #[value(rename_all = "lower")]
@@ -144,7 +141,6 @@ pub(super) struct Range {
     /// Who is missing, and why.
     pub(super) missing: Vec<String>,
     deadline: Duration,
-    priority: bool,
 }
 
 impl Range {
@@ -152,7 +148,7 @@ impl Range {
         workspace: &Workspace,
         target: &Path,
         who: &[Contestant],
-        (deadline, priority): (u64, bool),
+        deadline: u64,
     ) -> Result<Self> {
         let mut cargo = workspace.cargo();
         cargo.args(["build", "--quiet", "--release", "--package=efa-bench-netio"]);
@@ -174,7 +170,7 @@ impl Range {
         }
         let copies = who.contains(&Contestant::Copy);
         let deadline = Duration::from_secs(deadline);
-        Ok(Self { programs, ours, copies, missing, deadline, priority })
+        Ok(Self { programs, ours, copies, missing, deadline })
     }
 
     /// All that publish.
@@ -197,7 +193,7 @@ impl Range {
         let words = words(place.path(), run)?;
         let until = Instant::now() + self.deadline + run.time;
         let start = |role: &str| {
-            let mut command = self.command(program);
+            let mut command = Command::new(program);
             command.args((who == Contestant::Efa).then_some("bare"));
             command.arg(role).args(&words).stdin(Stdio::null());
             Running::start(command.env("IOX2_LOG_LEVEL", "Error"))
@@ -240,18 +236,8 @@ impl Range {
         Ok(numbers(&self.ours("idle", &[])?, ["publisher", "subscriber"])?.map(|part| part / 1e6))
     }
 
-    fn command(&self, program: &Path) -> Command {
-        if !self.priority {
-            return Command::new(program);
-        }
-        // Not a real-time policy: its processes starve the system where they are more than the processors.
-        let mut command = Command::new("nice");
-        command.args(["-n", PRIORITY]).arg(program);
-        command
-    }
-
     fn ours(&self, what: &str, words: &[String]) -> Result<String> {
-        let mut command = self.command(&self.ours);
+        let mut command = Command::new(&self.ours);
         let mut running = Running::start(command.arg(what).args(words).stdin(Stdio::null()))?;
         running.finish(Instant::now() + self.deadline).context(what.to_owned())
     }
