@@ -123,6 +123,8 @@ pub struct Netio {
     has_looked: bool,
     /// Rounds, so that what is rarely needed is looked at now and then.
     rounds: u32,
+    /// The last wait ended within [`Options::look`].
+    waits_are_short: bool,
 }
 
 /// The objects of `efa`.
@@ -140,6 +142,8 @@ pub(crate) struct Link {
 const BATCH: usize = 64;
 /// Rounds that find something, until the rest is looked at as well.
 const ROUNDS: u32 = 64;
+/// A wait looks this many times longer before it sleeps if the wait before was short.
+const LONG_LOOK: u32 = 5;
 /// Longest sleeps while a connection waits for room: the first one, and after many in vain. Room mostly comes with
 /// something that arrives, which wakes the context; that memory or descriptors are there again, nothing tells.
 pub(crate) const RETRY: Duration = Duration::from_millis(1);
@@ -226,6 +230,7 @@ impl Netio {
             stops: false,
             has_looked: false,
             rounds: 0,
+            waits_are_short: false,
         })
     }
 
@@ -282,10 +287,13 @@ impl Netio {
 
     #[cold]
     fn wait(&mut self, until: Option<Time>) -> Result<Option<Event>, Error> {
-        let looks_until = self.link.now() + self.link.options.look;
+        let (begin, look) = (self.link.now(), self.link.options.look);
+        let least = begin + look / LONG_LOOK;
+        let looks_until = if self.waits_are_short { begin + look } else { least };
         loop {
             for _ in 0..ROUNDS {
                 if let Some(event) = self.next_event() {
+                    self.waits_are_short = self.link.now() - begin < look;
                     return Ok(Some(event));
                 }
             }
@@ -305,8 +313,9 @@ impl Netio {
                     self.returns.wake_up();
                     self.woken();
                 }
-                Some(_) => {}
-                None => std::thread::yield_now(),
+                // A yield takes longer than a message does to arrive, but others may need the processor.
+                Some(_) if now < least => {}
+                _ => std::thread::yield_now(),
             }
         }
     }

@@ -19,7 +19,9 @@ pub struct Options {
     pub unexpected: usize,
     /// How long the other side may take to answer a request, and to end a connection.
     pub timeout: Duration,
-    /// How long [`poll`](crate::Netio::poll) looks for something before it sleeps.
+    /// How long [`poll`](crate::Netio::poll) looks for something before it sleeps: this time if the wait before was over
+    /// within it, else a fifth of it. So a stream of messages doesn't sleep between two of them, and a context with
+    /// little to do sleeps soon.
     pub look: Duration,
     /// Whether the context can sleep. A device that can't notify needs `false`: the context then polls.
     pub sleeps: bool,
@@ -32,7 +34,7 @@ impl Default for Options {
             sends: 1024,
             unexpected: 16 << 20,
             timeout: Duration::from_secs(5),
-            look: Duration::from_micros(20),
+            look: Duration::from_micros(100),
             sleeps: true,
         }
     }
