@@ -49,37 +49,54 @@ fn server_at(address: &str, arguments: &str) -> (Running, String) {
 }
 
 /// The sizes around the changes of the subprotocol, untagged: the datagram of 8,928 bytes less the
-/// header, the longest medium message, and the shortest that is read.
-const SIZES: [(u64, &str); 11] = [
+/// header, and the shortest message for which a read pays on shared memory.
+const SIZES: [(u64, &str); 9] = [
     (0, "eager"),
     (1, "eager"),
     (8915, "eager"),
     (8916, "eager"),
+    (8917, "medium"),
+    (12287, "medium"),
+    (12288, "long-read"),
+    (65537, "long-read"),
+    (6 << 20, "long-read"),
+];
+
+/// The same with reads from 1 MiB on, as on hardware: the longest medium message comes before it.
+const SIZES_OF_HARDWARE: [(u64, &str); 6] = [
     (8917, "medium"),
     (65535, "medium"),
     (65536, "medium"),
     (65537, "long-CTS"),
     ((1 << 20) - 1, "long-CTS"),
     (1 << 20, "long-read"),
-    (6 << 20, "long-read"),
 ];
+
+/// Makes messages be read from 1 MiB on.
+fn reads_as_hardware(command: &mut Command) -> &mut Command {
+    command.env("FI_EFA_INTER_MIN_READ_MESSAGE_SIZE", "1048576")
+}
 
 #[test]
 fn sizes_select_their_subprotocols() {
-    let sizes: Vec<_> = SIZES.iter().map(|(size, _)| size.to_string()).collect();
-    let arguments = format!("--json --iterations 4 --warmup 1 --sizes {}", sizes.join(","));
-    let result = json(&run_pingpong(&arguments).success());
-    assert_eq!((&result["mode"], &result["check"]), (&"latency".into(), &true.into()));
-    let rows = result["results"].as_array().unwrap();
-    assert_eq!(rows.len(), SIZES.len());
-    for (row, (size, subprotocol)) in rows.iter().zip(SIZES) {
-        assert_eq!(row["size"], size);
-        assert_eq!(row["iterations"], 4);
-        assert_eq!(row["subprotocols"], Value::from(vec![subprotocol]), "{size}");
-        let one_way = |name: &str| row["one_way_seconds"][name].as_f64().unwrap();
-        assert!(one_way("min") > 0.0 && one_way("min") <= one_way("median"));
-        assert!(one_way("median") <= one_way("max"));
-    }
+    let run = |sizes: &[(u64, &str)], change: fn(&mut Command) -> &mut Command| {
+        let words: Vec<_> = sizes.iter().map(|(size, _)| size.to_string()).collect();
+        let arguments = format!("--json --iterations 4 --warmup 1 --sizes {}", words.join(","));
+        let result = json(&Running::start(change(&mut pingpong(&arguments))).finish().success());
+        assert_eq!((&result["mode"], &result["check"]), (&"latency".into(), &true.into()));
+        let rows = result["results"].as_array().unwrap();
+        assert_eq!(rows.len(), sizes.len());
+        for (row, (size, subprotocol)) in rows.iter().zip(sizes) {
+            assert_eq!(row["size"], *size);
+            assert_eq!(row["iterations"], 4);
+            assert_eq!(row["subprotocols"], Value::from(vec![*subprotocol]), "{size}");
+            let one_way = |name: &str| row["one_way_seconds"][name].as_f64().unwrap();
+            assert!(one_way("min") > 0.0 && one_way("min") <= one_way("median"));
+            assert!(one_way("median") <= one_way("max"));
+        }
+    };
+    run(&SIZES, |command| command);
+    run(&SIZES_OF_HARDWARE, reads_as_hardware);
 }
 
 /// Both sides run from a file that their user can't read, so that they are not dumpable.
@@ -239,7 +256,8 @@ fn capture_holds_every_packet() {
     let file = Scratch::new("pingpong.pcapng");
     let path = file.as_str();
     let arguments = "--tagged --iterations 10 --warmup 2 --sizes 8,100k --json";
-    run_pingpong(&format!("{arguments} --capture {path}")).success();
+    let mut command = pingpong(&format!("{arguments} --capture {path}"));
+    Running::start(reads_as_hardware(&mut command)).finish().success();
     let count = |options: &[&str]| -> u64 {
         let arguments = ["decode", path, "--count"].into_iter().chain(options.iter().copied());
         run(arguments).success().trim().parse().unwrap()

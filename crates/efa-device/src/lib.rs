@@ -263,6 +263,9 @@ pub struct DeviceAttributes {
     pub rdma: Rdma,
     /// Most bytes of one RDMA operation.
     pub max_rdma_size: u64,
+    /// Bytes from which on a message arrives sooner if the receiver reads it by RDMA than in datagrams. It says
+    /// nothing where `rdma` has no read.
+    pub reads_pay_from: u64,
 }
 
 /// RDMA operations of a device.
@@ -297,6 +300,7 @@ impl Default for DeviceAttributes {
             max_region_size: 1 << 40,
             rdma: Rdma::NONE,
             max_rdma_size: 1 << 30,
+            reads_pay_from: 1 << 20,
         }
     }
 }

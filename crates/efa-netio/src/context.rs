@@ -178,7 +178,7 @@ impl Link {
             .context(key.data().as_ffi())
             .connect_timeout(self.options.timeout);
         let EndpointOptions { protocol, .. } = &mut options.endpoint;
-        protocol.min_read = self.options.read_threshold;
+        protocol.min_read = Some(self.options.read_threshold);
         // Before it nobody knows whether the other side's device can read.
         protocol.messages_after_handshake = true;
         protocol.max_sends = self.options.sends;

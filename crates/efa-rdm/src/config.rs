@@ -21,8 +21,9 @@ pub struct Config {
     /// (`FI_EFA_INTER_MAX_MEDIUM_MESSAGE_SIZE`).
     pub max_medium: u64,
     /// Shortest message in bytes that the receiver reads from the sender's memory, if both devices can
-    /// (`FI_EFA_INTER_MIN_READ_MESSAGE_SIZE`).
-    pub min_read: u64,
+    /// (`FI_EFA_INTER_MIN_READ_MESSAGE_SIZE`). `None`: the device says from which length on its reads pay
+    /// ([`reads_pay_from`](efa_device::DeviceAttributes::reads_pay_from)), 1 MiB on hardware as in libfabric.
+    pub min_read: Option<u64>,
     /// Shortest write in bytes that the target reads from the writer's memory, if both devices can read
     /// but not write (`FI_EFA_INTER_MIN_READ_WRITE_SIZE`).
     pub min_read_write: u64,
@@ -100,7 +101,7 @@ impl Default for Config {
                 ..release
             },
             max_medium: 65536,
-            min_read: 1 << 20,
+            min_read: None,
             min_read_write: 1 << 16,
             runt_size: 0,
             rdma_segment: 1 << 30,

@@ -34,6 +34,8 @@ use crate::work::Work;
 #[derive(Debug)]
 pub(crate) struct Core<Q: QueuePair, B> {
     pub(crate) config: Config,
+    /// Shortest message that the receiver reads: the application's choice, or the device's.
+    pub(crate) min_read: u64,
     pub(crate) local: QueuePairAddress,
     pub(crate) transmit: Transmit<Q, B>,
     pub(crate) peers: Peers<Q::Packet, B>,

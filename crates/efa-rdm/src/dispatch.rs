@@ -69,7 +69,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         } else {
             let fits = self.core.left_of_packet(rtm.len());
             // An empty message is never read, whatever the settings.
-            let long = length > 0 && length >= self.core.config.min_read;
+            let long = length > 0 && length >= self.core.min_read;
             let readable = long && self.make_readable(id, peer);
             let runting = readable && level != Level::Delivery && self.core.may_runt(peer);
             let message = Inputs {

@@ -100,6 +100,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         config.profile.extras.remove(missing(attributes.rdma));
         let in_place = InPlace::new(&mut config, user)?;
         let most = config.max_receive_buffers.min(attributes.max_receive);
+        let min_read = config.min_read.unwrap_or(attributes.reads_pay_from);
         let tagged = tagged_matcher(&mut queue_pair, config.hash_seed);
         let inbound = Inbound::new(config.min_receive_buffers, most);
         let trim_at = Time::ZERO + config.trim_interval;
@@ -116,6 +117,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             now: Time::ZERO,
             lack: None,
             keyed: None,
+            min_read,
             config,
         };
         let matching = Matching::new(Operations::new(core), tagged);
@@ -228,7 +230,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let length = message.buffer.length();
         // A message that the receiver may read or has to confirm is an operation.
         if message.level == Level::Transmit
-            && length < self.core().config.min_read
+            && length < self.core().min_read
             && self.matching.ops.check_sends().is_ok()
             && let Ok(length) = usize::try_from(length)
         {

@@ -173,6 +173,7 @@ impl LocalFabric {
             max_region_size: options.max_region_size,
             rdma: options.rdma,
             max_rdma_size: options.max_rdma_size,
+            ..DeviceAttributes::default()
         };
         drop(network);
         LocalDevice {

@@ -258,6 +258,9 @@ pub struct ShmDevice {
     obstacle: Option<Arc<str>>,
 }
 
+/// Bytes from which on reads pay on this link: a read is one copy by the kernel, a message in datagrams is two.
+pub const READS_PAY_FROM: u64 = 12 << 10;
+
 impl ShmDevice {
     /// Opens a host, and removes files of dead processes.
     ///
@@ -304,6 +307,7 @@ impl ShmDevice {
             max_region_size: options.max_region_size,
             rdma,
             max_rdma_size: options.max_rdma_size,
+            reads_pay_from: READS_PAY_FROM,
         };
         Ok(Self {
             book: Arc::new(Book::new(directory.gid(), options.max_address_handles)),

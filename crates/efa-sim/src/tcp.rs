@@ -284,6 +284,7 @@ impl TcpDevice {
             max_region_size: options.max_region_size,
             rdma: options.rdma,
             max_rdma_size: options.max_rdma_size,
+            ..DeviceAttributes::default()
         };
         let (limit, max_size) = (options.max_regions, options.max_region_size);
         let slots = Slots::new().map_err(|errno| system("mmap", errno))?;

@@ -94,6 +94,7 @@ impl VerbsDevice {
             max_region_size: limits.max_region_size,
             rdma,
             max_rdma_size: limits.efa.max_rdma_size.into(),
+            ..DeviceAttributes::default()
         };
         let regions =
             RegionTable::new(Arc::clone(&domain), limits.max_regions, limits.max_region_size, rdma);

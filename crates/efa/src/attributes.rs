@@ -398,6 +398,9 @@ attributes! {
         at_least max_regions: usize,
         /// Longest memory region in bytes.
         at_least max_region_size: u64,
+        /// Shortest message in bytes that a receiver reads by RDMA, unless
+        /// [`Config::min_read`](crate::Config::min_read) says otherwise.
+        free reads_pay_from: u64,
     }
 }
 
@@ -447,6 +450,7 @@ impl DomainAttributes {
             mr_key_size,
             max_regions: device.max_regions,
             max_region_size: device.max_region_size,
+            reads_pay_from: device.reads_pay_from,
         }
     }
 }

@@ -301,6 +301,7 @@ fn matching_interfaces(hints: &Hints) -> Result<Vec<Found>, Error> {
 /// The software device as [`Fabric::open`](crate::Fabric::open) opens it.
 #[cfg(feature = "sim")]
 fn soft_device(link: Link) -> DeviceAttributes {
+    let hardware = DeviceAttributes::default();
     DeviceAttributes {
         name: format!("{PROVIDER}-{link}"),
         rdma: Rdma::READ_WRITE,
@@ -308,7 +309,11 @@ fn soft_device(link: Link) -> DeviceAttributes {
             Link::Local => efa_sim::local::LocalOptions::default().max_queue_pairs,
             _ => usize::from(u16::MAX),
         },
-        ..DeviceAttributes::default()
+        reads_pay_from: match link {
+            Link::Shm => efa_sim::shm::READS_PAY_FROM,
+            _ => hardware.reads_pay_from,
+        },
+        ..hardware
     }
 }
 

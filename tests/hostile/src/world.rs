@@ -237,7 +237,7 @@ impl World {
         base.profile.extras.set(Extras::PEER_ERROR_20, choice & 2 != 0);
         base.with(|config| {
             config.max_medium = input.pick(&[2048, 0, 1 << 16]);
-            config.min_read = input.pick(&[4096, 1, 1 << 20]);
+            config.min_read = Some(input.pick(&[4096, 1, 1 << 20]));
             config.min_read_write = input.pick(&[2048, 1, 1 << 20]);
             config.runt_size = input.pick(&[0, 100, 1000]);
             config.rdma_segment = 1000;

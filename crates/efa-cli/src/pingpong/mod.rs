@@ -36,7 +36,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::RangedU64ValueParser;
-use efa::{Domain, Endpoint};
+use efa::{Domain, DomainAttributes, Endpoint};
 use efa_sim::capture::CaptureError;
 
 use self::connect::{ConnectError, HostPort, Listening};
@@ -279,13 +279,15 @@ impl Args {
         Duration::from_secs(self.timeout)
     }
 
-    /// The plan of a run on a device with this MTU in bytes.
-    fn plan(&self, mtu: u64, endpoint: &Endpoint) -> Plan {
+    /// The plan of a run on a device with these attributes.
+    fn plan(&self, device: &DomainAttributes, endpoint: &Endpoint) -> Plan {
         let sizes = match &self.sizes {
             Some(Sizes(sizes)) => sizes.clone(),
             None => {
-                let longest_eager = plan::longest_eager(mtu, self.tagged, self.cq_data);
-                plan::usual_sizes(longest_eager, endpoint.attributes().max_medium)
+                let longest_eager =
+                    plan::longest_eager(device.mtu as u64, self.tagged, self.cq_data);
+                let max_medium = endpoint.attributes().max_medium;
+                plan::usual_sizes([longest_eager, max_medium, device.reads_pay_from])
             }
         };
         // Each side posts a whole window at a time.

@@ -106,14 +106,14 @@ pub(crate) fn usual_window(size: u64) -> u64 {
     (VOLUME / size.max(1)).clamp(2, WINDOW)
 }
 
-/// Sizes from nothing to 6 MiB, with those at which another subprotocol begins and their
+/// Sizes from nothing to 6 MiB, with those at which another subprotocol begins, `changes`, and their
 /// neighbours.
-pub(crate) fn usual_sizes(longest_eager: u64, max_medium: u64) -> Vec<u64> {
+pub(crate) fn usual_sizes(changes: [u64; 3]) -> Vec<u64> {
     let steps = [0, 1, 8, 64, 512, 4 << 10, 16 << 10, 256 << 10, 1 << 20, 6 << 20];
     let around = |size: u64| [size.saturating_sub(1), size, size.saturating_add(1)];
-    let changes = [longest_eager, max_medium].into_iter().flat_map(around);
+    let changes = changes.into_iter().flat_map(around);
     let mut sizes: Vec<u64> = steps.into_iter().chain(changes).collect();
-    // The limit of medium messages may be set to the largest number.
+    // Limits may be set to the largest number.
     sizes.retain(|size| *size <= MAX_SIZE);
     sizes.sort_unstable();
     sizes.dedup();
@@ -166,14 +166,14 @@ mod tests {
         // The base and the msg_id with the connid, a tag, completion data.
         assert_eq!(longest_eager(8928, false, false), 8928 - 12);
         assert_eq!(longest_eager(8928, true, true), 8928 - 12 - 8 - 8);
-        let sizes = usual_sizes(8916, 65536);
+        let sizes = usual_sizes([8916, 12288, 65536]);
         assert_eq!((sizes.first(), sizes.last()), (Some(&0), Some(&(6 << 20))));
-        for size in [8915, 8916, 8917, 65535, 65536, 65537] {
+        for size in [8915, 8916, 8917, 12287, 12288, 12289, 65535, 65536, 65537] {
             assert!(sizes.contains(&size), "{size}");
         }
         assert!(sizes.is_sorted() && sizes.len() <= MAX_SIZES);
-        assert_eq!(usual_sizes(8916, u64::MAX).last(), Some(&(6 << 20)));
-        assert_eq!(usual_sizes(8916, MAX_SIZE).last(), Some(&MAX_SIZE));
+        assert_eq!(usual_sizes([8916, 12288, u64::MAX]).last(), Some(&(6 << 20)));
+        assert_eq!(usual_sizes([8916, MAX_SIZE, 65536]).last(), Some(&MAX_SIZE));
     }
 
     #[test]

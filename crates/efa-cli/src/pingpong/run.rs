@@ -37,7 +37,7 @@ fn as_client(args: &Args, channel: &mut Channel) -> Result<Report, PingpongError
     let device = Device::open(args, channel.local_address())?;
     let objects = Objects::new(&device.domain, CAPACITY)?;
     let attributes = device.domain.attributes();
-    let plan = args.plan(attributes.mtu as u64, &objects.endpoint);
+    let plan = args.plan(&attributes, &objects.endpoint);
     let address = objects.endpoint.address().to_string();
     channel.send(&Message::Start { plan: plan.clone(), address })?;
     let theirs = channel.receive_ready()?;

@@ -94,7 +94,7 @@ impl Case {
         Config::default().with(|config| {
             config.max_medium =
                 if self.subprotocol == Subprotocol::Medium { self.length } else { 0 };
-            config.min_read = KIB_64;
+            config.min_read = Some(KIB_64);
             config.min_read_write = KIB_64;
             config.runt_size = if self.subprotocol == Subprotocol::RuntRead { RUNT } else { 0 };
         })

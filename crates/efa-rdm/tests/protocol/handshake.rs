@@ -356,7 +356,7 @@ fn peer_without_connid_support_gets_packets_without_connid() {
 
 /// Every type of packet that two endpoints send after the HANDSHAKEs, with the endpoint that sent it.
 fn all_kinds(rdma: Rdma) -> Vec<(Connid, Vec<u8>)> {
-    let config = Config::default().with(|config| config.min_read = 100_000);
+    let config = Config::default().with(|config| config.min_read = Some(100_000));
     let mut world = World::new(LocalOptions::default().with(|options| {
         options.rdma = rdma;
         options.seed = 3;

@@ -101,7 +101,7 @@ impl World {
 
 /// Messages of at least 100,000 bytes are read.
 fn config() -> Config {
-    Config::default().with(|config| config.min_read = 100_000)
+    Config::default().with(|config| config.min_read = Some(100_000))
 }
 
 fn is_untouched_around(memory: &Memory) -> bool {
@@ -291,7 +291,7 @@ fn empty_message_is_received_by_every_subprotocol() {
     for runt_size in [0, 10] {
         for refused in [false, true] {
             let config = Config::default().with(|config| {
-                config.min_read = 0;
+                config.min_read = Some(0);
                 config.runt_size = runt_size;
             });
             let mut world = pair(1, config.clone(), config);

@@ -81,7 +81,7 @@ fn cells() -> Vec<Cell> {
 fn config(release: Release, number: u64) -> Config {
     Config::as_release(release).with(|config| {
         config.max_medium = 40_000;
-        config.min_read = 100_000;
+        config.min_read = Some(100_000);
         config.min_read_write = 100_000;
         config.runt_size = if number.is_multiple_of(2) { 30_000 } else { 0 };
     })

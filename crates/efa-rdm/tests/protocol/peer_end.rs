@@ -167,7 +167,7 @@ fn restart(world: &mut World, end: usize) {
 pub(crate) fn config(runt_size: u64) -> Config {
     Config::default().with(|config| {
         config.max_medium = 40_000;
-        config.min_read = 100_000;
+        config.min_read = Some(100_000);
         config.min_read_write = 100_000;
         config.runt_size = runt_size;
         config.cts_window = 2;

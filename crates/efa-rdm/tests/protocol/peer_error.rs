@@ -20,7 +20,7 @@ const GIVEN_UP: OperationError = OperationError::GivenUp { code: CODE };
 
 /// With PEER_ERROR. Messages of at least 100,000 bytes are read.
 pub(crate) fn config() -> Config {
-    Config::default().with(|config| config.min_read = 100_000)
+    Config::default().with(|config| config.min_read = Some(100_000))
 }
 
 /// Two endpoints that have exchanged HANDSHAKEs.

@@ -209,7 +209,8 @@ impl Run {
         let first = if disaster == Disaster::Restart { 3 } else { 0 };
         let release = Release::ALL[random.usize(first..Release::ALL.len())];
         Config::as_release(release).with(|config| {
-            config.min_read = [0, 1, 2 * mtu as u64, 20 * mtu as u64, u64::MAX][random.usize(0..5)];
+            config.min_read =
+                Some([0, 1, 2 * mtu as u64, 20 * mtu as u64, u64::MAX][random.usize(0..5)]);
             config.min_read_write = [0, 2 * mtu as u64, u64::MAX][random.usize(0..3)];
             config.runt_size = [0, 1, 3 * mtu as u64][random.usize(0..3)];
             config.rdma_segment = [333, 1 << 30][random.usize(0..2)];

@@ -33,7 +33,7 @@ fn region(world: &Net<Memory>, bytes: Vec<u8>) -> Memory {
 /// Does it between endpoints that know each other; gives the packets that the first has sent.
 fn run(start: Start, length: usize, rdma: Rdma, runt_size: u64) -> Vec<Vec<u8>> {
     let config = Config::default().with(|config| {
-        config.min_read = 100_000;
+        config.min_read = Some(100_000);
         config.runt_size = runt_size;
     });
     let mut world = Net::<Memory>::new(LocalOptions::default().with(|options| options.rdma = rdma));

@@ -183,10 +183,10 @@ impl HostMemory {
         self.with_peer(qpn, |peer| peer.write(from, into))
     }
 
-    fn peer(&self, qpn: Qpn) -> Option<Arc<Peer>> {
+    fn peer(&self, qpn: Qpn) -> Result<Arc<Peer>, Status> {
         let mut peers = self.peers();
         if let Some(known) = peers.get(&qpn) {
-            return Some(Arc::clone(known));
+            return Ok(Arc::clone(known));
         }
         let peer = Arc::new(Peer::open(&self.directory, FileName::MemoryOf(qpn))?);
         // Unmaps the tables of processes that have ended before it maps another.
@@ -194,7 +194,7 @@ impl HostMemory {
             known.slots.has(*qpn) && !matches!(known.check_cookie(), Err(Failure::Outdated(_)))
         });
         peers.insert(qpn, Arc::clone(&peer));
-        Some(peer)
+        Ok(peer)
     }
 
     fn with_peer(
@@ -209,7 +209,7 @@ impl HostMemory {
         let mut failure = Status::UnresponsiveRemote;
         // A known table may be of a process that has ended, and the number another's: then tried again.
         for _ in 0..2 {
-            let Some(peer) = self.peer(qpn) else { return Err(Status::BadDestinationQpn) };
+            let peer = self.peer(qpn)?;
             if self.is_foreign(&peer) {
                 return Err(peer.not_permitted());
             }
@@ -232,25 +232,36 @@ impl Drop for HostMemory {
 }
 
 impl Peer {
-    fn open(directory: &HostDirectory, name: FileName) -> Option<Self> {
-        match Self::find(directory, name)? {
-            Ok(Some(peer)) => Some(peer),
-            Ok(None) => {
+    /// # Errors
+    /// There is no such table, or this process can't open it.
+    fn open(directory: &HostDirectory, name: FileName) -> Result<Self, Status> {
+        match Self::find(directory, name) {
+            Some(Ok(Some(peer))) => return Ok(peer),
+            Some(Ok(None)) => {
                 tracing::warn!(%name, "not a table of memory keys of this version of efa");
-                None
             }
-            Err(errno) => {
-                tracing::warn!(%name, %errno, "can't map a table of memory keys");
-                None
+            // The peer is there: this process lacks descriptors or memory.
+            Some(Err(error)) => {
+                tracing::warn!(%error, "no table of memory keys");
+                return Err(Status::QueuePairInternal);
             }
+            None => {}
         }
+        Err(Status::BadDestinationQpn)
     }
 
     /// Opens a table, if there is a file of this name. `Ok(None)`: it is of another version, or its process is
     /// just making it.
-    fn find(directory: &HostDirectory, name: FileName) -> Option<Result<Option<Self>, Errno>> {
-        let (file, writable) = directory.find_both(name).ok().flatten()?;
+    fn find(
+        directory: &HostDirectory,
+        name: FileName,
+    ) -> Option<Result<Option<Self>, DeviceError>> {
+        let (file, writable) = match directory.find_both(name).transpose()? {
+            Ok(files) => files,
+            Err(error) => return Some(Err(error)),
+        };
         let slots = PeerSlots::open(&file, &writable, MAGIC);
+        let slots = slots.map_err(|errno| directory.error("mapping", name, errno));
         Some(slots.map(|slots| {
             slots.map(|slots| Self {
                 slots,

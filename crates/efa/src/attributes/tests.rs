@@ -236,6 +236,31 @@ fn limits_of_an_endpoint_hold_at_their_value_and_not_one_above() {
     assert!(pair.queue.read().is_none());
 }
 
+#[test]
+fn message_is_read_from_the_length_on_that_the_device_says() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let options = crate::ShmOptions::new("reads")
+        .with(|options| options.directory = Some(directory.path().join("hosts")));
+    let fabric = Fabric::shm(options);
+    let choose =
+        |min_read| move |options: &mut EndpointOptions| options.protocol.min_read = min_read;
+    let pair = Pair::on(&fabric, choose(None));
+    let from = pair.domain.attributes().reads_pay_from as usize;
+    assert!(from < 65536, "{from}");
+    // Nothing is read before the peers know each other.
+    pair.transfer(1);
+    assert_eq!(pair.transfer(from - 1).0.subprotocol, Some(Subprotocol::Medium));
+    assert_eq!(pair.transfer(from).0.subprotocol, Some(Subprotocol::LongRead));
+
+    let pair = Pair::on(&fabric, choose(Some(1 << 20)));
+    pair.transfer(1);
+    assert_eq!(
+        pair.transfer(from).0.subprotocol,
+        Some(Subprotocol::Medium),
+        "the program's choice"
+    );
+}
+
 // conformance: C22
 #[test]
 fn limits_of_a_domain_hold_at_their_value_and_not_one_above() {
@@ -266,6 +291,8 @@ fn limits_of_a_domain_hold_at_their_value_and_not_one_above() {
         mr_key_size,
         max_regions,
         max_region_size,
+        // `message_is_read_from_the_length_on_that_the_device_says`.
+        reads_pay_from: _,
     } = pair.domain.attributes()
     else {
         panic!("{:?}", pair.domain.attributes());

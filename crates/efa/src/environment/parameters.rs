@@ -132,6 +132,9 @@ pub(super) fn announces(environment: &Environment, features: Extras) -> Value {
 
 pub(super) const RDMA: Extras = Extras::RDMA_READ.union(Extras::RDMA_WRITE);
 
+/// What [`DeviceAttributes`](efa_device::DeviceAttributes) says of hardware, by default.
+const HARDWARE_READS_PAY_FROM: u64 = 1 << 20;
+
 /// Those that set an option of objects.
 pub(super) const SETTINGS: &[Parameter] = &[
     count!(
@@ -262,11 +265,13 @@ pub(super) const SETTINGS: &[Parameter] = &[
         ANY,
         endpoint.protocol.max_medium
     ),
-    long!(
+    number(
         "FI_EFA_INTER_MIN_READ_MESSAGE_SIZE",
-        "shortest message in bytes that the receiver reads by RDMA (long-read)",
+        "shortest message in bytes that the receiver reads by RDMA (long-read); if it isn't set, the device says \
+         from which length on that is faster",
         ANY,
-        endpoint.protocol.min_read
+        |at, value| at.endpoint.protocol.min_read = Some(value.number()),
+        |at| Value::Number(at.endpoint.protocol.min_read.unwrap_or(HARDWARE_READS_PAY_FROM)),
     ),
     long!(
         "FI_EFA_INTER_MIN_READ_WRITE_SIZE",

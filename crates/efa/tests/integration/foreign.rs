@@ -123,7 +123,7 @@ impl Drop for Noticed {
 
 /// Two endpoints on two devices of a link, with a queue each.
 pub(crate) fn on_link(fabric: &Fabric) -> (Vec<End>, [FiAddr; 2]) {
-    let options = || with(1, |config| config.min_read = 50_000);
+    let options = || with(1, |config| config.min_read = Some(50_000));
     let end = || End::on(fabric.domain().unwrap(), options(), CompletionQueueOptions::default());
     let ends = vec![end(), end()];
     let address =
@@ -236,7 +236,7 @@ fn slots_of_a_registered_ring_are_sent_again_and_again() {
 
 /// Alice and Bob, who know what the other's device can do.
 pub(crate) fn acquainted(seed: u64) -> (World, FiAddr) {
-    let options = |connid| with(connid, |config| config.min_read = 50_000);
+    let options = |connid| with(connid, |config| config.min_read = Some(50_000));
     let mut world = World::pair_with(seed, options(1), options(2));
     let to_bob = world.introduce(ALICE, BOB);
     let message = Message::to(to_bob).delivery_complete();

@@ -113,7 +113,7 @@ fn registration_cache_deregisters_idle_regions_when_the_device_is_full() {
 
 #[test]
 fn long_read_messages_use_cached_registrations() {
-    let options = |connid| with(connid, |config| config.min_read = 100_000);
+    let options = |connid| with(connid, |config| config.min_read = Some(100_000));
     let mut world = World::pair_with(1, options(1), options(2));
     world.drive();
     let to_bob = world.introduce(ALICE, BOB);

@@ -148,7 +148,7 @@ fn hazard_04_messages_far_ahead_of_the_expected_one_are_kept() {
 /// Two endpoints that read messages of at least 100,000 bytes. The second cannot register memory, so it
 /// sends READ_NACK.
 fn nacking(level: Level, seed: u64) -> Net<Memory> {
-    let config = Config::default().with(|config| config.min_read = 100_000);
+    let config = Config::default().with(|config| config.min_read = Some(100_000));
     let options = LocalOptions::default().with(|options| options.seed = seed);
     let mut world = acquainted(options, [config.clone(), config], || Memory::Heap(vec![1]));
     world.ends[1].device.refuse_registrations(u32::MAX);
@@ -368,7 +368,7 @@ fn hazard_25_message_of_several_packets_can_be_discarded() {
         (300_000, 20_000, Subprotocol::RuntRead, Some(PacketType::Eor)),
     ] {
         let config = Config::default().with(|config| {
-            config.min_read = 100_000;
+            config.min_read = Some(100_000);
             config.runt_size = runt_size;
         });
         let configs = [config.clone(), config];
@@ -420,7 +420,7 @@ fn hazard_26_injected_buffer_may_be_changed_at_once() {
 
 #[test]
 fn hazard_28_cq_data_keeps_all_its_bits() {
-    let config = Config::default().with(|config| config.min_read = 100_000);
+    let config = Config::default().with(|config| config.min_read = Some(100_000));
     for (length, runt_size, how) in [
         (10, 0, Subprotocol::Eager),
         (30_000, 0, Subprotocol::Medium),

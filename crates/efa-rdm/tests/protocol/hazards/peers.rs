@@ -286,7 +286,7 @@ fn hazard_14_address_handle_is_kept_while_a_peer_uses_it() {
 #[test]
 fn hazard_18_endpoint_with_a_queued_response_is_not_quiet() {
     for packet in [PacketType::Receipt, PacketType::Eor] {
-        let config = Config::default().with(|config| config.min_read = 100_000);
+        let config = Config::default().with(|config| config.min_read = Some(100_000));
         let configs = [config.clone(), config];
         let mut world = acquainted(LocalOptions::default(), configs, || Memory::Heap(vec![1]));
         let length = if packet == PacketType::Eor { 100_000 } else { 10 };

@@ -239,7 +239,7 @@ pub fn run<P: Publish, S: Subscribe>(
 /// The side of a publisher; returns its report.
 fn publish(job: &Job, to: &mut impl Publish) -> Result<String> {
     let begin = Instant::now();
-    while heard(&job.directory)? < job.subscribers {
+    while told(&job.directory, HEARD)? < job.subscribers {
         ensure!(begin.elapsed() < PATIENCE, "the subscribers don't come");
         to.publish(&Stamp::now(Phase::Warm, 0).bytes())?;
         to.rest(HELLO)?;
@@ -259,15 +259,21 @@ fn publish(job: &Job, to: &mut impl Publish) -> Result<String> {
         }
     }
     let took = begin.elapsed();
+    to.publish(&Stamp::now(Phase::End, number).bytes())?;
+    let end = Instant::now();
     // One that may be lost is repeated.
-    for _ in 0..if to.loses() { 40 } else { 1 } {
+    while to.loses() && told(&job.directory, ENDED)? < job.subscribers {
+        ensure!(end.elapsed() < PATIENCE, "the subscribers don't end");
+        to.rest(HELLO * 4)?;
         to.publish(&Stamp::now(Phase::End, number).bytes())?;
-        if to.loses() {
-            to.rest(HELLO * 4)?;
-        }
     }
     to.finish()?;
     let processor = processor_time() - processor;
+    // What is on its way may need the publisher.
+    while told(&job.directory, ENDED)? < job.subscribers {
+        ensure!(end.elapsed() < PATIENCE, "the subscribers don't end");
+        to.rest(HELLO)?;
+    }
     Ok(format!("published {number} nanoseconds {} processor {processor}", took.as_nanos()))
 }
 
@@ -281,11 +287,11 @@ fn subscribe(job: &Job, from: &mut impl Subscribe) -> Result<String> {
         from.receive(&mut |message| result = seen.see(job, message))?;
         result?;
         if was_first && seen.is_here {
-            let file = job.directory.join(format!("heard-{}", std::process::id()));
-            std::fs::write(&file, "").with_context(|| format!("{}", file.display()))?;
+            tell(&job.directory, HEARD)?;
         }
         ensure!(begin.elapsed() < PATIENCE + job.time, "the last message doesn't come");
     }
+    tell(&job.directory, ENDED)?;
     let report = seen.report();
     let end = Instant::now();
     while !from.is_known()? {
@@ -294,10 +300,20 @@ fn subscribe(job: &Job, from: &mut impl Subscribe) -> Result<String> {
     Ok(report)
 }
 
-/// How many subscribers have heard the publisher.
-fn heard(directory: &Path) -> Result<usize> {
+/// What a subscriber tells by a file of this name: a message has arrived, and the last one.
+const HEARD: &str = "heard";
+const ENDED: &str = "ended";
+
+/// Tells the publisher something.
+fn tell(directory: &Path, what: &str) -> Result<()> {
+    let file = directory.join(format!("{what}-{}", std::process::id()));
+    std::fs::write(&file, "").with_context(|| format!("{}", file.display()))
+}
+
+/// How many subscribers have told this.
+fn told(directory: &Path, what: &str) -> Result<usize> {
     let files = std::fs::read_dir(directory).context("the directory of the run")?;
-    let is_one = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with("heard-");
+    let is_one = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with(what);
     Ok(files.filter_map(Result::ok).filter(|file| is_one(&file.file_name())).count())
 }
 

@@ -38,7 +38,7 @@ impl Side {
 
     fn endpoint(&self) -> MsgEndpointBuilder {
         let mut options = MsgEndpointOptions::default();
-        options.endpoint.protocol.min_read = READ_THRESHOLD;
+        options.endpoint.protocol.min_read = Some(READ_THRESHOLD);
         options.endpoint.protocol.messages_after_handshake = true;
         options.endpoint.protocol.max_sends = SENDS;
         self.domain
