@@ -407,7 +407,7 @@ impl LocalDevice {
             device: self.clone(),
             endpoint,
             address: QueuePairAddress { gid: self.gid, qpn, qkey },
-            attributes,
+            attributes: Box::new(attributes),
             held: HeldHandles::default(),
             bell,
         }
@@ -460,7 +460,7 @@ pub struct LocalQueuePair {
     device: LocalDevice,
     endpoint: EndpointId,
     address: QueuePairAddress,
-    attributes: DeviceAttributes,
+    attributes: Box<DeviceAttributes>,
     held: HeldHandles,
     /// The eventfd of a waitable queue pair.
     bell: Option<Arc<OwnedFd>>,
