@@ -540,3 +540,40 @@ fn program_headers(sections: &[Section], places: &Places) -> Vec<u8> {
     }
     bytes
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hash_is_that_of_the_system_v_abi() {
+        // The value in `vna_hash` of any program that needs this version.
+        assert_eq!(hash("GLIBC_2.2.5"), 0x0969_1a75);
+        assert_eq!(hash(""), 0);
+    }
+
+    #[test]
+    fn functions_jump_through_their_entry_of_the_table() {
+        let x86 = Processor::X86_64.jump(0x660, 0x1_0900, 78);
+        assert_eq!(x86[4..11], [0x4c, 0x8b, 0x1d, 0x95, 0x02, 0x01, 0x00]);
+        assert_eq!(x86[11..18], [0x41, 0xff, 0xa3, 0x70, 0x02, 0x00, 0x00]);
+        // bti c; ldr x16, .+0x1029c; ldr x16, [x16, #624]; br x16
+        let arm = Processor::Aarch64.jump(0x660, 0x1_0900, 78);
+        let words: Vec<_> = arm.chunks(4).take(4).map(|word| word.to_vec()).collect();
+        let expected = [0xd503_245f_u32, 0x5808_14f0, 0xf941_3a10, 0xd61f_0200];
+        assert_eq!(words, expected.map(|word| word.to_le_bytes().to_vec()));
+    }
+
+    #[test]
+    fn headers_of_other_processors_are_no_processor() {
+        let mut header = [0; HEADER_LENGTH];
+        header[..6].copy_from_slice(&[0x7f, b'E', b'L', b'F', 2, 1]);
+        header[18] = 183;
+        assert_eq!(Processor::from_header(&header), Some(Processor::Aarch64));
+        header[18] = 243;
+        assert_eq!(Processor::from_header(&header), None);
+        header[18] = 62;
+        header[4] = 1;
+        assert_eq!(Processor::from_header(&header), None);
+    }
+}
