@@ -106,8 +106,7 @@ Between the hosts 10.0.0.1 and 10.0.0.2, the second a second later:
 The program replaces this process: its exit code is that of the command, and signals reach it. \
 On the shm link programs of one user with the same --device-name and --directory reach each other, \
 `efa pingpong` among them. Programs that open libibverbs.so.1 or libefa.so.1 at run time find the device too, \
-as LD_LIBRARY_PATH names a directory with libraries of these names. Between different PID namespaces (containers that share /dev/shm) reads \
-and writes of the device fail: use --device-rdma none for both programs. The tcp link has neither \
+as LD_LIBRARY_PATH names a directory with libraries of these names. Containers that share the directory reach each other. The tcp link has neither \
 authentication nor encryption: it is for tests and trusted networks.")]
 struct Run {
     /// The link under the device: shared memory of this host, or TCP between hosts [default: shm]

@@ -109,8 +109,8 @@ impl Fabric {
     /// A network of processes on this host, over shared memory: those that use the same name. Files are
     /// created when a domain is opened.
     ///
-    /// RDMA works only between processes of one PID namespace. Otherwise (containers that share
-    /// `/dev/shm`) set [`rdma`](ShmOptions::rdma) to [`Rdma::NONE`](crate::sim::Rdma::NONE) on both sides.
+    /// The kernel copies RDMA between processes of one PID namespace. Otherwise, as between containers that share the
+    /// directory, the [target carries it out](crate::sim::shm#rdma) when it progresses.
     #[cfg(feature = "sim")]
     #[must_use]
     pub fn shm(options: ShmOptions) -> Self {
