@@ -100,7 +100,7 @@ impl Requests {
             match requested.operation.begin() {
                 Some(piece) => {
                     let id = requested.operation.id;
-                    let content = Content::Piece { operation: key, piece };
+                    let content = Content::Piece { operation: key, piece: Box::new(piece) };
                     let qkey = efa_device::Qkey(0);
                     return Some((ring, Posted { id, content, immediate: None, qkey }));
                 }
