@@ -135,7 +135,7 @@ ctypes.CDLL("libefa.so.1").efadv_query_device
 #[test]
 fn machine_without_libibverbs_runs_programs_that_open_it() {
     let hide = "for real in /usr/lib/*/libibverbs.so.1 /usr/lib*/libibverbs.so.1; do
-            if [ -e $real ]; then mount --bind /dev/null $(readlink -f $real) || exit 1; fi; done
+            if [ -e $real ]; then mount --bind /dev/null $(readlink -f $real) || exit 9; fi; done
         exec $0 soft-efa run -- env -u LD_PRELOAD $0 info --device verbs --json";
     let allowed = Command::new("unshare")
         .args(["--user", "--map-root-user", "--mount", "true"])
@@ -147,7 +147,11 @@ fn machine_without_libibverbs_runs_programs_that_open_it() {
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--mount", "sh", "-c", hide, EFA_TOOL]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let found = on_device(command).success();
+    let outcome = on_device(command);
+    if outcome.code == Some(9) {
+        return eprintln!("skipped: a file can't be hidden in a mount namespace here: {outcome:?}");
+    }
+    let found = outcome.success();
     let found: serde_json::Value = serde_json::from_str(&found).unwrap();
     assert_eq!(found["device"]["name"], "efa_soft0", "{found}");
 }
