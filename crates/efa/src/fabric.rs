@@ -110,7 +110,8 @@ impl Fabric {
     /// created when a domain is opened.
     ///
     /// The kernel copies RDMA between processes of one PID namespace. Otherwise, as between containers that share the
-    /// directory, the [target carries it out](crate::sim::shm#rdma) when it progresses.
+    /// directory, or without [`kernel_copies`](ShmOptions::kernel_copies), the target carries it out when it
+    /// progresses.
     #[cfg(feature = "sim")]
     #[must_use]
     pub fn shm(options: ShmOptions) -> Self {
