@@ -98,7 +98,7 @@ fn put(directory: &Path, name: &str, make: impl Fn(&Path) -> io::Result<()>) -> 
 }
 
 /// The directories of `search`, the value of `LD_LIBRARY_PATH`, that have a libibverbs which is not written by
-/// [`write`].
+/// [`write()`].
 #[must_use]
 pub fn with_libibverbs(search: &OsStr) -> Vec<PathBuf> {
     let parts = search.as_bytes().split(|byte| b":;".contains(byte));
