@@ -211,7 +211,7 @@ impl Step {
                 run_tests(cargo.env("INSTA_UPDATE", "no"), tests)
             }
             Self::Libfabric => {
-                let names = ["libfabric", "rdma_core", "layout", "openmpi"];
+                let names = ["libfabric", "rdma_core", "layout", "openmpi", "opened"];
                 run_tests(with_packages(&mut cargo, &names), tests)
             }
             Self::Provider => {

@@ -150,7 +150,7 @@ impl Kind {
 /// Options for properties of the software device.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct PropertyArgs {
-    /// RDMA operations that the device offers; programs in different PID namespaces need none [default: read,write]
+    /// RDMA operations that the device offers [default: read,write]
     #[arg(long, value_name = "WHICH")]
     pub(crate) device_rdma: Option<RdmaArg>,
     /// Reorder datagrams, by this seed

@@ -4,17 +4,20 @@
 //!   soft-efa run OPTIONS -- PROGRAM ─── becomes ──► PROGRAM
 //!                   │                                  ▲ preloaded
 //!                   ├── environment: EFA_SOFT_… ──► libefa_soft.so (crate efa-softverbs)
-//!                   └── private_directory: holds the sysfs tree, removed when the program has ended
+//!                   │                                  ▲
+//!                   ├── libraries: libibverbs.so.1, libefa.so.1 for programs that open these
+//!                   └── place: private directory with them and the sysfs tree, removed when the program has ended
 //! ```
 //!
 //! This process becomes the program (`exec`), so exit code and signals are the program's.
 
+mod libraries;
 mod place;
 
 use std::convert::Infallible;
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::io;
+use std::io::{self, Write as _};
 use std::net::IpAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
@@ -29,7 +32,7 @@ use crate::device::{PropertyArgs, SoftArgs, SoftLink, TcpHost, host_address};
 use crate::output;
 
 /// File name of the library.
-const LIBRARY: &str = "libefa_soft.so";
+const LIBRARY: &str = efa_soft_names::libraries::DEVICE_LIBRARY;
 /// Where it may be, relative to this program's directory: in cargo's target directory, for either profile, and
 /// where `cargo xtask install` puts it.
 const PLACES: [&str; 5] = ["deps", ".", "../release", "../debug", "../lib"];
@@ -40,6 +43,8 @@ const ADDRESS: &str = "EFA_SOFT_ADDRESS";
 /// Warning for a device on the tcp link without an address.
 const NO_ADDRESS: &str = "--link tcp without --address: the device has the address 127.0.0.1, which \
     no other host reaches";
+/// Warning if there are no libraries to open.
+const NOT_OPENED: &str = "a program that opens libibverbs.so.1 itself won't find the device";
 /// Whether libfabric's EFA provider bypasses the device for peers on the same host.
 const SHM_TRANSFER: &str = "FI_EFA_ENABLE_SHM_TRANSFER";
 
@@ -54,6 +59,8 @@ pub(crate) struct Args {
 enum SoftEfa {
     /// Run a program that finds the software device as an EFA device through libibverbs and libefa
     Run(Run),
+    /// Write libraries for running programs on the device without `efa`, and print the variables to set
+    Libraries(Libraries),
     /// Start `remove` and return
     #[command(hide = true)]
     Detach(Place),
@@ -67,6 +74,21 @@ enum SoftEfa {
 struct Place {
     #[arg(value_name = "DIR")]
     place: PathBuf,
+}
+
+/// Arguments of `efa soft-efa libraries`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Writes libibverbs.so.1, libefa.so.1 and a copy of libefa_soft.so. The directory can be moved, and mounted into \
+containers with the same C library or a newer one: set LD_LIBRARY_PATH to the directory and LD_PRELOAD to its \
+libefa_soft.so there.")]
+struct Libraries {
+    /// The device library [default: libefa_soft.so beside this program]
+    #[arg(long, value_name = "FILE")]
+    library: Option<PathBuf>,
+    /// The directory; created if it doesn't exist
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
 }
 
 /// Arguments of `efa soft-efa run`.
@@ -83,8 +105,8 @@ Between the hosts 10.0.0.1 and 10.0.0.2, the second a second later:
 
 The program replaces this process: its exit code is that of the command, and signals reach it. \
 On the shm link programs of one user with the same --device-name and --directory reach each other, \
-`efa pingpong` among them. Between different PID namespaces (containers that share /dev/shm) reads \
-and writes of the device fail: use --device-rdma none for both programs. The tcp link has neither \
+`efa pingpong` among them. Programs that open libibverbs.so.1 or libefa.so.1 at run time find the device too, \
+as LD_LIBRARY_PATH names a directory with libraries of these names. Containers that share the directory reach each other. The tcp link has neither \
 authentication nor encryption: it is for tests and trusted networks.")]
 struct Run {
     /// The link under the device: shared memory of this host, or TCP between hosts [default: shm]
@@ -158,6 +180,12 @@ pub(crate) enum SoftEfaError {
         /// The reason.
         source: io::Error,
     },
+    /// Standard output can't be written.
+    #[error("cannot write to standard output")]
+    Output(#[source] io::Error),
+    /// The libraries can't be written.
+    #[error(transparent)]
+    Libraries(#[from] libraries::LibraryError),
     /// The private directory can't be removed.
     #[error("cannot remove {}", place.display())]
     Remove {
@@ -204,20 +232,40 @@ pub(crate) fn run(Args { command }: &Args) -> Result<(), SoftEfaError> {
     };
     match command {
         SoftEfa::Run(args) => match become_program(args)? {},
+        SoftEfa::Libraries(args) => write_libraries(args),
         SoftEfa::Detach(Place { place }) => done(place, place::detach(place).map(drop)),
         SoftEfa::Remove(Place { place }) => done(place, place::remove(place)),
     }
 }
 
-/// Replaces this process by the program; returns only if that fails.
-fn become_program(args: &Run) -> Result<Infallible, SoftEfaError> {
-    let library = match &args.library {
-        Some(file) => named(file)?,
+/// Writes the libraries, and prints the variables that let programs find them.
+fn write_libraries(args: &Libraries) -> Result<(), SoftEfaError> {
+    let library = device_library(args.library.as_deref())?;
+    let directory = absolute(&args.directory)?;
+    libraries::export(&directory, &library)?;
+    let (path, directory) = (libraries::LIBRARY_PATH, directory.display());
+    let written = writeln!(io::stdout(), "{path}={directory}\n{PRELOAD}={directory}/{LIBRARY}");
+    output::tolerate_closed(written).map_err(SoftEfaError::Output)
+}
+
+/// The device library: the one named by the user, or the one beside this program.
+fn device_library(named_file: Option<&Path>) -> Result<PathBuf, SoftEfaError> {
+    match named_file {
+        Some(file) => named(file),
         None => beside(
             &env::current_exe()
                 .map_err(|source| SoftEfaError::Path { file: "this program".into(), source })?,
-        )?,
-    };
+        ),
+    }
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, SoftEfaError> {
+    std::path::absolute(path).map_err(|source| SoftEfaError::Path { file: path.to_owned(), source })
+}
+
+/// Replaces this process by the program; returns only if that fails.
+fn become_program(args: &Run) -> Result<Infallible, SoftEfaError> {
+    let library = device_library(args.library.as_deref())?;
     if let Some(file) = &args.capture {
         check_capture(file)
             .map_err(|source| SoftEfaError::Capture { file: file.clone(), source })?;
@@ -234,9 +282,18 @@ fn become_program(args: &Run) -> Result<Infallible, SoftEfaError> {
     }
     command.env(PRELOAD, preload(&library, env::var_os(PRELOAD).as_deref())?);
     // The program, and the process that removes the directory, may work in other directories.
-    let base = std::path::absolute(env::temp_dir())
-        .map_err(|source| SoftEfaError::Path { file: env::temp_dir(), source })?;
+    let base = absolute(&env::temp_dir())?;
     let place = place::make(&base).map_err(|source| SoftEfaError::Place { base, source })?;
+    let search = env::var_os(libraries::LIBRARY_PATH);
+    match libraries::offer(&place.join("lib"), &library, search.as_deref()) {
+        Ok(path) => command.env(libraries::LIBRARY_PATH, path),
+        // Most programs are linked with the libraries, and for them the preloaded one is enough.
+        Err(error) => {
+            let error = anyhow::Error::new(error);
+            output::print_error(format_args!("warning: {NOT_OPENED}: {error:#}"));
+            &mut command
+        }
+    };
     command.env("EFA_SOFT_SYSFS", place);
     tracing::info!(library = %library.display(), ?command, "becomes the program");
     Err(SoftEfaError::Program { program, source: command.exec() })

@@ -20,7 +20,10 @@ fn help_texts_match_their_snapshots() {
         let text = run(["netio", command, "--help"]).success();
         insta::assert_snapshot!(format!("help_netio_{command}"), text);
     }
-    insta::assert_snapshot!("help_soft_efa_run", run(["soft-efa", "run", "--help"]).success());
+    for command in ["run", "libraries"] {
+        let text = run(["soft-efa", command, "--help"]).success();
+        insta::assert_snapshot!(format!("help_soft_efa_{command}"), text);
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@
 //! ```
 
 mod kept_number;
+mod pieces;
 mod rdma;
 mod state;
 
@@ -22,6 +23,7 @@ use efa_device::{
 use rustix::io::Errno;
 
 pub use self::kept_number::KeptNumber;
+pub(crate) use self::pieces::{Operation as RequestedOperation, Piece, Step};
 pub(crate) use self::rdma::{Direction, vendor_part_id};
 pub(crate) use self::state::{Delivered, QueueState, ReceiveQueue, Settings, granted};
 use crate::record::QueuePairId;

@@ -130,7 +130,7 @@ impl Map {
         self.check(offset, into.len());
         // SAFETY: the source is inside the mapping (checked above). `into` is an exclusive reference, and
         // none to bytes of the mapping exists, so the two don't overlap. In this process only the ring's
-        // sender writes the source, and it doesn't write slots that were not acknowledged.
+        // two ends write the source: the sender no slot that was not acknowledged, the receiver none that was.
         unsafe {
             let from = self.base.add(offset).as_ptr();
             std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len());
@@ -145,8 +145,8 @@ impl Map {
     pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) {
         self.check(offset, from.len());
         // SAFETY: the target is inside the mapping (checked above). `from` is a reference, and none to
-        // bytes of the mapping exists, so the two don't overlap. In this process the ring's receiver reads
-        // the target only after it was published, which follows this copy.
+        // bytes of the mapping exists, so the two don't overlap. In this process the ring's other end
+        // reads the target only after it was published or acknowledged, which follows this copy.
         unsafe {
             let into = self.base.add(offset).as_ptr();
             std::ptr::copy_nonoverlapping(from.as_ptr(), into, from.len());

@@ -318,6 +318,27 @@ impl KeyTable {
         region.map(SoftRegion)
     }
 
+    /// The part of a region that a remote interface names for this use.
+    ///
+    /// # Errors
+    /// [`Status::RemoteBadAddress`] if there is no such region, part or permission.
+    pub(crate) fn part(
+        &self,
+        memory: RemoteMemory,
+        length: usize,
+        wanted: Use,
+    ) -> Result<RegionRange<SoftRegion>, Status> {
+        let region = self.find(memory.key).ok_or(Status::RemoteBadAddress)?;
+        let access = region.access();
+        let allowed = match wanted {
+            Use::RemoteRead => access.remote_read,
+            Use::RemoteWrite => access.remote_write,
+            Use::LocalRead | Use::LocalWrite => false,
+        };
+        let part = region.part(memory, length).filter(|_| allowed);
+        part.ok_or(Status::RemoteBadAddress)
+    }
+
     /// The address of the `length` bytes from `start` of the region of `key`, if all of them are in it
     /// and `wanted` is allowed. Takes no lock. Always `None` on the local link.
     #[inline]

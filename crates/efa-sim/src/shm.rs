@@ -52,10 +52,13 @@
 //!
 //! A process needs permission to read the memory of the others (`process_vm_readv(2)`), which processes of
 //! one user and one PID namespace have unless the system restricts it: a process that is not dumpable, a seccomp
-//! filter, Yama's `ptrace_scope` 2 or 3. A device looks when it is opened: if others can't read its process's
-//! memory, or it can't read that of a process of the host, it offers no RDMA ([`ShmDevice::rdma_obstacle`] has
-//! the reason), and messages of any length go in packets. What is forbidden later completes with
-//! [`Status::NotPermitted`].
+//! filter, Yama's `ptrace_scope` 2 or 3. Where it has none, for example between containers that share the directory,
+//! a read or write is requested from the target's process in pieces of 64 KiB, through a ring of its own: the target
+//! makes the same checks, and must poll. [`ShmDevice::copy_obstacle`] has the reason, as far as it is seen when the
+//! device is opened; what is forbidden later is requested from then on.
+//!
+//! Processes of earlier versions of this link don't answer requests. If there is one when a device is opened, it
+//! offers no RDMA ([`ShmDevice::rdma_obstacle`]), and messages of any length go in packets.
 //!
 //! # Other processes
 //!
@@ -119,7 +122,6 @@
 //! [`Status::UnresponsiveRemote`]: efa_device::Status::UnresponsiveRemote
 //! [`Status::UnreachableRemote`]: efa_device::Status::UnreachableRemote
 //! [`Status::RemoteBadAddress`]: efa_device::Status::RemoteBadAddress
-//! [`Status::NotPermitted`]: efa_device::Status::NotPermitted
 
 /// What [`handover`] is compiled against, other than in its model.
 mod atomic {
@@ -134,6 +136,7 @@ mod memory;
 mod operation;
 mod outgoing;
 mod permission;
+mod requests;
 mod ring;
 mod wake;
 
@@ -199,6 +202,9 @@ pub struct ShmOptions {
     pub rdma: Rdma,
     /// Most bytes of one RDMA operation.
     pub max_rdma_size: u64,
+    /// Whether the kernel copies reads and writes of this device where it can. If not, all are [requested](self#rdma)
+    /// from their targets, as between containers.
+    pub kernel_copies: bool,
     /// Faults of datagrams that this device's queue pairs send.
     pub faults: FaultOptions,
     /// Receives a record of every packet that this device's queue pairs send and receive.
@@ -240,6 +246,7 @@ impl ShmOptions {
             max_region_size: device.max_region_size,
             rdma: Rdma::READ_WRITE,
             max_rdma_size: device.max_rdma_size,
+            kernel_copies: true,
             faults: FaultOptions::NONE,
             capture: None,
         }
@@ -256,9 +263,11 @@ pub struct ShmDevice {
     settings: Arc<ShmOptions>,
     /// Why the device offers no RDMA although the options ask for it.
     obstacle: Option<Arc<str>>,
+    /// Why the kernel doesn't copy.
+    copy_obstacle: Option<Arc<str>>,
 }
 
-/// Bytes from which on reads pay on this link: a read is one copy by the kernel, a message in datagrams is two.
+/// Bytes from which on reads pay on this link where the kernel copies: a read is one copy, a message in datagrams is two.
 pub const READS_PAY_FROM: u64 = 12 << 10;
 
 impl ShmDevice {
@@ -287,12 +296,15 @@ impl ShmDevice {
         let directory = HostDirectory::open(options.directory.as_deref(), &options.name)?;
         let directory = Arc::new(directory);
         let (limit, max_size) = (options.max_regions, options.max_region_size);
-        let memory = HostMemory::new(&directory, limit, max_size)?;
+        let memory = HostMemory::new(&directory, limit, max_size, options.kernel_copies)?;
         memory.keys().refuse(options.faults.refusals);
         let wanted = options.rdma.read || options.rdma.write;
         let obstacle = if wanted { memory.obstacle() } else { None };
+        let requested = if wanted { memory.copy_obstacle() } else { None };
         if let Some(reason) = &obstacle {
             tracing::warn!("no RDMA on host {}: {reason}", options.name);
+        } else if let Some(reason) = &requested {
+            tracing::info!("reads and writes on host {} are requested: {reason}", options.name);
         }
         let rdma = if obstacle.is_none() { options.rdma } else { Rdma::NONE };
         let attributes = DeviceAttributes {
@@ -307,7 +319,11 @@ impl ShmDevice {
             max_region_size: options.max_region_size,
             rdma,
             max_rdma_size: options.max_rdma_size,
-            reads_pay_from: READS_PAY_FROM,
+            reads_pay_from: match requested {
+                None => READS_PAY_FROM,
+                // Its bytes come in datagrams, too.
+                Some(_) => DeviceAttributes::default().reads_pay_from,
+            },
         };
         Ok(Self {
             book: Arc::new(Book::new(directory.gid(), options.max_address_handles)),
@@ -316,14 +332,21 @@ impl ShmDevice {
             attributes,
             settings: Arc::new(options),
             obstacle: obstacle.map(Arc::from),
+            copy_obstacle: requested.map(Arc::from),
         })
     }
 
-    /// Why the device offers no RDMA although its options ask for it: the system doesn't let processes of
-    /// the host access each other's memory.
+    /// Why the device offers no RDMA although its options ask for it: a process of the host can't be asked for it.
     #[must_use]
     pub fn rdma_obstacle(&self) -> Option<&str> {
         self.obstacle.as_deref()
+    }
+
+    /// Why the kernel doesn't copy between processes of the host, so that reads and writes [are
+    /// requested](self#rdma) from their targets: what was seen when the device was opened.
+    #[must_use]
+    pub fn copy_obstacle(&self) -> Option<&str> {
+        self.copy_obstacle.as_deref()
     }
 
     /// The region of this device with this key.

@@ -103,7 +103,6 @@
 mod admission;
 mod incoming;
 mod link;
-mod operation;
 mod outgoing;
 mod socket;
 mod statistics;

@@ -270,7 +270,7 @@ fn parent_goes_on_whatever_a_forked_child_does_with_its_copy_on_shm() {
     for child in [uses_its_copy, drops_its_copy, exits_with_destructors] {
         let directory = Directory::new();
         survives(&shm(&directory), child);
-        assert_eq!(files(&directory), ["next"]);
+        assert_eq!(files(&directory), ["gid", "next"]);
     }
 }
 

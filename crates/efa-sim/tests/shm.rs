@@ -498,7 +498,7 @@ fn sends_to_a_queue_pair_dropped_before_its_first_poll_fail() {
     drop(b);
     assert_eq!(poll(&mut a, at(0)).sends, [(1, Err(Status::BadDestinationQpn))]);
     drop(a);
-    assert_eq!(files(&directory), ["next"]);
+    assert_eq!(files(&directory), ["gid", "next"]);
 }
 
 #[test]
@@ -587,7 +587,7 @@ fn dropped_queue_pairs_leave_no_files() {
     poll(&mut b, at(0));
     drop(a);
     drop(b);
-    assert_eq!(files(&directory), ["next"]);
+    assert_eq!(files(&directory), ["gid", "next"]);
 }
 
 #[test]

@@ -1,22 +1,25 @@
 //! The shm link where the system forbids a process to read the memory of another: not dumpable, a seccomp
-//! filter, another PID namespace.
+//! filter, other PID, user and mount namespaces. The targets carry out reads and writes there.
 //!
-//! The other processes are this test program, running `child_…`, as an ordinary user: root reads anything. Each
-//! exits after [`DEADLINE`], and is killed and reaped when its test ends.
+//! The other processes are this test program, running `child_…`, as an ordinary user: root reads anything. They poll
+//! while they wait for commands. Each exits after [`DEADLINE`], and is killed and reaped when its test ends.
 
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{ChildStdout, Command, Stdio};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use common::Directory;
 use efa_device::*;
-use efa_sim::shm::{ShmDevice, ShmOptions};
+use efa_sim::SoftRegion;
+use efa_sim::shm::{ShmDevice, ShmOptions, ShmQueuePair};
 
 /// Limit for a hanging test; a passing test takes a small fraction of it.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -60,13 +63,18 @@ struct Child {
     lines: Lines<BufReader<ChildStdout>>,
 }
 
+/// A command of the children's user.
+fn as_user(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
+    if rustix::process::geteuid().is_root() {
+        command.uid(USER).gid(USER);
+    }
+    command
+}
+
 impl Child {
     fn start(directory: &Directory) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        if rustix::process::geteuid().is_root() {
-            command.uid(USER).gid(USER);
-        }
-        Self::run(command, directory)
+        Self::run(as_user(std::env::current_exe().unwrap()), directory)
     }
 
     fn run(mut command: Command, directory: &Directory) -> Self {
@@ -116,9 +124,22 @@ fn child_device() {
     // SAFETY: it takes no pointer; the signal ends the process.
     unsafe { libc::alarm(DEADLINE.as_secs() as u32) };
     let mut device = None;
-    let mut kept = Vec::new();
-    for line in std::io::stdin().lines() {
-        let line = line.unwrap();
+    let mut kept: Vec<(ShmQueuePair, SoftRegion)> = Vec::new();
+    let (sender, lines) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        std::io::stdin().lines().for_each(|line| sender.send(line.unwrap()).unwrap());
+    });
+    let start = Instant::now();
+    loop {
+        for (queue_pair, _) in &mut kept {
+            let completion = queue_pair.poll(Time::ZERO + start.elapsed());
+            assert!(completion.is_none(), "{completion:?}");
+        }
+        let line = match lines.recv_timeout(Duration::from_micros(100)) {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Timeout) => continue,
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
         let words: Vec<&str> = line.split(' ').collect();
         let answer = match words[..] {
             ["not-dumpable"] => done(not_dumpable()),
@@ -128,13 +149,20 @@ fn child_device() {
                     .with(|options| options.directory = Some(directory.clone().into()));
                 let opened = device.insert(ShmDevice::open(options).unwrap());
                 let rdma = opened.attributes().rdma;
-                format!("{} {:?}", rdma.read || rdma.write, opened.rdma_obstacle())
+                format!("{} {:?}", rdma.read && rdma.write, opened.copy_obstacle())
+            }
+            ["last"] => {
+                let mut last = [0];
+                kept.last().unwrap().1.read(LENGTH - 1, &mut last);
+                last[0].to_string()
             }
             ["offer"] => {
                 let device: &ShmDevice = device.as_ref().unwrap();
                 let queue_pair = device.create_queue_pair(QueuePairOptions::default()).unwrap();
                 let region = queue_pair.register(vec![7; LENGTH].into(), ALL).unwrap();
                 let qpn = queue_pair.address().qpn.0;
+                let Gid(gid) = device.gid();
+                assert_eq!(gid[..2], [0xfe, 0x80]);
                 let offer = format!("{qpn} {} {}", region.remote_address(), region.remote_key());
                 kept.push((queue_pair, region));
                 offer
@@ -164,7 +192,7 @@ fn access(
 ) -> (Result<(), Status>, u8) {
     let mut queue_pair = device.create_queue_pair(QueuePairOptions::default()).unwrap();
     let address_handle = queue_pair.create_address_handle(device.gid()).unwrap();
-    let region = queue_pair.register(vec![0; LENGTH].into(), ALL).unwrap();
+    let region = queue_pair.register(vec![9; LENGTH].into(), ALL).unwrap();
     let request = RdmaRequest {
         id: WorkId(1),
         local: RegionRange { region: region.clone(), offset: 0, length: LENGTH },
@@ -221,8 +249,28 @@ fn check(result: libc::c_int) -> std::io::Result<()> {
     if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
+/// Reads and writes memory of another process, and asks for what the region doesn't allow.
+fn read_and_write(owner: &mut Child, user: &mut Child, how: &str) {
+    let offer = owner.ask("offer");
+    assert_eq!(user.ask(&format!("read {offer}")), "(Ok(()), 7)", "{how}");
+    assert_eq!(user.ask(&format!("write {offer}")), "(Ok(()), 9)", "{how}");
+    assert_eq!(owner.ask("last"), "9", "{how}: the written data are there");
+    assert_eq!(user.ask(&format!("read {offer}")), "(Ok(()), 9)", "{how}");
+    let words: Vec<u64> = offer.split(' ').map(|word| word.parse().unwrap()).collect();
+    let [qpn, address, key] = words[..] else { panic!("{offer}") };
+    for (address, key) in
+        [(address + 1, key), (address - 1, key), (u64::MAX, key), (address, key ^ 1)]
+    {
+        for kind in ["read", "write"] {
+            let answer = user.ask(&format!("{kind} {qpn} {address} {key}"));
+            assert!(answer.starts_with("(Err(RemoteBadAddress)"), "{how} {kind}: {answer}");
+        }
+    }
+    assert_eq!(user.ask(&format!("read {offer}")), "(Ok(()), 9)", "{how}");
+}
+
 #[test]
-fn device_of_a_process_that_others_cannot_read_offers_no_rdma() {
+fn process_that_others_cannot_read_reads_and_writes_by_requests() {
     for (how, reason) in [
         ("not-dumpable", "the process is not dumpable"),
         (
@@ -231,66 +279,103 @@ fn device_of_a_process_that_others_cannot_read_offers_no_rdma() {
         ),
     ] {
         let Some(directory) = directory() else { return };
-        let mut child = Child::start(&directory);
+        let (mut child, mut other) = (Child::start(&directory), Child::start(&directory));
         assert_eq!(child.ask("open"), "true None");
         if child.restrict(how) {
             let reason = format!("others can't access the memory of this process: {reason}");
-            assert_eq!(child.ask("open"), format!("false Some({reason:?})"));
+            assert_eq!(child.ask("open"), format!("true Some({reason:?})"));
+            assert!(other.ask("open").starts_with("true "));
+            read_and_write(&mut child, &mut other, how);
+            read_and_write(&mut other, &mut child, how);
         }
     }
 }
 
 #[test]
-fn device_that_cannot_read_a_process_of_the_host_offers_no_rdma() {
+fn device_says_when_it_cannot_read_a_process_of_the_host() {
     let Some(directory) = directory() else { return };
     let (mut first, mut second) = (Child::start(&directory), Child::start(&directory));
     if first.restrict("not-dumpable") {
-        assert!(first.ask("open").starts_with("false"));
+        assert!(first.ask("open").starts_with("true Some"));
         let process = first.process.id();
         let reason =
             format!("not permitted to access the memory of process {process} of this host");
-        assert_eq!(second.ask("open"), format!("false Some({reason:?})"));
+        assert_eq!(second.ask("open"), format!("true Some({reason:?})"));
         drop(first);
         assert_eq!(second.ask("open"), "true None", "the process has ended");
     }
 }
 
 #[test]
-fn memory_that_becomes_unreadable_later_is_refused_and_not_lost() {
+fn memory_that_becomes_unreadable_later_is_requested_from_then_on() {
     // Restricted is the process with the memory, or the one that reads it.
     for (how, restricted) in [("not-dumpable", 0), ("seccomp", 1)] {
         let Some(directory) = directory() else { return };
-        let mut children = [Child::start(&directory), Child::start(&directory)];
-        for child in &mut children {
+        let [mut owner, mut user] = [Child::start(&directory), Child::start(&directory)];
+        for child in [&mut owner, &mut user] {
             assert_eq!(child.ask("open"), "true None");
         }
-        let offer = children[0].ask("offer");
-        assert_eq!(children[1].ask(&format!("read {offer}")), "(Ok(()), 7)");
-        assert_eq!(children[1].ask(&format!("write {offer}")), "(Ok(()), 0)");
-        if children[restricted].restrict(how) {
-            for kind in ["read", "write", "read"] {
-                let answer = children[1].ask(&format!("{kind} {offer}"));
-                assert_eq!(answer, "(Err(NotPermitted), 0)", "{how}, {kind}");
-            }
+        read_and_write(&mut owner, &mut user, how);
+        let offer = owner.ask("offer");
+        if [&mut owner, &mut user][restricted].restrict(how) {
+            assert_eq!(user.ask(&format!("read {offer}")), "(Ok(()), 7)", "{how}");
+            assert_eq!(user.ask(&format!("write {offer}")), "(Ok(()), 9)", "{how}");
+            assert_eq!(user.ask(&format!("read {offer}")), "(Ok(()), 9)", "{how}");
         }
     }
 }
 
 #[test]
-fn device_of_a_process_in_another_pid_namespace_offers_no_rdma() {
-    let possible = Command::new("unshare").args(["--pid", "--fork", "true"]).output();
-    if !possible.as_ref().is_ok_and(|output| output.status.success()) {
-        return eprintln!("skipped: no PID namespace can be made here: {possible:?}");
+fn processes_of_other_namespaces_read_and_write_each_other() {
+    let program = std::env::current_exe().unwrap();
+    for namespaces in [
+        &["--pid"][..],
+        &["--user", "--map-root-user", "--pid"],
+        &["--user", "--map-root-user", "--pid", "--mount", "--mount-proc"],
+    ] {
+        // A user that has another number in the namespace, as it becomes root there.
+        let new_user = namespaces.contains(&"--user");
+        let inside = || {
+            let mut command = if new_user { as_user("unshare") } else { Command::new("unshare") };
+            command.args(namespaces).args(["--fork", "--kill-child"]);
+            command
+        };
+        let possible = inside().arg("true").output();
+        if !possible.as_ref().is_ok_and(|output| output.status.success()) {
+            eprintln!("skipped: no namespaces {namespaces:?} can be made here: {possible:?}");
+            continue;
+        }
+        let (directory, mut here) = if new_user {
+            let Some(directory) = directory() else { return };
+            let here = Child::start(&directory);
+            (directory, here)
+        } else {
+            let directory = Directory::new();
+            let here = Child::run(Command::new(&program), &directory);
+            (directory, here)
+        };
+        assert_eq!(here.ask("open"), "true None");
+        let start = || {
+            let mut command = inside();
+            command.arg(&program);
+            Child::run(command, &directory)
+        };
+        let (mut there, mut elsewhere) = (start(), start());
+        let reason = "true Some(\"a process of this host is in another PID namespace\")";
+        for child in [&mut there, &mut elsewhere, &mut here] {
+            assert_eq!(child.ask("open"), reason, "{namespaces:?}");
+        }
+        let how = format!("{namespaces:?}");
+        read_and_write(&mut there, &mut here, &how);
+        read_and_write(&mut here, &mut there, &how);
+        // Both have the process number 1.
+        read_and_write(&mut there, &mut elsewhere, &how);
+        // Death is noticed across namespaces.
+        let offer = there.ask("offer");
+        assert_eq!(here.ask(&format!("read {offer}")), "(Ok(()), 7)", "{how}");
+        drop(there);
+        let answer = here.ask(&format!("read {offer}"));
+        let gone = ["(Err(UnresponsiveRemote), 9)", "(Err(BadDestinationQpn), 9)"];
+        assert!(gone.contains(&answer.as_str()), "{how}: {answer}");
     }
-    let directory = Directory::new();
-    let mut here = Child::run(Command::new(std::env::current_exe().unwrap()), &directory);
-    assert_eq!(here.ask("open"), "true None");
-    let mut command = Command::new("unshare");
-    command.args(["--pid", "--fork", "--kill-child"]).arg(std::env::current_exe().unwrap());
-    let mut there = Child::run(command, &directory);
-    let reason = "is in another PID namespace\")";
-    let answer = there.ask("open");
-    assert!(answer.starts_with("false Some") && answer.ends_with(reason), "{answer}");
-    let answer = here.ask("open");
-    assert!(answer.starts_with("false Some") && answer.ends_with(reason), "{answer}");
 }

@@ -409,7 +409,7 @@ fn killed_receiver_is_unresponsive_and_its_file_removed() {
     }
     drop((side, device));
     let left: Vec<_> = std::fs::read_dir(directory.path().join("host")).unwrap().collect();
-    assert_eq!(left.len(), 1, "only the file `next` is left: {left:?}");
+    assert_eq!(left.len(), 2, "only the files `gid` and `next` are left: {left:?}");
 }
 
 /// Packets for the new queue pair must not go to the killed one's ring, which stays attached until the
@@ -511,5 +511,5 @@ fn processes_starting_and_ending_do_not_disturb_others() {
         .unwrap()
         .map(|entry| entry.unwrap().file_name())
         .collect();
-    assert_eq!(left, ["next"]);
+    assert_eq!(left, ["gid", "next"]);
 }

@@ -6,12 +6,14 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests too")]
 
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use efa_device::{
-    Armed, Completion, Destination, Device, DeviceError, QueuePair, QueuePairAddress,
-    QueuePairOptions, SendRequest, Status, Time, WorkId,
+    Access, Armed, Completion, Destination, Device, DeviceError, QueuePair, QueuePairAddress,
+    QueuePairOptions, RdmaRequest, Region, RegionRange, RemoteMemory, SendRequest, Status, Time,
+    WorkId,
 };
 use efa_sim::local::{LocalFabric, LocalOptions};
 use efa_sim::shm::{ShmDevice, ShmOptions};
@@ -345,4 +347,68 @@ fn queue_pair_that_is_not_waitable_has_no_descriptor_and_is_not_armed() {
         let refused = qp.arm(Time::ZERO).unwrap_err();
         assert_eq!(refused, DeviceError::Unsupported { operation: "waiting" });
     }
+}
+
+/// The side with the memory sleeps, without a receive buffer, and so does the side that waits for its operation.
+#[test]
+fn requests_wake_the_process_with_the_memory_and_its_answers_the_requester() {
+    const LENGTH: usize = 3 << 20;
+    let name = format!("efa-waiting-{}-{:016x}", std::process::id(), fastrand::u64(..));
+    let directory = std::env::temp_dir().join(name);
+    let open = || -> SoftDevice {
+        let mut options = ShmOptions::new("host");
+        options.directory = Some(directory.clone());
+        options.kernel_copies = false;
+        ShmDevice::open(options).unwrap().into()
+    };
+    let pair = Pair { devices: [open(), open()], directory: Some(directory.clone()) };
+    let begin = Instant::now();
+    let mut requester = Driven::new(&pair.devices[0], begin);
+    let options = QueuePairOptions::default().with(|options| options.waitable = true);
+    let mut target = pair.devices[1].create_queue_pair(options).unwrap();
+    let access = Access { remote_read: true, remote_write: true };
+    let remote = target.register(vec![7; LENGTH].into(), access).unwrap();
+    let local = requester.qp.register(vec![0; LENGTH].into(), Access::default()).unwrap();
+    let destination = requester.to(target.address());
+    let ended = AtomicBool::new(false);
+    let served = thread::scope(|scope| {
+        let serving = scope.spawn(|| {
+            let mut sleeps = 0_u64;
+            while !ended.load(Ordering::Relaxed) {
+                let now = Time::ZERO + begin.elapsed();
+                assert!(target.poll(now).is_none());
+                if let Armed::Quiet { .. } = target.arm(now).unwrap() {
+                    let mut fds =
+                        [PollFd::from_borrowed_fd(target.wait_fd().unwrap(), PollFlags::IN)];
+                    // The end wakes nobody.
+                    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 100_000_000 })).unwrap();
+                    sleeps += 1;
+                }
+            }
+            sleeps
+        });
+        for round in 0..20 {
+            let request = RdmaRequest {
+                id: WorkId(round),
+                local: RegionRange { region: local.clone(), offset: 0, length: LENGTH },
+                remote: RemoteMemory { address: remote.remote_address(), key: remote.remote_key() },
+                destination,
+            };
+            let posted = match round % 2 {
+                0 => requester.qp.post_read(request),
+                _ => requester.qp.post_write(request, None),
+            };
+            posted.unwrap();
+            let completion = requester.next();
+            let Completion::Rdma { id, result } = completion else { panic!("{completion:?}") };
+            assert_eq!((id, result), (WorkId(round), Ok(())));
+        }
+        ended.store(true, Ordering::Relaxed);
+        serving.join().unwrap()
+    });
+    let mut last = [0];
+    local.read(LENGTH - 1, &mut last);
+    assert_eq!(last, [7]);
+    assert!(served > 0 && requester.sleeps > 0, "{served} and {} sleeps", requester.sleeps);
+    assert!(begin.elapsed() < Duration::from_secs(10), "no side waits for its own look");
 }

@@ -31,6 +31,7 @@ mod post;
 mod query;
 pub(crate) mod queue_pair;
 mod region;
+mod table;
 #[cfg(test)]
 mod test_host;
 mod wr;

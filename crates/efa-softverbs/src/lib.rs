@@ -24,6 +24,9 @@
 //!      efa_sim: datagrams and RDMA, between the processes of a host (shm) or hosts (tcp)
 //! ```
 //!
+//! Programs that open `libibverbs.so.1` and `libefa.so.1` by name don't ask a preloaded library. For them
+//! [`efa_soft_names::libraries`] writes libraries of these names, whose functions jump to those of this one.
+//!
 //! # What the device offers
 //!
 //! SRD and UD queue pairs, address handles, completion queues with and without the sender's GID,

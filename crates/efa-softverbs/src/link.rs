@@ -70,6 +70,7 @@ impl Link {
                 options.rnr_delay = RNR_DELAY;
                 options.rnr_at_start = false;
                 options.rdma = rdma;
+                options.kernel_copies = settings.copies;
                 Ok(Self::Shm(ShmDevice::open(options)?))
             }
             LinkSettings::Tcp { address } => {

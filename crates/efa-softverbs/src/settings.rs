@@ -9,6 +9,7 @@
 //! | `EFA_SOFT_MTU` | largest datagram in bytes, 1024 to 32768 | 8928 |
 //! | `EFA_SOFT_DEVICES` | number of devices, 1 to 16, each on a host of its own; 1 on tcp | 1 |
 //! | `EFA_SOFT_RDMA` | RDMA operations that the device offers: `read`, `write`, `read,write` or `none` | `read,write` |
+//! | `EFA_SOFT_COPIES` | on shm, `0`: reads and writes are always requested from the process with the memory, as between [containers](efa_sim::shm#rdma) | `1`: the kernel copies where it can |
 //! | `EFA_SOFT_UNSOLICITED` | `1`: queue pairs can be created for which immediate data of a write uses no receive buffer (rdma-core 52 and newer) | `0` |
 //! | `EFA_SOFT_NOTIFICATIONS` | `0`: completion queues with a completion channel are refused, as by interfaces without that capability | `1` |
 //! | `EFA_SOFT_REORDER` | delays datagrams at random, so that they arrive out of order: the seed | in order |
@@ -21,10 +22,9 @@
 //!
 //! With an invalid value there is no device, and a message on standard error names it.
 //!
-//! **Containers.** On shm, RDMA copies directly between the memory of two processes, which Linux allows
-//! only within one PID namespace. Between processes in different PID namespaces reads and writes fail:
-//! set `EFA_SOFT_RDMA=none` for both (`efa soft-efa run --device-rdma none`). Datagrams need no more
-//! than the same directory.
+//! **Containers.** On shm, processes in different PID, user and mount namespaces reach each other if they share the
+//! directory. As the kernel doesn't copy between their memory, the library of the process with the memory does: when the
+//! program polls, or in the library's thread.
 //!
 //! # Counters
 //!
@@ -81,6 +81,8 @@ pub struct Settings {
     pub rdma_read: bool,
     /// Whether the device offers RDMA write.
     pub rdma_write: bool,
+    /// Whether the kernel copies where it can, on shm.
+    pub copies: bool,
     /// Whether queue pairs can be created for which immediate data of a write uses no receive buffer.
     pub unsolicited_writes: bool,
     /// Whether completion queues can have a completion channel.
@@ -111,6 +113,7 @@ impl Default for Settings {
             devices: 1,
             rdma_read: true,
             rdma_write: true,
+            copies: true,
             unsolicited_writes: false,
             notifications: true,
             reorder: None,
@@ -229,6 +232,7 @@ impl Settings {
         let capture =
             read.parse("EFA_SOFT_CAPTURE", "a file name", |value| Some(value.to_owned()))?;
         let statistics = read.parse("EFA_SOFT_STATISTICS", "0 or 1", zero_or_one)?;
+        let copies = read.parse("EFA_SOFT_COPIES", "0 or 1", zero_or_one)?;
         let unsolicited_writes = read.parse("EFA_SOFT_UNSOLICITED", "0 or 1", zero_or_one)?;
         let notifications = read.parse("EFA_SOFT_NOTIFICATIONS", "0 or 1", zero_or_one)?;
         let (rdma_read, rdma_write) = rdma.unwrap_or((default.rdma_read, default.rdma_write));
@@ -240,6 +244,7 @@ impl Settings {
             devices: devices.unwrap_or(default.devices),
             rdma_read,
             rdma_write,
+            copies: copies.unwrap_or(default.copies),
             unsolicited_writes: unsolicited_writes.unwrap_or(default.unsolicited_writes),
             notifications: notifications.unwrap_or(default.notifications),
             reorder,
@@ -318,6 +323,7 @@ mod tests {
             ("EFA_SOFT_MTU", "4096"),
             ("EFA_SOFT_DEVICES", "2"),
             ("EFA_SOFT_RDMA", "read"),
+            ("EFA_SOFT_COPIES", "0"),
             ("EFA_SOFT_UNSOLICITED", "1"),
             ("EFA_SOFT_NOTIFICATIONS", "0"),
             ("EFA_SOFT_REORDER", "18446744073709551615"),
@@ -336,6 +342,7 @@ mod tests {
             devices: 2,
             rdma_read: true,
             rdma_write: false,
+            copies: false,
             unsolicited_writes: true,
             notifications: false,
             reorder: Some(u64::MAX),
@@ -381,6 +388,7 @@ mod tests {
             ("EFA_SOFT_DEVICES", "0"),
             ("EFA_SOFT_DEVICES", "17"),
             ("EFA_SOFT_RDMA", "reads"),
+            ("EFA_SOFT_COPIES", "no"),
             ("EFA_SOFT_UNSOLICITED", "2"),
             ("EFA_SOFT_REORDER", "-1"),
             ("EFA_SOFT_RNR", "1.5"),

@@ -7,3 +7,5 @@ mod integration;
 
 const LINK: &str = "shm";
 const DEVICES: usize = 2;
+/// Of `EFA_SOFT_COPIES`.
+const COPIES: &str = "1";

@@ -7,3 +7,5 @@ mod integration;
 
 const LINK: &str = "tcp";
 const DEVICES: usize = 1;
+/// Of `EFA_SOFT_COPIES`.
+const COPIES: &str = "1";

@@ -109,8 +109,9 @@ impl Fabric {
     /// A network of processes on this host, over shared memory: those that use the same name. Files are
     /// created when a domain is opened.
     ///
-    /// RDMA works only between processes of one PID namespace. Otherwise (containers that share
-    /// `/dev/shm`) set [`rdma`](ShmOptions::rdma) to [`Rdma::NONE`](crate::sim::Rdma::NONE) on both sides.
+    /// The kernel copies RDMA between processes of one PID namespace. Otherwise, as between containers that share the
+    /// directory, or without [`kernel_copies`](ShmOptions::kernel_copies), the target carries it out when it
+    /// progresses.
     #[cfg(feature = "sim")]
     #[must_use]
     pub fn shm(options: ShmOptions) -> Self {

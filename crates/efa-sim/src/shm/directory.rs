@@ -4,6 +4,7 @@
 //! /dev/shm/efa-<uid>/            mode 0700, ours
 //!     <name>/                    mode 0700, ours: one host
 //!         next                   the next queue pair number to try
+//!         gid                    the host's GID: of one user in several user namespaces, each has another number
 //!         qp-<qpn>               a queue pair, locked (flock) while its process lives
 //!         ring-<to>-<from>-<nonce>   until the receiver has mapped it
 //!         new-<nonce>            a queue pair file that is being created
@@ -32,6 +33,8 @@ use crate::link::system;
 const FILE_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 /// The file with the next queue pair number.
 const NEXT: &str = "next";
+/// The file with the host's GID.
+const GID: &str = "gid";
 /// Longest host name in bytes.
 const MAX_NAME: usize = 64;
 
@@ -152,9 +155,50 @@ impl HostDirectory {
         let path = base.join(name);
         let file = open_private(&parent, Path::new(name), &path, uid)?;
         let (opener, gid) = (Opener::this(), gid_of(uid, name));
-        let directory = Self { opener, file, path, uid, gid, until_sweep: AtomicUsize::new(0) };
+        let until_sweep = AtomicUsize::new(0);
+        let mut directory = Self { opener, file, path, uid, gid, until_sweep };
+        directory.gid = directory.agree_on_gid()?;
         directory.sweep()?;
         Ok(directory)
+    }
+
+    /// The GID that all processes of the host use: that of the first.
+    fn agree_on_gid(&self) -> Result<Gid, DeviceError> {
+        // A sweep of another process may remove the file before it has its name.
+        for _ in 0..16 {
+            if let Some(gid) = self.read_gid()? {
+                return Ok(gid);
+            }
+            let (name, file) = self.create_locked(FileName::New, self.gid.0.len())?;
+            let written = rustix::io::pwrite(&file, &self.gid.0, 0);
+            let linked = written.and_then(|_| {
+                linkat(&self.file, name.to_string(), &self.file, GID, AtFlags::empty())
+            });
+            self.remove(name);
+            match linked {
+                Ok(()) => return Ok(self.gid),
+                Err(Errno::EXIST | Errno::NOENT) => {}
+                Err(errno) => return Err(self.error("naming", name, errno)),
+            }
+        }
+        Err(inconsistent(&self.path, "files are removed as soon as they are created".into()))
+    }
+
+    fn read_gid(&self) -> Result<Option<Gid>, DeviceError> {
+        let path = || self.path.join(GID);
+        let failed = |errno| system(format!("reading {}", path().display()), errno);
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let file = match openat(&self.file, GID, flags, Mode::empty()) {
+            Ok(file) => file,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(failed(errno)),
+        };
+        self.check_kind(FileType::RegularFile, GID, &fstat(&file).map_err(failed)?)?;
+        let mut gid = [0; 16];
+        match retry_on_intr(|| rustix::io::pread(&file, &mut gid, 0)).map_err(failed)? {
+            16 if gid != [0; 16] => Ok(Some(Gid(gid))),
+            _ => Err(inconsistent(&path(), "is no GID; remove it".into())),
+        }
     }
 
     pub(super) fn opener(&self) -> Opener {

@@ -3,12 +3,13 @@
 
 use std::collections::VecDeque;
 
-use efa_device::{DeviceError, Qpn, Status, Time};
+use efa_device::{DeviceError, Qpn, Region as _, RemoteMemory, Status, Time};
 
 use super::directory::{FileName, HostDirectory};
 use super::mailbox::Sender;
-use super::ring::{Arrived, Awaited, Broken, Kind, RingReceiver, WRITTEN};
+use super::ring::{ADDRESS, Arrived, Awaited, Broken, Kind, RingReceiver, WRITTEN};
 use super::wake::Waker;
+use crate::keys::Use;
 use crate::link::{Delivered, ReceiveQueue};
 
 /// Most packets taken from a ring in one poll, so that no sender starves the others.
@@ -42,6 +43,8 @@ pub(super) struct Incoming {
     empty: u32,
     /// When each packet without a buffer was first seen, oldest first.
     waiting: VecDeque<Time>,
+    /// Bytes of a request on their way between ring and region.
+    passing: Vec<u8>,
     /// Whether packets arrived since the last [`was_quiet`](Self::was_quiet).
     active: bool,
 }
@@ -79,6 +82,7 @@ impl Incoming {
             waker,
             empty: 0,
             waiting: VecDeque::new(),
+            passing: Vec::new(),
             active: true,
         }))
     }
@@ -148,6 +152,10 @@ impl Incoming {
                 receive(written);
                 continue;
             }
+            if matches!(arrived.kind, Kind::Read | Kind::Write) {
+                self.serve(queue, arrived);
+                continue;
+            }
             if arrived.qkey != queue.qkey {
                 self.reject(Status::BadDestinationQpn);
                 continue;
@@ -192,6 +200,35 @@ impl Incoming {
         Some(Delivered::Written { packet, length, immediate })
     }
 
+    /// Carries out a request to read or write memory of this process.
+    #[cold]
+    fn serve(&mut self, queue: &ReceiveQueue<'_>, arrived: Arrived) {
+        let (address, key) = (self.ring.requested_address(), arrived.qkey.0);
+        let (length, wanted) = match arrived.kind {
+            Kind::Read => (arrived.immediate as usize, Use::RemoteRead),
+            _ => (arrived.length - ADDRESS, Use::RemoteWrite),
+        };
+        let bytes = &mut self.passing;
+        bytes.resize(length, 0);
+        let served =
+            queue.keys.part(RemoteMemory { address, key }, length, wanted).and_then(|part| {
+                let copied = match arrived.kind {
+                    Kind::Read => part.region.read(part.offset, bytes),
+                    _ => {
+                        self.ring.copy_data(bytes);
+                        part.region.write(part.offset, bytes)
+                    }
+                };
+                // Less if the region was revoked meanwhile, or isn't mapped.
+                if copied == length { Ok(()) } else { Err(Status::RemoteBadAddress) }
+            });
+        match (served, arrived.kind) {
+            (Ok(()), Kind::Read) => self.ring.answer(bytes),
+            (Ok(()), _) => self.ring.answer(&[]),
+            (Err(status), _) => self.ring.reject(status),
+        }
+    }
+
     fn reject(&mut self, why: Status) {
         self.ring.reject(why);
         self.waiting.pop_front();
@@ -221,6 +258,12 @@ impl Incoming {
     /// Prepares looks at whether the next packet has arrived.
     pub(super) fn await_next(&self, awaited: &mut Option<Awaited>) {
         self.ring.await_next(awaited);
+    }
+
+    /// Whether the next packet has arrived and needs no buffer.
+    pub(super) fn has_request(&self) -> bool {
+        let next = self.ring.peek().ok().flatten();
+        next.is_some_and(|arrived| matches!(arrived.kind, Kind::Read | Kind::Write))
     }
 
     /// Whether packets have arrived.

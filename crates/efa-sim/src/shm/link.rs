@@ -5,8 +5,12 @@
 //!    ├─► doorbell rung? attach and watch who rang
 //!    ├─► next peer with sends in flight: take acknowledgements
 //!    ├─► first RDMA operation: copy a piece
+//!    ├─► operations that the kernel doesn't copy: put requests into rings
 //!    └─► once a second: free what dead processes left
 //! ```
+
+mod keys;
+mod rdma;
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -19,12 +23,14 @@ use efa_device::{
 };
 use slab::Slab;
 
+pub(super) use self::keys::Keys;
 use super::directory::HostDirectory;
 use super::incoming::{Found, Incoming};
 use super::mailbox::{EntryState, Mailbox, PeerMailbox, Sender};
 use super::memory::HostMemory;
 use super::operation::Operation;
-use super::outgoing::{Content, Local, Outgoing, Posted};
+use super::outgoing::{Content, Finished, Local, Outgoing, Posted, Purpose};
+use super::requests::Requests;
 use super::ring::Awaited;
 use super::wake::{Fifo, Sleeper};
 use super::{ShmDevice, ShmOptions};
@@ -69,8 +75,10 @@ pub struct ShmLink {
     active: Vec<usize>,
     next_active: usize,
     local: Arc<Local>,
-    /// RDMA operations in flight, which count as sends.
+    /// RDMA operations that the kernel copies, which count as sends.
     operations: VecDeque<Operation>,
+    /// Those that their targets carry out.
+    requests: Requests,
     /// Faults to be injected into sends, if any.
     faults: Option<Box<Faults<SendRequest<Packet>>>>,
 
@@ -81,30 +89,6 @@ pub struct ShmLink {
 
     /// Last, so that rings are left before the file goes.
     mailbox: Mailbox,
-}
-
-/// Keys by queue pair number, in blocks: a queue pair with few peers has few of them.
-#[derive(Debug, Default)]
-struct Keys(Vec<Option<Box<[u16; 256]>>>);
-
-impl Keys {
-    #[inline]
-    fn get(&self, number: Qpn) -> Option<usize> {
-        let block = self.0.get(usize::from(number.0 >> 8))?.as_ref()?;
-        // 0 stands for none.
-        usize::from(block[usize::from(number.0 & 0xff)]).checked_sub(1)
-    }
-
-    fn set(&mut self, number: Qpn, key: Option<usize>) {
-        let block = usize::from(number.0 >> 8);
-        if block >= self.0.len() {
-            self.0.resize_with(block + 1, || None);
-        }
-        let block = self.0[block].get_or_insert_with(|| Box::new([0; 256]));
-        // There are fewer keys than numbers, since 0 is no queue pair's.
-        let key = key.and_then(|key| u16::try_from(key + 1).ok());
-        block[usize::from(number.0 & 0xff)] = key.unwrap_or(0);
-    }
 }
 
 /// Creates a queue pair.
@@ -150,6 +134,7 @@ pub(super) fn create(
         next_active: 0,
         local,
         operations: VecDeque::new(),
+        requests: Requests::default(),
         faults: (faults != FaultOptions::NONE).then(|| Box::new(Faults::new(faults, qpn))),
         lacks_room: false,
         sleeper: fifo.map(Sleeper::new),
@@ -366,8 +351,8 @@ impl ShmLink {
         let Some(&key) = self.active.get(self.next_active) else { return };
         let Some(outgoing) = self.outgoing.get_mut(key) else { return };
         let peer = QueuePairId { gid: self.me.gid, qpn: outgoing.peer() };
-        let there =
-            outgoing.poll(state.now(), |(posted, result)| complete(state, peer, posted, result));
+        let there = outgoing
+            .poll(state.now(), |finished| complete(state, &mut self.requests, peer, finished));
         if there && !outgoing.is_idle() {
             self.next_active += 1;
             return;
@@ -381,7 +366,13 @@ impl ShmLink {
     fn forget(&mut self, key: usize) {
         self.active.retain(|&active| active != key);
         if let Some(outgoing) = self.outgoing.try_remove(key) {
-            self.by_number.set(outgoing.peer(), None);
+            match outgoing.purpose() {
+                Purpose::Datagrams => self.by_number.set(outgoing.peer(), None),
+                Purpose::Requests => {
+                    self.requests.rings.set(outgoing.peer(), None);
+                    self.requests.fail(key, Status::UnresponsiveRemote);
+                }
+            }
         }
     }
 
@@ -416,13 +407,14 @@ impl ShmLink {
         if let Some(key) = old {
             let id = self.peer(peer);
             if let Some(outgoing) = self.outgoing.get_mut(key) {
-                outgoing.close(Status::BadDestinationQpn, |(posted, result)| {
-                    complete(state, id, posted, result);
+                outgoing.close(Status::BadDestinationQpn, |finished| {
+                    complete(state, &mut self.requests, id, finished);
                 });
             }
             self.forget(key);
         }
-        let Some(outgoing) = Outgoing::open(&self.local, peer, qkey)? else { return Ok(None) };
+        let outgoing = Outgoing::open(&self.local, peer, Purpose::Datagrams, qkey)?;
+        let Some(outgoing) = outgoing else { return Ok(None) };
         let key = self.outgoing.insert(outgoing);
         self.by_number.set(peer, Some(key));
         Ok(Some(key))
@@ -502,7 +494,9 @@ impl ShmLink {
                     outgoing.post(posted);
                 }
             }
-            Err(status) => complete(state, path.peer, posted, Err(status)),
+            Err(status) => {
+                complete(state, &mut self.requests, path.peer, (posted, Err(status)));
+            }
         }
     }
 
@@ -521,7 +515,7 @@ impl ShmLink {
         }
         let mut until = self.next_sweep;
         if self.incoming.iter().flatten().any(Incoming::has_packets) {
-            if state.has_posted() {
+            if state.has_posted() || self.incoming.iter().flatten().any(Incoming::has_request) {
                 return None;
             }
             until = until.min(now + LOOK_FOR_BUFFERS);
@@ -529,44 +523,15 @@ impl ShmLink {
         for key in self.active.clone() {
             let Some(outgoing) = self.outgoing.get_mut(key) else { continue };
             let peer = QueuePairId { gid: self.me.gid, qpn: outgoing.peer() };
-            let there = outgoing
-                .poll_before_sleep(now, |(posted, result)| complete(state, peer, posted, result));
+            let there = outgoing.poll_before_sleep(now, |finished| {
+                complete(state, &mut self.requests, peer, finished)
+            });
             if !there {
                 self.forget(key);
             }
         }
+        self.go_on_with_requests(state);
         (!state.has_completions()).then_some(until)
-    }
-
-    // ---- RDMA --------------------------------------------------------------------------------
-
-    /// Copies a piece for the first operation.
-    #[inline(never)]
-    fn copy_piece(&mut self, state: &mut QueueState) {
-        let Some(operation) = self.operations.front_mut() else { return };
-        let result = match operation.step(&self.memory) {
-            Ok(true) => return,
-            Ok(false) => Ok(()),
-            Err(status) => Err(status),
-        };
-        let (id, peer, length) = (operation.id, operation.peer, operation.length());
-        let direction = operation.direction;
-        self.operations.pop_front();
-        match (result, direction) {
-            (Ok(()), Direction::Write(Some(immediate))) => {
-                let connection = match self.ring_to(state, peer, None) {
-                    Ok(ring) => ring.ok_or(Status::BadDestinationQpn),
-                    Err(error) => {
-                        tracing::warn!(%error, "no ring for immediate data");
-                        Err(Status::QueuePairInternal)
-                    }
-                };
-                let path = Path { peer: self.peer(peer), connection };
-                let (content, immediate) = (Content::Written(length), Some(immediate));
-                self.post(state, path, Posted { id, content, immediate, qkey: Qkey(0) });
-            }
-            (result, _) => state.complete_rdma(id, result),
-        }
     }
 }
 
@@ -645,6 +610,9 @@ impl Link for ShmLink {
         if !self.operations.is_empty() {
             self.copy_piece(state);
         }
+        if self.requests.has_work() {
+            self.go_on_with_requests(state);
+        }
         if state.now() >= self.next_sweep {
             self.sweep(state.now());
         }
@@ -686,15 +654,21 @@ impl Link for ShmLink {
     }
 }
 
-/// Completes a send to `peer`.
+/// Completes a send to `peer`, or takes the result of a request.
 #[inline]
-fn complete(state: &mut QueueState, peer: QueuePairId, posted: Posted, result: Result<(), Status>) {
+fn complete(
+    state: &mut QueueState,
+    requests: &mut Requests,
+    peer: QueuePairId,
+    (posted, result): Finished,
+) {
     let Posted { id, content, .. } = posted;
     match content {
         Content::Datagram { packet, length } => {
             state.complete_send(peer, id, packet, length, result);
         }
         Content::Written(_) => state.complete_rdma(id, result),
+        Content::Piece { operation, piece } => requests.finish(operation, &piece, result),
     }
 }
 

@@ -18,8 +18,8 @@
 //! another process.
 //!
 //! Process numbers mean nothing in another PID namespace, and the kernel may
-//! [forbid](super::permission) the copies. A process that finds either when it opens the device offers no RDMA;
-//! what is forbidden later ends with [`Status::NotPermitted`], and the log has the process.
+//! [forbid](super::permission) the copies. Then a copy ends with [`Status::NotPermitted`], the log has the process,
+//! and the caller [requests](super::requests) the operation from the process itself.
 //!
 //! Programs read into the same buffers repeatedly, and two buffers of 1 MiB about fill the cache of a core.
 //! If each copy ran from front to back, every cache line would be evicted before it is used again. So
@@ -39,14 +39,14 @@ use fastrand::Rng;
 use rustix::fs::stat;
 use rustix::io::Errno;
 
-use super::directory::{FileName, HostDirectory};
+use super::directory::{FileName, HostDirectory, is_locked};
 use crate::fork::Descriptor;
 use crate::keys::{HEADER_COOKIE, LENGTH, PeerSlots, Slot, Slots, Use, number_at, slot_at};
 use crate::memory::read_process;
 use crate::region::KeyTable;
 
 /// With the version of the layout.
-const MAGIC: u64 = u64::from_le_bytes(*b"efamem4\n");
+const MAGIC: u64 = u64::from_le_bytes(*b"efamem5\n");
 /// Reads of at least this many bytes are copied in two halves. Shorter ones stay cached in any order.
 const LONG: usize = 256 << 10;
 /// The kernel copies page by page.
@@ -63,6 +63,8 @@ pub(super) struct HostMemory {
     _file: Descriptor,
     /// The PID namespace of this process; 0 if that isn't known.
     namespace: u64,
+    /// Whether the kernel copies where it can.
+    copies: bool,
     peers: Mutex<HashMap<Qpn, Arc<Peer>>>,
 }
 
@@ -90,11 +92,13 @@ const GONE: Failure = Failure::Outdated(Status::UnresponsiveRemote);
 const NOT_ALLOWED: Failure = Failure::Outdated(Status::RemoteBadAddress);
 
 impl HostMemory {
-    /// A table of at most `limit` regions of at most `max_size` bytes.
+    /// A table of at most `limit` regions of at most `max_size` bytes. Without `copies`, none is copied to or from
+    /// other processes.
     pub(super) fn new(
         directory: &Arc<HostDirectory>,
         limit: usize,
         max_size: u64,
+        copies: bool,
     ) -> Result<Self, DeviceError> {
         let (name, file) = directory.create_locked(FileName::Memory, LENGTH)?;
         let namespace = pid_namespace();
@@ -105,12 +109,25 @@ impl HostMemory {
         allow_all_to_trace();
         let keys = KeyTable::with_slots(limit, max_size, Rng::new(), Some(slots));
         let (directory, peers) = (Arc::clone(directory), Mutex::default());
-        Ok(Self { directory, keys, name, _file: file.into(), namespace, peers })
+        Ok(Self { directory, keys, name, _file: file.into(), namespace, copies, peers })
     }
 
-    /// Why this process and others of the host can't access each other's memory, as far as it can be seen
-    /// now: what keeps others from this process, and this one from those that are there.
+    /// Why others of the host can't access the memory of this process or it theirs, in whatever way.
     pub(super) fn obstacle(&self) -> Option<String> {
+        let tables = self.directory.tables().unwrap_or_default();
+        let other = tables.into_iter().find(|table| is_of_another_version(&self.directory, *table));
+        other.map(|_| {
+            "a process of this host runs another version of efa, which doesn't answer requests"
+                .into()
+        })
+    }
+
+    /// Why the kernel doesn't copy between this process and others of the host, as far as it can be seen now: what
+    /// keeps others from this process, and this one from those that are there.
+    pub(super) fn copy_obstacle(&self) -> Option<String> {
+        if !self.copies {
+            return Some("the options of the device ask for requests".into());
+        }
         if let Some(obstacle) = super::permission::obstacle() {
             return Some(format!("others can't access the memory of this process: {obstacle}"));
         }
@@ -118,10 +135,9 @@ impl HostMemory {
         let find = |table| Peer::find(&self.directory, table)?.ok().flatten();
         let mut others = tables.into_iter().filter_map(find);
         others.find_map(|other| match other.check_cookie() {
-            _ if self.is_foreign(&other) => Some(format!(
-                "process {} of this host is in another PID namespace",
-                other.slots.process
-            )),
+            _ if self.is_foreign(&other) => {
+                Some("a process of this host is in another PID namespace".into())
+            }
             Err(Failure::Refused(Status::NotPermitted)) => Some(format!(
                 "not permitted to access the memory of process {} of this host",
                 other.slots.process
@@ -130,10 +146,9 @@ impl HostMemory {
         })
     }
 
-    /// Whether a process is in another PID namespace.
+    /// Whether a process may be in another PID namespace: its number says nothing then.
     fn is_foreign(&self, peer: &Peer) -> bool {
-        let other = peer.slots.namespace;
-        self.namespace != 0 && other != 0 && self.namespace != other
+        self.namespace == 0 || self.namespace != peer.slots.namespace
     }
 
     pub(super) fn keys(&self) -> &KeyTable {
@@ -210,7 +225,7 @@ impl HostMemory {
         // A known table may be of a process that has ended, and the number another's: then tried again.
         for _ in 0..2 {
             let peer = self.peer(qpn)?;
-            if self.is_foreign(&peer) {
+            if !self.copies || self.is_foreign(&peer) {
                 return Err(peer.not_permitted());
             }
             match peer.check_queue_pair(qpn).and_then(|()| copy(&peer)) {
@@ -276,9 +291,9 @@ impl Peer {
     fn not_permitted(&self) -> Status {
         if !self.refusal_told.swap(true, Ordering::Relaxed) {
             let process = self.slots.process;
-            tracing::warn!(
-                "not permitted to access the memory of process {process} (not dumpable, seccomp, \
-                 ptrace_scope, PID namespace)"
+            tracing::info!(
+                "reads and writes of the memory of process {process} are requested from it: not permitted to \
+                 access it (not dumpable, seccomp, ptrace_scope, PID namespace), or not wanted"
             );
         }
         Status::NotPermitted
@@ -448,6 +463,18 @@ fn failure(errno: Errno) -> Failure {
     }
 }
 
+/// Whether a table is of a living process with another version of this layout.
+fn is_of_another_version(directory: &HostDirectory, table: FileName) -> bool {
+    let Ok(Some(file)) = directory.find(table) else { return false };
+    let mut magic = [0; 8];
+    let magic = match rustix::io::pread(&file, &mut magic, 0) {
+        Ok(8) => u64::from_le_bytes(magic),
+        _ => 0,
+    };
+    // 0: its process is just making it.
+    magic != 0 && magic != MAGIC && is_locked(&file).unwrap_or(false)
+}
+
 /// The PID namespace of this process; 0 if `/proc` doesn't tell.
 fn pid_namespace() -> u64 {
     stat("/proc/self/ns/pid").map_or(0, |found| found.st_ino)
@@ -482,11 +509,14 @@ mod tests {
 
         fn open(&self) -> HostMemory {
             let directory = HostDirectory::open(Some(&self.0), "host").unwrap();
-            HostMemory::new(&Arc::new(directory), 100, 1 << 20).unwrap()
+            HostMemory::new(&Arc::new(directory), 100, 1 << 20, true).unwrap()
         }
 
+        /// The number of files with memory keys.
         fn names(&self) -> usize {
-            std::fs::read_dir(self.0.join("host")).unwrap().count()
+            let entries = std::fs::read_dir(self.0.join("host")).unwrap();
+            let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            names.filter(|name| name.starts_with("mem-")).count()
         }
     }
 
@@ -675,23 +705,41 @@ mod tests {
     }
 
     #[test]
-    fn table_of_another_pid_namespace_is_an_obstacle_and_not_permitted() {
+    fn table_of_another_or_unknown_pid_namespace_is_not_copied_from() {
         let host = Host::new();
         let (owner, user) = (host.open(), host.open());
-        assert_eq!(user.obstacle(), None);
+        assert_eq!((user.copy_obstacle(), user.obstacle()), (None, None));
         let memory = owner.keys().register(vec![1; 8].into(), ALL).unwrap();
         owner.add_queue_pair(Qpn(3)).unwrap();
         let target = user.keys().register(vec![0; 8].into(), ALL).unwrap();
-        file(&owner).words::<1>(HEADER_NAMESPACE)[0].fetch_xor(1, Ordering::Relaxed);
-        let obstacle = user.obstacle().unwrap();
-        let expected =
-            format!("process {} of this host is in another PID namespace", std::process::id());
-        assert_eq!(obstacle, expected);
-        let refused = Err(Status::NotPermitted);
-        assert_eq!(read(&user, Qpn(3), at(&memory, 0), &target, 8), refused);
-        let written = target.with_part(0, 8, |part| user.write(Qpn(3), part, at(&memory, 0)));
-        assert_eq!(written, refused);
+        let file = file(&owner);
+        let namespace = &file.words::<1>(HEADER_NAMESPACE)[0];
+        for other in [namespace.load(Ordering::Relaxed) ^ 1, 0] {
+            namespace.store(other, Ordering::Relaxed);
+            let obstacle = user.copy_obstacle();
+            assert!(obstacle.unwrap().ends_with("is in another PID namespace"));
+            user.peers().clear();
+            let refused = Err(Status::NotPermitted);
+            assert_eq!(read(&user, Qpn(3), at(&memory, 0), &target, 8), refused);
+            let written = target.with_part(0, 8, |part| user.write(Qpn(3), part, at(&memory, 0)));
+            assert_eq!(written, refused);
+        }
+        assert_eq!(user.obstacle(), None, "the process can be asked");
         owner.remove_queue_pair(Qpn(3));
+    }
+
+    #[test]
+    fn table_of_another_version_is_an_obstacle_while_its_process_lives() {
+        let host = Host::new();
+        let (owner, user) = (host.open(), host.open());
+        let file = file(&owner);
+        let magic = &file.words::<1>(0)[0];
+        for (word, is_obstacle) in [(MAGIC, false), (0, false), (MAGIC + 1, true)] {
+            magic.store(word, Ordering::Relaxed);
+            assert_eq!(user.obstacle().is_some(), is_obstacle, "{word:#x}");
+        }
+        drop(owner);
+        assert_eq!(user.obstacle(), None);
     }
 
     #[test]

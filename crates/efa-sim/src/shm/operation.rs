@@ -1,7 +1,7 @@
 //! An RDMA operation in flight: copied in pieces, one per poll, so that a long one doesn't delay other
 //! work.
 
-use efa_device::{Qpn, RdmaRequest, RegionRange, RemoteMemory, Status, WorkId};
+use efa_device::{Destination, Qpn, RdmaRequest, RegionRange, RemoteMemory, Status, WorkId};
 
 use super::memory::HostMemory;
 use crate::link::Direction;
@@ -15,7 +15,7 @@ const PIECE: usize = 1 << 20;
 pub(super) struct Operation {
     pub(super) id: WorkId,
     pub(super) direction: Direction,
-    pub(super) peer: Qpn,
+    destination: Destination,
     local: RegionRange<SoftRegion>,
     remote: RemoteMemory,
     done: usize,
@@ -24,7 +24,17 @@ pub(super) struct Operation {
 impl Operation {
     pub(super) fn new(request: RdmaRequest<SoftRegion>, direction: Direction) -> Self {
         let RdmaRequest { id, local, remote, destination } = request;
-        Self { id, direction, peer: destination.qpn, local, remote, done: 0 }
+        Self { id, direction, destination, local, remote, done: 0 }
+    }
+
+    /// The request that it was made of.
+    pub(super) fn into_request(self) -> RdmaRequest<SoftRegion> {
+        let Self { id, local, remote, destination, .. } = self;
+        RdmaRequest { id, local, remote, destination }
+    }
+
+    pub(super) fn peer(&self) -> Qpn {
+        self.destination.qpn
     }
 
     pub(super) fn length(&self) -> u64 {
@@ -43,8 +53,8 @@ impl Operation {
             return Err(Status::BadLocalKey);
         }
         region.with_part(offset + self.done, count, |local| match self.direction {
-            Direction::Read => memory.read(self.peer, remote, local),
-            Direction::Write(_) => memory.write(self.peer, local, remote),
+            Direction::Read => memory.read(self.destination.qpn, remote, local),
+            Direction::Write(_) => memory.write(self.destination.qpn, local, remote),
         })?;
         self.done += count;
         Ok(self.done < *length)

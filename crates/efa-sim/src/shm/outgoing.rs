@@ -17,9 +17,10 @@ use efa_device::{DeviceError, Qkey, Qpn, Status, Time, WorkId};
 
 use super::directory::{FileName, HostDirectory};
 use super::mailbox::{PeerMailbox, Sender};
-use super::ring::{Kind, RingSender};
+use super::requests::{CHUNK, REQUESTS};
+use super::ring::{ADDRESS, Kind, RingSender};
 use super::wake::Waker;
-use crate::link::system;
+use crate::link::{Piece, Step, system};
 
 /// Polls without acknowledgement between two checks of the receiver.
 const CHECK_EVERY: u32 = 32;
@@ -42,7 +43,15 @@ pub(super) enum Content {
     },
     /// The immediate data of a write of this many bytes.
     Written(u64),
+    /// A piece of the operation with this key, and the bytes that are written or were read.
+    Piece {
+        operation: usize,
+        piece: Box<Piece>,
+    },
 }
+
+// A longer one would make each datagram dearer.
+const _: () = assert!(size_of::<Posted>() == 56);
 
 /// A completed send.
 pub(super) type Finished = (Posted, Result<(), Status>);
@@ -64,6 +73,25 @@ pub(super) struct Local {
     pub(super) sleeps: bool,
 }
 
+/// What a ring is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Datagrams, and the immediate data of writes.
+    Datagrams,
+    /// [Requests](super::requests). They don't wait behind datagrams for which no buffer is posted.
+    Requests,
+}
+
+impl Purpose {
+    /// The number of slots at first and under load, and the bytes of a slot.
+    fn shape(self, local: &Local) -> (usize, usize, usize) {
+        match self {
+            Self::Datagrams => (local.idle_slots, local.ring_slots, local.mtu),
+            Self::Requests => (REQUESTS, REQUESTS, ADDRESS + CHUNK),
+        }
+    }
+}
+
 /// The outcome of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Check {
@@ -75,6 +103,7 @@ enum Check {
 #[derive(Debug)]
 pub(super) struct Outgoing {
     peer: Qpn,
+    purpose: Purpose,
     /// The key that was used last.
     key: Option<Qkey>,
     mailbox: PeerMailbox,
@@ -103,6 +132,7 @@ impl Outgoing {
     pub(super) fn open(
         local: &Arc<Local>,
         peer: Qpn,
+        purpose: Purpose,
         key: Option<Qkey>,
     ) -> Result<Option<Self>, DeviceError> {
         let directory = &local.directory;
@@ -114,9 +144,11 @@ impl Outgoing {
             Some(generation) => Waker::open(directory, peer, generation)?,
             None => None,
         };
-        let (ring, nonce) = create_ring(local, peer, local.idle_slots)?;
+        let (slots, most_slots, mtu) = purpose.shape(local);
+        let (ring, nonce) = create_ring(local, peer, slots, mtu)?;
         let mut outgoing = Self {
             peer,
+            purpose,
             key,
             mailbox,
             waker,
@@ -124,9 +156,9 @@ impl Outgoing {
             nonce,
             local: Arc::clone(local),
             entry: None,
-            most_slots: local.ring_slots,
+            most_slots,
             swept: 0,
-            in_flight: VecDeque::with_capacity(local.idle_slots),
+            in_flight: VecDeque::with_capacity(slots),
             queued: VecDeque::new(),
             idle_polls: 0,
             stalled: None,
@@ -138,6 +170,15 @@ impl Outgoing {
 
     pub(super) fn peer(&self) -> Qpn {
         self.peer
+    }
+
+    pub(super) fn purpose(&self) -> Purpose {
+        self.purpose
+    }
+
+    /// Whether what is posted next leaves at once.
+    pub(super) fn has_space(&self) -> bool {
+        self.queued.is_empty() && self.ring.has_space()
     }
 
     fn claim(&mut self) {
@@ -209,6 +250,20 @@ impl Outgoing {
                 let immediate = immediate.unwrap_or(0);
                 self.ring.publish(Kind::Written, immediate, &length.to_le_bytes(), qkey);
             }
+            Content::Piece { piece, .. } => match piece.step {
+                Step::Read { address, count } => {
+                    self.ring.publish_request(Kind::Read, (address, piece.key), count, &[]);
+                }
+                // A piece is no longer than a slot.
+                Step::Write { address } => {
+                    let memory = (address, piece.key);
+                    self.ring.publish_request(Kind::Write, memory, 0, &piece.bytes);
+                }
+                Step::Written { immediate, length } => {
+                    let key = Qkey(piece.key);
+                    self.ring.publish(Kind::Written, immediate, &length.to_le_bytes(), key);
+                }
+            },
         }
         self.in_flight.push_back(posted);
     }
@@ -245,8 +300,15 @@ impl Outgoing {
         self.idle_polls = 0;
         self.stalled = None;
         for _ in 0..count {
+            let mut posted = self.in_flight.pop_front();
+            if let Some(Posted { content: Content::Piece { piece, .. }, .. }) = &mut posted
+                && let Some((_, length)) = piece.wanted
+            {
+                piece.bytes = vec![0; length].into();
+                self.ring.copy_answer(&mut piece.bytes);
+            }
             let result = self.ring.take_acknowledgement();
-            if let Some(posted) = self.in_flight.pop_front() {
+            if let Some(posted) = posted {
                 finish((posted, result));
             }
         }
@@ -272,7 +334,8 @@ impl Outgoing {
     /// Replaces the ring, all of whose packets are acknowledged, by one for load.
     #[cold]
     fn lengthen(&mut self) {
-        match create_ring(&self.local, self.peer, self.most_slots) {
+        let (.., mtu) = self.purpose.shape(&self.local);
+        match create_ring(&self.local, self.peer, self.most_slots, mtu) {
             Ok((ring, nonce)) => {
                 self.leave();
                 (self.ring, self.nonce, self.entry) = (ring, nonce, None);
@@ -286,12 +349,14 @@ impl Outgoing {
         }
     }
 
-    /// Whether the ring is one for load, and nothing was sent since the last call. Then the next send may as well
-    /// make a new one.
+    /// Whether the ring is one for load or for requests, and nothing was sent since the last call. Then the next
+    /// send may as well make a new one.
     pub(super) fn is_oversized(&mut self) -> bool {
         let published = self.ring.published();
         let unused = std::mem::replace(&mut self.swept, published) == published;
-        unused && self.is_idle() && self.ring.slots() > self.local.idle_slots
+        let is_small =
+            self.purpose == Purpose::Datagrams && self.ring.slots() <= self.local.idle_slots;
+        unused && self.is_idle() && !is_small
     }
 
     /// Announces that no more packets follow in the ring.
@@ -391,8 +456,13 @@ fn ring_name(local: &Local, peer: Qpn, nonce: u64) -> FileName {
 }
 
 /// A ring of this length to `peer`, and the nonce in its name.
-fn create_ring(local: &Local, peer: Qpn, slots: usize) -> Result<(RingSender, u64), DeviceError> {
-    let (directory, mtu, from) = (&local.directory, local.mtu, local.sender.qpn);
+fn create_ring(
+    local: &Local,
+    peer: Qpn,
+    slots: usize,
+    mtu: usize,
+) -> Result<(RingSender, u64), DeviceError> {
+    let (directory, from) = (&local.directory, local.sender.qpn);
     let nonce = fastrand::u64(..);
     let name = ring_name(local, peer, nonce);
     let length = RingSender::file_length(slots, mtu)

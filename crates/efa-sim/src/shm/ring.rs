@@ -14,6 +14,13 @@
 //! was not delivered, it writes the slot's status first. Watched is one of two bits: that of a receiver which
 //! may sleep makes the sender look whether it does (see [`handover`](super::handover)).
 //!
+//! Two more kinds of slots [ask](super::requests) the receiver to read or write memory of its process:
+//!
+//! ```text
+//!   read:   length 8, memory key | count | address               answered by the bytes, from the address on
+//!   write:  length 8 + n, memory key     | address | n bytes
+//! ```
+//!
 //! Neither side trusts the other's words: numbers are checked against what the protocol allows, lengths
 //! against the layout that was checked when the file was mapped, and no word is read twice.
 
@@ -57,7 +64,14 @@ pub(super) enum Kind {
     Immediate,
     /// The immediate data of an RDMA write, whose length in bytes is in the slot.
     Written,
+    /// A request for bytes of the receiver's memory, which it puts into the slot.
+    Read,
+    /// Bytes for the receiver's memory.
+    Write,
 }
+
+/// Bytes of the address in front of a request.
+pub(super) const ADDRESS: usize = 8;
 
 /// Bytes of a [`Kind::Written`] slot.
 pub(super) const WRITTEN: usize = 8;
@@ -105,6 +119,8 @@ impl Kind {
             Self::Plain => 0,
             Self::Immediate => 1,
             Self::Written => 2,
+            Self::Read => 3,
+            Self::Write => 4,
         }
     }
 
@@ -114,6 +130,8 @@ impl Kind {
             0 => Some(Self::Plain),
             1 => Some(Self::Immediate),
             2 => Some(Self::Written),
+            3 => Some(Self::Read),
+            4 => Some(Self::Write),
             _ => None,
         }
     }
@@ -191,6 +209,35 @@ impl RingSender {
         number.store(self.tail, Ordering::Release);
     }
 
+    /// Publishes a request for the memory from `address` on, of the region of `key`: to read `count` bytes, which
+    /// a slot must hold, or to write `bytes`.
+    pub(super) fn publish_request(
+        &mut self,
+        kind: Kind,
+        (address, key): (u64, u32),
+        count: u32,
+        bytes: &[u8],
+    ) {
+        debug_assert!(self.has_space() && ADDRESS + bytes.len() <= self.layout.capacity());
+        let at = self.layout.slot(self.tail);
+        let [number, what, status] = slot_words(&self.map, at);
+        let length = (ADDRESS + bytes.len()) as u64;
+        what.store(length | kind.encode() << 24 | u64::from(key) << 32, Ordering::Relaxed);
+        status.store(u64::from(count) << 32, Ordering::Relaxed);
+        self.map.copy_in(at + SLOT_HEADER, &address.to_le_bytes());
+        self.map.copy_in(at + SLOT_HEADER + ADDRESS, bytes);
+        self.tail += 1;
+        number.store(self.tail, Ordering::Release);
+    }
+
+    /// Copies what the receiver answered to the oldest packet, a read, whose acknowledgement is to be
+    /// [taken](Self::take_acknowledgement) next.
+    pub(super) fn copy_answer(&self, into: &mut [u8]) {
+        let length = into.len().min(self.layout.capacity());
+        let at = self.layout.slot(self.acknowledged) + SLOT_HEADER;
+        self.map.copy_out(at, &mut into[..length]);
+    }
+
     /// Whether the receiver polls this ring, and never sleeps; otherwise it may have to be woken.
     #[inline]
     pub(super) fn is_watched(&self) -> bool {
@@ -252,8 +299,10 @@ impl RingSender {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Arrived {
     pub(super) length: usize,
+    /// Of a read or write the memory key.
     pub(super) qkey: Qkey,
     pub(super) kind: Kind,
+    /// Of a read the number of bytes.
     pub(super) immediate: u32,
 }
 
@@ -384,14 +433,16 @@ impl RingReceiver {
         let good = match kind {
             Kind::Plain | Kind::Immediate => length <= self.layout.mtu,
             Kind::Written => length == WRITTEN,
+            Kind::Read => length == ADDRESS,
+            Kind::Write => (ADDRESS..=self.layout.capacity()).contains(&length),
         };
-        if !good {
+        let immediate = match kind {
+            Kind::Plain | Kind::Write => 0,
+            _ => (status.load(Ordering::Relaxed) >> 32) as u32,
+        };
+        if !good || (kind == Kind::Read && immediate as usize > self.layout.capacity()) {
             return Err(Broken);
         }
-        let immediate = match kind {
-            Kind::Plain => 0,
-            Kind::Immediate | Kind::Written => (status.load(Ordering::Relaxed) >> 32) as u32,
-        };
         Ok(Some(Arrived { length, qkey, kind, immediate }))
     }
 
@@ -400,6 +451,26 @@ impl RingReceiver {
     pub(super) fn accept(&mut self, into: &mut [u8]) {
         let length = into.len().min(self.layout.capacity());
         self.map.copy_out(self.next_at + SLOT_HEADER, &mut into[..length]);
+        self.step();
+    }
+
+    /// The address that the next packet, a request, names.
+    pub(super) fn requested_address(&self) -> u64 {
+        let mut address = [0; ADDRESS];
+        self.map.copy_out(self.next_at + SLOT_HEADER, &mut address);
+        u64::from_le_bytes(address)
+    }
+
+    /// Copies the data of the next packet, a write, and leaves it.
+    pub(super) fn copy_data(&self, into: &mut [u8]) {
+        let length = into.len().min(self.layout.capacity() - ADDRESS);
+        self.map.copy_out(self.next_at + SLOT_HEADER + ADDRESS, &mut into[..length]);
+    }
+
+    /// Completes the next packet, a request; a read with its bytes.
+    pub(super) fn answer(&mut self, bytes: &[u8]) {
+        let length = bytes.len().min(self.layout.capacity());
+        self.map.copy_in(self.next_at + SLOT_HEADER, &bytes[..length]);
         self.step();
     }
 
@@ -547,6 +618,33 @@ mod tests {
     }
 
     #[test]
+    fn requests_carry_address_and_key_and_are_answered_in_their_slot() {
+        let (mut sender, mut receiver, _) = ring(4, 100);
+        sender.publish_request(Kind::Read, (0x1234, 77), 100, &[]);
+        sender.publish_request(Kind::Write, (0x5678, 78), 0, b"data");
+        sender.publish_request(Kind::Read, (0, 79), 5, &[]);
+        let arrived = receiver.peek().unwrap().unwrap();
+        assert_eq!((arrived.kind, arrived.qkey, arrived.immediate), (Kind::Read, Qkey(77), 100));
+        assert_eq!(receiver.requested_address(), 0x1234);
+        receiver.answer(&[9; 100]);
+        let arrived = receiver.peek().unwrap().unwrap();
+        assert_eq!((arrived.kind, arrived.qkey, arrived.length), (Kind::Write, Qkey(78), 12));
+        assert_eq!(receiver.requested_address(), 0x5678);
+        let mut data = [0; 4];
+        receiver.copy_data(&mut data);
+        assert_eq!(&data, b"data");
+        receiver.answer(&[]);
+        receiver.reject(Status::RemoteBadAddress);
+        receiver.acknowledge();
+        assert_eq!(sender.acknowledgements(), Ok(3));
+        let mut answer = [0; 100];
+        sender.copy_answer(&mut answer);
+        assert_eq!((sender.take_acknowledgement(), answer), (Ok(()), [9; 100]));
+        assert_eq!(sender.take_acknowledgement(), Ok(()));
+        assert_eq!(sender.take_acknowledgement(), Err(Status::RemoteBadAddress));
+    }
+
+    #[test]
     fn file_with_invalid_header_or_length_is_not_a_ring() {
         assert_eq!(RingSender::file_length(3, 8), None);
         assert_eq!(RingSender::file_length(MAX_SLOTS * 2, 8), None);
@@ -588,10 +686,24 @@ mod tests {
         other.words::<3>(SLOTS)[2].store(77, Ordering::Relaxed);
         assert_eq!(sender.acknowledgements(), Ok(1));
         assert_eq!(sender.take_acknowledgement(), Err(Status::BadStatus));
-        // Too long, an unknown kind, a `Written` slot of one byte.
-        for length in [101, u64::from(u32::MAX), 3 << 24, 2 << 24 | 1] {
+        // Too long, an unknown kind, a `Written` slot of one byte, a `Read` of 9 and a `Write` of 7 and 101 bytes.
+        for length in [
+            101,
+            u64::from(u32::MAX),
+            5 << 24,
+            2 << 24 | 1,
+            3 << 24 | 9,
+            4 << 24 | 7,
+            4 << 24 | 101,
+        ] {
             other.words::<3>(SLOTS)[1].store(length, Ordering::Relaxed);
             assert_eq!(receiver.peek(), Err(Broken));
+        }
+        // A read of more bytes than the slot has.
+        other.words::<3>(SLOTS)[1].store(3 << 24 | 8, Ordering::Relaxed);
+        for (count, good) in [(0, true), (100, true), (101, false), (u64::from(u32::MAX), false)] {
+            other.words::<3>(SLOTS)[2].store(count << 32, Ordering::Relaxed);
+            assert_eq!(receiver.peek().is_ok(), good, "{count}");
         }
         for number in [0, 2, u64::MAX] {
             other.words::<3>(SLOTS)[0].store(number, Ordering::Relaxed);

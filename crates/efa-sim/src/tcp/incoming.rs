@@ -29,9 +29,10 @@ use super::wire::{
     CHUNK, HEADER, HELLO, Header, Hello, LONGEST, Prefix, RESPONSE, Response, Violation,
     emit_welcome,
 };
+use crate::keys::Use;
 use crate::link::{Delivered, ReceiveQueue};
 use crate::record::QueuePairId;
-use crate::region::{KeyTable, SoftRegion};
+use crate::region::SoftRegion;
 
 /// Size of the receive buffer: more than the longest frame.
 const BUFFER: usize = 2 * LONGEST;
@@ -142,30 +143,6 @@ impl Responses {
     fn is_empty(&self) -> bool {
         self.run.is_none() && self.written == self.bytes.len()
     }
-}
-
-/// The access to a region that a frame asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wanted {
-    Read,
-    Write,
-}
-
-/// The part of a region that a frame names, if the access is allowed.
-fn find(
-    keys: &KeyTable,
-    memory: RemoteMemory,
-    length: usize,
-    wanted: Wanted,
-) -> Result<RegionRange<SoftRegion>, Status> {
-    let region = keys.find(memory.key).ok_or(Status::RemoteBadAddress)?;
-    let access = region.access();
-    let allowed = match wanted {
-        Wanted::Read => access.remote_read,
-        Wanted::Write => access.remote_write,
-    };
-    let part = region.part(memory, length).filter(|_| allowed);
-    part.ok_or(Status::RemoteBadAddress)
 }
 
 /// Puts a datagram into the next posted buffer.
@@ -394,7 +371,10 @@ impl Incoming {
                 }
                 Prefix::Read { address, count } => {
                     let memory = RemoteMemory { address, key: arrived.key };
-                    let read = find(target.queue.keys, memory, count as usize, Wanted::Read)
+                    let read = target
+                        .queue
+                        .keys
+                        .part(memory, count as usize, Use::RemoteRead)
                         .and_then(|part| self.responses.add_data(sequence, &part));
                     match read {
                         Ok(()) => {
@@ -407,11 +387,13 @@ impl Incoming {
                 }
                 Prefix::Write { address } => {
                     let memory = RemoteMemory { address, key: arrived.key };
-                    find(target.queue.keys, memory, payload.len(), Wanted::Write).and_then(|part| {
-                        let written = part.region.write(part.offset, payload);
-                        let all = written == payload.len();
-                        if all { Ok(()) } else { Err(Status::RemoteBadAddress) }
-                    })
+                    target.queue.keys.part(memory, payload.len(), Use::RemoteWrite).and_then(
+                        |part| {
+                            let written = part.region.write(part.offset, payload);
+                            let all = written == payload.len();
+                            if all { Ok(()) } else { Err(Status::RemoteBadAddress) }
+                        },
+                    )
                 }
             };
             if result.is_ok() {

@@ -23,15 +23,15 @@ use slab::Slab;
 
 use super::admission;
 use super::incoming::{Found, Incoming, Target};
-use super::operation::Operation;
 use super::outgoing::{Ending, Finished, Outgoing, Posted, status_of};
 use super::socket::{Event, Listener, Poller, Socket, Token, address_of, endpoint, gid_of};
 use super::statistics::TcpStatistics;
-use super::wire::{Hello, Violation};
+use super::wire::{CHUNK, Hello, Violation};
 use super::{TcpDevice, TcpOptions};
 use crate::fork::Opener;
 use crate::link::{
-    Direction, KeptNumber, Link, LinkQueuePair, Packet, Path, QueueState, Settings, granted, system,
+    Direction, KeptNumber, Link, LinkQueuePair, Packet, Path, QueueState, RequestedOperation,
+    Settings, granted, system,
 };
 use crate::record::QueuePairId;
 use crate::region::SoftRegion;
@@ -650,7 +650,7 @@ impl Link for TcpLink {
         match path.connection {
             Ok(key) => {
                 let Some(outgoing) = self.outgoing.get_mut(key) else { return Ok(()) };
-                let operation = Operation::new(request, direction);
+                let operation = RequestedOperation::new(request, direction, CHUNK);
                 outgoing.start(operation, |finished| complete(state, path.peer, finished));
                 self.write_soon(state, key);
             }

@@ -23,18 +23,20 @@ use efa_device::{Qkey, Status, Time, WorkId};
 use rustix::io::Errno;
 use slab::Slab;
 
-use super::operation::{Operation, Piece, WINDOW};
 use super::socket::{Received, Socket};
 use super::wire::{
     HEADER, HELLO, Header, Hello, PREFIX, Prefix, RESPONSE, Response, Violation, check_welcome,
 };
-use crate::link::RNR_RETRY_INFINITE;
+use crate::link::{Piece, RNR_RETRY_INFINITE, RequestedOperation as Operation};
 use crate::record::QueuePairId;
 
 /// Most packets written with one system call.
 const FRAMES: usize = 32;
 /// Most slices of a write: the hello, and header and payload of each packet.
 const PARTS: usize = 1 + 2 * FRAMES;
+
+/// Most frames of operations in flight on a connection.
+const WINDOW: usize = 16;
 
 /// How long the first wait before another try is at most; each one after it may be twice as long.
 const FIRST_WAIT: Duration = Duration::from_millis(5);
@@ -66,7 +68,7 @@ impl Frame {
             Self::Datagram(Posted { immediate: Some(immediate), qkey, .. }) => {
                 (Prefix::Immediate(*immediate), qkey.0)
             }
-            Self::Piece(_, piece) => (piece.prefix, piece.key),
+            Self::Piece(_, piece) => (piece.step.into(), piece.key),
         }
     }
 

@@ -29,6 +29,8 @@
 
 use std::time::Duration;
 
+use crate::link::Step;
+
 use efa_device::{Qpn, Status};
 
 /// Largest datagram of the link in bytes.
@@ -265,6 +267,16 @@ pub(super) enum Prefix {
     Read { address: u64, count: u32 },
     Write { address: u64 },
     Written { immediate: u32, length: u64 },
+}
+
+impl From<Step> for Prefix {
+    fn from(step: Step) -> Self {
+        match step {
+            Step::Read { address, count } => Self::Read { address, count },
+            Step::Write { address } => Self::Write { address },
+            Step::Written { immediate, length } => Self::Written { immediate, length },
+        }
+    }
 }
 
 impl Prefix {

@@ -68,6 +68,6 @@ fn shm_regions_outlive_their_device_and_leave_no_files() {
     drop((requester, target, target_device));
     let left = std::fs::read_dir(directory.as_ref().unwrap().path().join("host")).unwrap();
     let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(left, ["next"]);
+    assert_eq!(left, ["gid", "next"]);
     assert_eq!((bytes(&local)[0], bytes(&remote)[1]), (0xee, 1));
 }

@@ -26,6 +26,8 @@ pub(crate) type Done = Completion<Box<[u8]>>;
 pub(crate) enum Link {
     Local,
     Shm,
+    /// The shm link without copies by the kernel.
+    Requests,
     Tcp,
 }
 
@@ -78,12 +80,13 @@ impl Pair {
                 let fabric = fabric.insert(LocalFabric::new(options));
                 [0, 1].map(|_| fabric.open().into())
             }
-            Link::Shm => {
+            Link::Shm | Link::Requests => {
                 let directory = directory.insert(Directory::new());
                 [0, 1].map(|_| {
                     let mut options = ShmOptions::new("host");
                     options.directory = Some(directory.path().to_path_buf());
                     (options.rdma, options.max_rdma_size, options.mtu) = (rdma, max_rdma_size, mtu);
+                    options.kernel_copies = link == Link::Shm;
                     ShmDevice::open(options).unwrap().into()
                 })
             }

@@ -24,6 +24,7 @@ macro_rules! suite {
         for_each_link! {
             local crate::pair::Link::Local => { $($test)* };
             shm crate::pair::Link::Shm => { $($test)* };
+            requests crate::pair::Link::Requests => { $($test)* };
             tcp crate::pair::Link::Tcp => { $($test)* };
         }
     };

@@ -19,6 +19,9 @@ use crate::process::{HandleType, process};
 struct RegionObject {
     /// First, so that the handle is a pointer to the object.
     ibv: ibv_mr,
+    /// The members that follow `ibv` in rdma-core's `verbs_mr`, which code built on its internal headers reads: the
+    /// type, 0 for memory of the program, and the access flags.
+    _kind_and_access: [c_uint; 2],
     region: SoftRegion,
     _domain: DomainRef,
 }
@@ -45,7 +48,8 @@ fn register(
         if access & !offered != 0 {
             return Err(UNSUPPORTED);
         }
-        let has = |flag| access & flag != 0;
+        let flags = access;
+        let has = |flag| flags & flag != 0;
         let (local_write, remote_write) =
             (has(IBV_ACCESS_LOCAL_WRITE), has(IBV_ACCESS_REMOTE_WRITE));
         if remote_write && !local_write {
@@ -65,7 +69,8 @@ fn register(
         let region = unsafe { device.link.keys().register_raw(raw)? };
         let key = region.remote_key();
         let ibv = ibv_mr { context, pd, addr: address, length, handle: key, lkey: key, rkey: key };
-        let object = Box::new(RegionObject { ibv, region, _domain: domain });
+        let object =
+            Box::new(RegionObject { ibv, _kind_and_access: [0, flags], region, _domain: domain });
         let mr = Box::into_raw(object).cast();
         process().add_handle(mr, HandleType::Region, context);
         Ok(mr)

@@ -1,7 +1,7 @@
 //! The library as programs use it, both ends in one process.
 //!
-//! Each link has a test program that runs these tests: `device_shm.rs` and `device_tcp.rs`. Tests of
-//! several processes are in `tests/processes`.
+//! Each link has a test program that runs these tests: `device_shm.rs`, `device_requests.rs` and
+//! `device_tcp.rs`. Tests of several processes are in `tests/processes`.
 
 mod channels;
 mod completions;
@@ -18,7 +18,7 @@ use efa_soft::abi::*;
 
 use crate::common::verbs::*;
 use crate::common::{Directory, loopback};
-use crate::{DEVICES, LINK};
+use crate::{COPIES, DEVICES, LINK};
 
 const ALL_ACCESS: u32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
 
@@ -30,6 +30,7 @@ static HOST: LazyLock<Directory> = LazyLock::new(|| {
     unsafe {
         std::env::set_var("EFA_SOFT_DIRECTORY", directory.path().join("hosts"));
         std::env::set_var("EFA_SOFT_LINK", LINK);
+        std::env::set_var("EFA_SOFT_COPIES", COPIES);
         // On tcp, a host that no other test program has.
         std::env::set_var("EFA_SOFT_ADDRESS", loopback(1).to_string());
         std::env::set_var("EFA_SOFT_DEVICES", DEVICES.to_string());

@@ -1,4 +1,4 @@
-//! An RDMA operation in flight: one frame for each piece, some of them at a time.
+//! An RDMA operation that the target's process carries out: a request for each piece, some of them at a time.
 //!
 //! ```text
 //!   0        next            length
@@ -8,24 +8,22 @@
 
 use efa_device::{Qkey, RdmaRequest, Region as _, RegionRange, RemoteMemory, Status, WorkId};
 
-use super::wire::{CHUNK, Prefix};
-use crate::link::Direction;
+use super::Direction;
 use crate::region::SoftRegion;
-
-/// Most frames of operations in flight on a connection.
-pub(super) const WINDOW: usize = 16;
 
 /// An operation that was accepted.
 #[derive(Debug)]
-pub(super) struct Operation {
-    pub(super) id: WorkId,
+pub(crate) struct Operation {
+    pub(crate) id: WorkId,
     direction: Direction,
     local: RegionRange<SoftRegion>,
     remote: RemoteMemory,
     qkey: Qkey,
+    /// Most bytes of a piece.
+    chunk: usize,
     /// Offset of the next piece, if there is one.
     next: Option<usize>,
-    /// Frames without response.
+    /// Requests without response.
     awaited: usize,
     /// Immediate data to be sent.
     immediate: Option<u32>,
@@ -33,19 +31,35 @@ pub(super) struct Operation {
     failed: Option<Status>,
 }
 
-/// A frame of an operation.
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// `count` bytes from `address` on.
+    Read { address: u64, count: u32 },
+    /// To store the bytes of the piece from `address` on.
+    Write { address: u64 },
+    /// To deliver the immediate data of a write of `length` bytes.
+    Written { immediate: u32, length: u64 },
+}
+
+/// A request of an operation.
 #[derive(Debug)]
-pub(super) struct Piece {
-    pub(super) prefix: Prefix,
-    pub(super) key: u32,
+pub(crate) struct Piece {
+    pub(crate) step: Step,
+    pub(crate) key: u32,
     /// Of a read: offset and length of the requested bytes.
-    pub(super) wanted: Option<(usize, usize)>,
+    pub(crate) wanted: Option<(usize, usize)>,
     /// Of a write: the data.
-    pub(super) bytes: Box<[u8]>,
+    pub(crate) bytes: Box<[u8]>,
 }
 
 impl Operation {
-    pub(super) fn new(request: RdmaRequest<SoftRegion>, direction: Direction) -> Self {
+    /// An operation in pieces of at most `chunk` bytes.
+    pub(crate) fn new(
+        request: RdmaRequest<SoftRegion>,
+        direction: Direction,
+        chunk: usize,
+    ) -> Self {
         let RdmaRequest { id, local, remote, destination } = request;
         let qkey = destination.qkey;
         let immediate = match direction {
@@ -58,6 +72,7 @@ impl Operation {
             local,
             remote,
             qkey,
+            chunk,
             next: Some(0),
             awaited: 0,
             immediate,
@@ -65,10 +80,10 @@ impl Operation {
         }
     }
 
-    /// The next frame to be sent.
-    pub(super) fn begin(&mut self) -> Option<Piece> {
+    /// The next request to be sent.
+    pub(crate) fn begin(&mut self) -> Option<Piece> {
         let Some(offset) = self.next else { return self.announce() };
-        let count = CHUNK.min(self.local.length - offset);
+        let count = self.chunk.min(self.local.length - offset);
         let end = offset + count;
         self.next = (end < self.local.length).then_some(end);
         // No region extends beyond the last address.
@@ -79,8 +94,8 @@ impl Operation {
         let key = self.remote.key;
         let piece = match self.direction {
             Direction::Read => {
-                let prefix = Prefix::Read { address, count: count as u32 };
-                Piece { prefix, key, wanted: Some((offset, count)), bytes: Box::default() }
+                let step = Step::Read { address, count: count as u32 };
+                Piece { step, key, wanted: Some((offset, count)), bytes: Box::default() }
             }
             Direction::Write(_) => {
                 let mut bytes: Box<[u8]> = vec![0; count].into();
@@ -88,7 +103,7 @@ impl Operation {
                     self.fail(Status::BadLocalKey);
                     return None;
                 }
-                Piece { prefix: Prefix::Write { address }, key, wanted: None, bytes }
+                Piece { step: Step::Write { address }, key, wanted: None, bytes }
             }
         };
         self.awaited += 1;
@@ -102,19 +117,19 @@ impl Operation {
         }
         let immediate = self.immediate.take()?;
         self.awaited += 1;
-        let prefix = Prefix::Written { immediate, length: self.local.length as u64 };
-        Some(Piece { prefix, key: self.qkey.0, wanted: None, bytes: Box::default() })
+        let step = Step::Written { immediate, length: self.local.length as u64 };
+        Some(Piece { step, key: self.qkey.0, wanted: None, bytes: Box::default() })
     }
 
     /// Stores data of a read at `offset`.
-    pub(super) fn take(&mut self, offset: usize, bytes: &[u8]) {
+    pub(crate) fn take(&mut self, offset: usize, bytes: &[u8]) {
         if self.local.region.write(self.local.offset + offset, bytes) < bytes.len() {
             self.fail(Status::BadLocalKey);
         }
     }
 
-    /// Handles the response to a frame.
-    pub(super) fn end(&mut self, result: Result<(), Status>) {
+    /// Handles the response to a request.
+    pub(crate) fn end(&mut self, result: Result<(), Status>) {
         self.awaited -= 1;
         if let Err(status) = result {
             self.fail(status);
@@ -127,7 +142,7 @@ impl Operation {
     }
 
     /// The result, if the operation has completed.
-    pub(super) fn result(&self) -> Option<Result<(), Status>> {
+    pub(crate) fn result(&self) -> Option<Result<(), Status>> {
         let over = self.next.is_none() && self.awaited == 0;
         match self.failed {
             Some(status) if over => Some(Err(status)),

@@ -1,0 +1,117 @@
+//! The libraries that programs open by name: `libibverbs.so.1`, `libefa.so.1`.
+//!
+//! ```text
+//!   run:        PLACE/lib/libibverbs.so.1 …   LD_LIBRARY_PATH=PLACE/lib:…   the device library stays where it is
+//!   libraries:  DIR/libibverbs.so.1 …         DIR/libefa_soft.so            a copy, so that DIR can be moved
+//! ```
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use efa_soft_names::libraries::{self, DEVICE_LIBRARY};
+use rustix::fs::{StatVfsMountFlags, statvfs};
+
+/// The dynamic loader's variable with directories.
+pub(super) const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
+
+/// Why a program that opens libibverbs itself won't find the device.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LibraryError {
+    /// Code can't be loaded from there.
+    #[error("{} is on a file system mounted with noexec: name a directory on another one by TMPDIR", directory.display())]
+    NoExec {
+        /// The directory.
+        directory: PathBuf,
+    },
+    /// The loader would read the path as something else.
+    #[error("the loader can't search {}: the path contains a colon, a semicolon or a dollar sign, or isn't UTF-8", path.display())]
+    Character {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The libraries can't be written.
+    #[error("cannot write to {}", directory.display())]
+    Write {
+        /// The directory.
+        directory: PathBuf,
+        /// The reason.
+        source: io::Error,
+    },
+}
+
+/// Writes the libraries for the device library `device` into `directory`, which must not exist. Returns the value of
+/// [`LIBRARY_PATH`] with it, where `search` is the value before.
+pub(super) fn offer(
+    directory: &Path,
+    device: &Path,
+    search: Option<&OsStr>,
+) -> Result<OsString, LibraryError> {
+    let failed = |source| LibraryError::Write { directory: directory.to_owned(), source };
+    let search = search.unwrap_or_default();
+    let device = searchable(device)?;
+    searchable(directory)?;
+    fs::create_dir(directory).map_err(failed)?;
+    let mounted = statvfs(directory).map_err(|error| failed(error.into()))?;
+    if mounted.f_flag.contains(StatVfsMountFlags::NOEXEC) {
+        return Err(LibraryError::NoExec { directory: directory.to_owned() });
+    }
+    libraries::write(directory, device, &libraries::with_libibverbs(search)).map_err(failed)?;
+    let mut path = directory.as_os_str().to_owned();
+    if !search.is_empty() {
+        path.push(":");
+        path.push(search);
+    }
+    Ok(path)
+}
+
+/// Copies the device library into `directory`, and writes the others beside it.
+pub(super) fn export(directory: &Path, device: &Path) -> Result<(), LibraryError> {
+    searchable(directory)?;
+    let exported = || {
+        fs::create_dir_all(directory)?;
+        let new = directory.join(format!("{DEVICE_LIBRARY}.new"));
+        fs::copy(device, &new)?;
+        // Programs that run keep the file that was there before.
+        fs::rename(new, directory.join(DEVICE_LIBRARY))?;
+        libraries::write(directory, &format!("$ORIGIN/{DEVICE_LIBRARY}"), &[])
+    };
+    exported().map_err(|source| LibraryError::Write { directory: directory.to_owned(), source })
+}
+
+/// A path that the loader takes as it is.
+fn searchable(path: &Path) -> Result<&str, LibraryError> {
+    let is_plain = !path.as_os_str().as_bytes().iter().any(|byte| b":;$".contains(byte));
+    let text = path.to_str().filter(|_| is_plain);
+    text.ok_or_else(|| LibraryError::Character { path: path.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_that_the_loader_would_split_or_expand_are_refused() {
+        for path in ["/a:b", "/a;b", "/$ORIGIN"] {
+            let error = searchable(Path::new(path)).unwrap_err();
+            assert!(matches!(error, LibraryError::Character { .. }), "{error}");
+        }
+        assert_eq!(searchable(Path::new("/my dir")).unwrap(), "/my dir");
+    }
+
+    #[test]
+    fn directory_comes_before_those_that_are_searched_already() {
+        let base = std::env::temp_dir().join(format!("efa-offer-test-{:016x}", fastrand::u64(..)));
+        fs::create_dir(&base).unwrap();
+        let device = Path::new("/d/libefa_soft.so");
+        let first = offer(&base.join("1"), device, None).unwrap();
+        assert_eq!(first, base.join("1"));
+        let second = offer(&base.join("2"), device, Some(OsStr::new("/x:/y"))).unwrap();
+        assert_eq!(second.to_str().unwrap(), format!("{}:/x:/y", base.join("2").display()));
+        let error = offer(&base.join("2"), device, None).unwrap_err();
+        assert!(matches!(error, LibraryError::Write { .. }), "{error}");
+        fs::remove_dir_all(&base).unwrap();
+    }
+}
