@@ -174,7 +174,8 @@ pub struct ShmOptions {
     /// Slots of each ring, a power of two up to 65,536; more packets wait in the send queue. A ring takes
     /// this many times the MTU of memory.
     pub ring_slots: usize,
-    /// Most queue pairs that can send to one queue pair at a time, up to 4,096.
+    /// Most queue pairs that can send to one queue pair at a time, up to 4,096. One that requests reads or writes
+    /// from it counts twice.
     pub max_peers: usize,
     /// RNR delay of this device's queue pairs as receivers: a send to one without a posted buffer fails
     /// after the sender's `rnr_retry` times this.

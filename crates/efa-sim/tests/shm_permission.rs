@@ -325,6 +325,26 @@ fn memory_that_becomes_unreadable_later_is_requested_from_then_on() {
     }
 }
 
+/// Within one PID namespace the kernel may let a process read the other's memory and not the reverse.
+#[test]
+fn processes_of_other_user_and_mount_namespaces_read_and_write_each_other() {
+    let inside = ["--user", "--map-root-user", "--mount", "--fork", "--kill-child"];
+    let possible = as_user("unshare").args(inside).arg("true").output();
+    if !possible.as_ref().is_ok_and(|output| output.status.success()) {
+        return eprintln!("skipped: no namespaces {inside:?} can be made here: {possible:?}");
+    }
+    let Some(directory) = directory() else { return };
+    let mut here = Child::start(&directory);
+    let mut command = as_user("unshare");
+    command.args(inside).arg(std::env::current_exe().unwrap());
+    let mut there = Child::run(command, &directory);
+    for child in [&mut here, &mut there] {
+        assert!(child.ask("open").starts_with("true "));
+    }
+    read_and_write(&mut there, &mut here, "from outside");
+    read_and_write(&mut here, &mut there, "from inside");
+}
+
 #[test]
 fn processes_of_other_namespaces_read_and_write_each_other() {
     let program = std::env::current_exe().unwrap();

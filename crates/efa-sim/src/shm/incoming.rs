@@ -227,6 +227,7 @@ impl Incoming {
             (Ok(()), _) => self.ring.answer(&[]),
             (Err(status), _) => self.ring.reject(status),
         }
+        self.waiting.pop_front();
     }
 
     fn reject(&mut self, why: Status) {

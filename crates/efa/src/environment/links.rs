@@ -66,6 +66,11 @@ pub(super) const LINKS: &[Parameter] = &[
                 .map_or(Value::Text(String::new()), |path| Value::Text(path.display().to_string()))
         },
     ),
+    flag!(
+        "FI_EFARS_SHM_KERNEL_COPIES",
+        "whether the kernel copies reads and writes where it can; if not, their targets do",
+        links.shm.kernel_copies
+    ),
     count!(
         "FI_EFARS_SHM_MAX_ADDRESS_HANDLES",
         "most interfaces that a device can send to",
