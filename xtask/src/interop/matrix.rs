@@ -94,7 +94,6 @@ impl Pair {
     /// Those in which libfabric sends, receives, or does anything.
     pub(crate) const C_SENDS: &[Self] = &[Self::CC, Self::CRust];
     pub(crate) const C_RECEIVES: &[Self] = &[Self::CC, Self::RustC];
-    pub(crate) const WITH_C: &[Self] = &[Self::CC, Self::CRust, Self::RustC];
 
     /// Sender and receiver.
     pub(crate) const fn stacks(self) -> [Stack; 2] {

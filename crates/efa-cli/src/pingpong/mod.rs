@@ -70,6 +70,8 @@ With --fi, the other side is libfabric's fi_pingpong, on the same software devic
   efa soft-efa run -- fi_pingpong -p efa -e rdm -c & efa pingpong --fi 127.0.0.1
 fi_pingpong doesn't exchange its options, so both sides need the same: -c is the default here (else \
 --no-check), -I --iterations, -S --sizes (-S all: --all-sizes), -m tagged --tagged.
+From libfabric 2.1 on it prefers the fabric efa-direct, whose messages have no protocol: give it -f efa. \
+From 2.4 on it also sends the space that it leaves before a message: give this side --fi-prefix 176.
 
 With --device verbs the packets go by an interface of this machine, which reaches other hosts: start \
 `efa pingpong --device verbs --listen 0.0.0.0` there and `efa pingpong --device verbs THERE` here.
@@ -95,6 +97,16 @@ pub(crate) struct Args {
     /// The other side is libfabric's `fi_pingpong -p efa -e rdm -c`
     #[arg(long, requires = "side", conflicts_with_all = ["warmup", "cq_data", "bandwidth"])]
     fi: bool,
+    /// Bytes that `fi_pingpong` sends before each message: 176 from libfabric 2.4 on, with `-f efa`
+    #[arg(
+        long,
+        value_name = "BYTES",
+        requires = "fi",
+        default_value = "0",
+        hide_default_value = true
+    )]
+    #[arg(value_parser = clap::value_parser!(u16).range(..=4096))]
+    fi_prefix: u16,
     /// The sizes of `fi_pingpong -S all`: powers of two, and one and a half times them, up to 6M
     #[arg(long, requires = "fi", conflicts_with = "sizes")]
     all_sizes: bool,

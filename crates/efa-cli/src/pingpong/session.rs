@@ -99,6 +99,27 @@ pub(crate) enum Problem {
         /// Its length.
         found: u64,
     },
+    /// It is longer than `fi_pingpong` was asked for.
+    #[error(
+        "{found} bytes arrived, {} more than the message has: from libfabric 2.4 on, fi_pingpong sends the space that it \
+         leaves before a message: use --fi-prefix {}",
+        found - size, found - size
+    )]
+    FiPrefix {
+        /// Its length.
+        found: u64,
+        /// The length of the message.
+        size: u64,
+    },
+    /// `fi_pingpong` sends nothing.
+    #[error(
+        "nothing within {waited:?}: from libfabric 2.1 on, fi_pingpong needs `-f efa`, as it prefers efa-direct, whose \
+         messages have no protocol"
+    )]
+    FiSilent {
+        /// The time waited.
+        waited: Duration,
+    },
     /// It has another tag.
     #[error("its tag is {found:#x?}, expected {expected:#x?}")]
     Tag {

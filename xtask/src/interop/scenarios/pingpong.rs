@@ -35,9 +35,12 @@ const SIZES: usize = 46;
 const ITERATIONS: &str = "2";
 /// Seen with 2.6, tagged and untagged; 2.3 has it right.
 const PREFIXED: &[Known] =
-    &[Known::of(Pair::WITH_C, [Release(2, 4), Release::NEVER], PREFIXED_REASON)];
+    &[Known::of(&[Pair::CC], [PREFIX_SENT, Release::NEVER], PREFIXED_REASON)];
 const PREFIXED_REASON: &str = "libfabric 2.6 puts a message behind the room that fi_pingpong leaves \
     before it, and sends that room along";
+/// The first release that sends the room before a message, and its length in bytes.
+const PREFIX_SENT: Release = Release(2, 4);
+const PREFIX: &str = "176";
 
 /// What the decoder calls the packets of messages that are read.
 const READ: &str = " LONGREAD_";
@@ -73,6 +76,9 @@ fn pingpong(programs: &mut Programs<'_>, of_c: &[&str], of_rust: &[&str]) -> Res
             None => {
                 command = programs.place.efa_pingpong(programs.host, &programs.cell, &traces);
                 command.args(["--fi", "--all-sizes", "--iterations", ITERATIONS]).args(of_rust);
+                if programs.place.libfabric() >= PREFIX_SENT {
+                    command.args(["--fi-prefix", PREFIX]);
+                }
                 match name {
                     "server" => command.args(["--listen", &there]),
                     _ => command.args(["--json", &there]),

@@ -41,7 +41,7 @@ pub(super) fn measure(args: &Args, stream: Stream) -> Result<Report, PingpongErr
     let device = Device::open(args, control.local_address())?;
     let Objects { endpoint, queue, addresses, link } = Objects::new(&device.domain, CAPACITY)?;
     let peer = insert(&addresses, link, theirs, endpoint.address())?;
-    let plan = args.fi_plan();
+    let plan = (args.fi_plan(), args.fi_prefix);
     let ours = endpoint.address();
     let mut session = Session::new(endpoint, queue, peer, control, plan, args.timeout())?;
     session.control.send_name(ours)?;
@@ -83,7 +83,7 @@ pub(super) fn serve(args: &Args, stream: Stream) -> Result<(), PingpongError> {
     control.send_name(endpoint.address())?;
     let theirs = control.receive_name()?;
     let peer = insert(&addresses, link, theirs, endpoint.address())?;
-    let plan = args.fi_plan();
+    let plan = (args.fi_plan(), args.fi_prefix);
     let mut session = Session::new(endpoint, queue, peer, control, plan, args.timeout())?;
     tracing::info!("the run begins");
     answer(&mut session)?;

@@ -22,11 +22,13 @@ pub(super) struct Session {
     peer: FiAddr,
     pub(super) control: FiControl,
     pub(super) plan: Plan,
+    /// Bytes that arrive before each message. libfabric strips them where it receives, and not where it sends.
+    prefix: usize,
     /// Longest wait without a completion.
     timeout: Duration,
-    /// Number of messages written, and checked, so far.
+    /// Number of messages written, and received, so far.
     filled: u32,
-    checked: u32,
+    received: u32,
     /// Completions that no wait has returned yet.
     early: Early,
 }
@@ -62,14 +64,15 @@ impl Session {
         queue: CompletionQueue,
         peer: FiAddr,
         control: FiControl,
-        plan: Plan,
+        (plan, prefix): (Plan, u16),
         timeout: Duration,
     ) -> Result<Self, RunError> {
         let longest = plan.steps.iter().map(|step| step.size).max().unwrap_or(0);
-        let room = longest.max(data::LEAST_ROOM) as usize;
-        let (filled, checked, early) = (0, 0, Early::default());
+        let prefix = usize::from(prefix);
+        let room = prefix + longest.max(data::LEAST_ROOM) as usize;
+        let (filled, received, early) = (0, 0, Early::default());
         let session =
-            Self { endpoint, queue, peer, control, plan, timeout, filled, checked, early };
+            Self { endpoint, queue, peer, control, plan, prefix, timeout, filled, received, early };
         let first = Turn { step: 0, number: 0, size: longest, direction: Direction::ToServer };
         session.post(first, vec![0; room])?;
         Ok(session)
@@ -132,10 +135,10 @@ impl Session {
     pub(super) fn verify(&mut self, turn: Turn, completion: Completion) -> Result<(), RunError> {
         let buffer = self.envelope(turn, completion)?;
         if self.plan.check {
-            let checked = data::check(self.checked, &buffer[..turn.size as usize]);
+            let checked = data::check(self.received, &buffer[self.prefix..][..turn.size as usize]);
             checked.map_err(|mismatch| turn.failed(Problem::Bytes(mismatch)))?;
-            self.checked = self.checked.wrapping_add(1);
         }
+        self.received = self.received.wrapping_add(1);
         self.post(turn, buffer)
     }
 
@@ -159,7 +162,11 @@ impl Session {
     /// Checks length and tag of a message, and returns its buffer, which may be longer.
     fn envelope(&self, turn: Turn, completion: Completion) -> Result<Vec<u8>, RunError> {
         let Completion { length, tag, buffer, .. } = completion;
-        if length != turn.size {
+        let expected = self.prefix as u64 + turn.size;
+        if length > expected && self.prefix == 0 {
+            return Err(turn.failed(Problem::FiPrefix { found: length, size: turn.size }));
+        }
+        if length != expected {
             return Err(turn.failed(Problem::Length { found: length }));
         }
         let expected = self.plan.tagged.then_some(data::TAG);
@@ -191,7 +198,10 @@ impl Session {
                 return Err(FiControlError::Closed.into());
             }
             if now - begin > self.timeout {
-                return Err(Problem::Stalled { waited: self.timeout });
+                return Err(match self.received {
+                    0 => Problem::FiSilent { waited: self.timeout },
+                    _ => Problem::Stalled { waited: self.timeout },
+                });
             }
         }
         self.early.failed.take().map_or(Ok(()), |error| Err(error.into()))
