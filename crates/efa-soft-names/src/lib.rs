@@ -14,6 +14,7 @@
 
 #![forbid(unsafe_code)]
 
+mod cache;
 mod elf;
 pub mod libraries;
 

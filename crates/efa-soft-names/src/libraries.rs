@@ -32,7 +32,7 @@ const USUAL: [&str; 5] = ["/usr/local/$LIB", "/usr/$LIB", "/$LIB", "/usr/lib64",
 
 /// Writes the libraries into a directory. `device` is the device library as the loader is to find it: an absolute
 /// path, or one that starts with `$ORIGIN`, which is the directory. The machine's libibverbs is looked for in
-/// `others`, then in the usual places, whenever a program loads the libraries.
+/// `others`, such as [`with_libibverbs`], then in the usual places, whenever a program loads the libraries.
 ///
 /// # Errors
 /// If a file can't be written, or the processor is none of x86-64 and 64-bit Arm.
@@ -97,18 +97,19 @@ fn put(directory: &Path, name: &str, make: impl Fn(&Path) -> io::Result<()>) -> 
     fs::rename(&new, directory.join(name))
 }
 
-/// The directories of `search`, the value of `LD_LIBRARY_PATH`, that have a libibverbs which is not written by
-/// [`write()`].
+/// The directories with a libibverbs that the loader would find without the libraries of [`write()`]: those of
+/// `search`, the value of `LD_LIBRARY_PATH`, and those in the loader's cache.
 #[must_use]
 pub fn with_libibverbs(search: &OsStr) -> Vec<PathBuf> {
     let parts = search.as_bytes().split(|byte| b":;".contains(byte));
-    let directories =
+    let named =
         parts.filter(|part| !part.is_empty()).map(|part| Path::new(OsStr::from_bytes(part)));
-    let has_real = |directory: &&Path| {
+    let cache = fs::read("/etc/ld.so.cache").unwrap_or_default();
+    let cached = crate::cache::find(&cache, LIBIBVERBS).into_iter();
+    let cached = cached.filter_map(|path| Path::new(OsStr::from_bytes(path)).parent());
+    let is_real = |directory: &&Path| {
         directory.join(LIBIBVERBS).exists() && !directory.join(MACHINE).exists()
     };
-    directories
-        .filter(has_real)
-        .filter_map(|directory| std::path::absolute(directory).ok())
-        .collect()
+    let found = named.chain(cached).filter(is_real);
+    found.filter_map(|directory| std::path::absolute(directory).ok()).collect()
 }

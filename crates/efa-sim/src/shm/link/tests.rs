@@ -2,7 +2,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use efa_device::{Completion, Destination, Device, QueuePair, WorkId};
+use efa_device::{
+    Access, Completion, Destination, Device, QueuePair, Region as _, RegionRange, RemoteMemory,
+    WorkId,
+};
 use rustix::param::page_size;
 
 use super::*;
@@ -291,4 +294,66 @@ fn scribble(seed: u64) {
         ended += usize::from(matches!(a.poll(now), Some(Completion::Send { .. })));
     }
     assert_eq!(ended, posted, "seed {seed}");
+}
+
+/// A process of the same user may write anything into a ring that it has opened.
+#[test]
+fn forged_requests_end_and_reach_no_memory_without_access() {
+    let host = Host::new();
+    let mut options = ShmOptions::new("host");
+    (options.directory, options.kernel_copies) = (Some(host.0.clone()), false);
+    let device = ShmDevice::open(options).unwrap();
+    let mut rng = fastrand::Rng::with_seed(3);
+    for round in 0..100 {
+        let (mut a, mut b) = (queue_pair(&device), queue_pair(&device));
+        let to = b.address();
+        let address_handle = a.create_address_handle(to.gid).unwrap();
+        let destination = Destination { address_handle, qpn: to.qpn, qkey: Qkey(0) };
+        let access = Access { remote_read: true, remote_write: true };
+        let open = b.register(vec![1; 4096].into(), access).unwrap();
+        let closed = b.register(vec![2; 4096].into(), Access::default()).unwrap();
+        let local = a.register(vec![3; 4096].into(), Access::default()).unwrap();
+        let request = |length| RdmaRequest {
+            id: WorkId(1),
+            local: RegionRange { region: local.clone(), offset: 0, length },
+            remote: RemoteMemory { address: open.remote_address(), key: open.remote_key() },
+            destination,
+        };
+        match rng.bool() {
+            true => a.post_read(request(rng.usize(..4096))).unwrap(),
+            false => a.post_write(request(rng.usize(..4096)), None).unwrap(),
+        }
+        assert!(a.poll(Time::ZERO).is_none());
+        let ring = host.ring().unwrap();
+        // Length, kind and key; count; address.
+        let [_, what, status, address] = ring.words::<4>(512);
+        let key = u64::from(closed.remote_key()) << 32;
+        let kind = rng.u64(..7) << 24;
+        let forged = [
+            (what, rng.u64(..)),
+            (what, key | kind | 8),
+            (what, key | kind | rng.u64(..70_000)),
+            (status, rng.u64(..)),
+            (address, rng.u64(..)),
+            (address, closed.remote_address() + rng.u64(..8192) - 4096),
+        ];
+        for _ in 0..rng.usize(1..4) {
+            let (word, value) = rng.choice(&forged).unwrap();
+            word.store(*value, Ordering::Relaxed);
+        }
+        let mut ended = 0;
+        for _ in 0..200 {
+            assert!(b.poll(Time::ZERO).is_none(), "round {round}");
+            ended += usize::from(a.poll(Time::ZERO).is_some());
+        }
+        // A datagram in place of a request waits for a buffer.
+        drop(b);
+        for _ in 0..200 {
+            ended += usize::from(a.poll(Time::ZERO).is_some());
+        }
+        assert_eq!(ended, 1, "round {round}");
+        let mut bytes = vec![0; 4096];
+        closed.read(0, &mut bytes);
+        assert_eq!(bytes, [2; 4096], "round {round}");
+    }
 }
