@@ -17,6 +17,7 @@
 //!  ├───────────────────────────────────────────────────────────────────────┤
 //!  │ queue_pair (state, outstanding, data_path), completion_queue          │
 //!  │ work_request, completion, channel, memory, domain, attributes         │
+//!  │ direct: rings that the program writes and reads without calls         │
 //!  │ process: handles, forks  progress, sleepers: thread for idle programs │
 //!  │ device ─ link ─ settings ─ sysfs ─ capture ─ statistics ─ message     │
 //!  └────────────────┬──────────────────────────────────────────────────────┘
@@ -75,6 +76,7 @@ mod clock;
 mod completion;
 mod completion_queue;
 mod device;
+pub mod direct;
 mod domain;
 mod link;
 #[allow(unsafe_code)]

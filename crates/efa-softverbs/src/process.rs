@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use crate::abi::ibv_context;
 use crate::boundary::{BUSY, INVALID, Outcome};
 use crate::device::DeviceList;
+use crate::direct::watcher::Watcher;
 use crate::message::Written;
 use crate::progress::Progress;
 use crate::spin_lock::SpinLock;
@@ -45,6 +46,7 @@ struct HandleEntry {
 pub(crate) struct Process {
     pub(crate) devices: Mutex<Option<DeviceList>>,
     pub(crate) progress: Progress,
+    pub(crate) watcher: Watcher,
     pub(crate) written: Written,
     /// By address.
     handles: Mutex<HashMap<usize, HandleEntry>>,

@@ -112,7 +112,7 @@ fn start() -> bool {
 
 /// Runs `f` with all signals blocked in this thread and in those that `f` starts.
 #[allow(unsafe_code)]
-fn with_signals_blocked<T>(f: impl FnOnce() -> T) -> T {
+pub(crate) fn with_signals_blocked<T>(f: impl FnOnce() -> T) -> T {
     // SAFETY: `sigset_t` is an array of integers, so zeros are a value. `sigfillset` writes `all`; the
     // first `pthread_sigmask` reads `all` and writes `before`, the second reads `before`.
     unsafe {

@@ -6,10 +6,12 @@
 //! | sends, reads and writes that have not completed | [`outstanding`] |
 //! | posting, steps, completions | [`data_path`] |
 //! | sleep until the link has something | [`sleep`] |
+//! | requests that the program writes to rings | [`rings`] |
 //! | what C calls | `c/queue_pair.rs`, `c/post.rs`, `c/wr.rs` |
 
 mod data_path;
 mod outstanding;
+mod rings;
 mod sleep;
 mod state;
 
@@ -25,6 +27,8 @@ use efa_sim::faults::Faults;
 use efa_sim::{KeptNumber, SoftRegion};
 
 use self::outstanding::Outstanding;
+pub(crate) use self::rings::RingInfo;
+use self::rings::Rings;
 pub(crate) use self::sleep::Look;
 use self::sleep::NextLook;
 pub(crate) use self::state::{ModifyRequest, QpState};
@@ -34,7 +38,7 @@ use crate::completion_queue::CompletionQueue;
 use crate::device::{Device, MAX_INLINE, MAX_RECEIVE_SGE, MAX_SEND_SGE};
 use crate::link::LinkQueuePair;
 use crate::message::{report, reported};
-use crate::process::{generation, lock, lock_in_time};
+use crate::process::{generation, lock, lock_in_time, process};
 
 /// `rnr_retry` that stands for retries without end.
 const RETRY_FOREVER: u8 = 7;
@@ -94,6 +98,8 @@ pub(crate) struct QueuePair {
     signals_all: bool,
     /// Whether the program polled since the progress thread checked.
     polled: AtomicBool,
+    /// Whether the program posts by rings, so that completions are in rings too.
+    uses_rings: AtomicBool,
     /// When the progress thread must look at it.
     next_look: NextLook,
     locked: Mutex<Locked>,
@@ -134,10 +140,10 @@ pub(crate) enum RdmaOpcode {
 }
 
 impl RdmaOpcode {
-    /// The opcode of the completion. libefa reports reads as sends, and programs rely on that.
+    /// The opcode of the completion.
     fn completion_opcode(self) -> c_int {
         match self {
-            Self::Read => IBV_WC_SEND,
+            Self::Read => IBV_WC_RDMA_READ,
             Self::Write { .. } => IBV_WC_RDMA_WRITE,
         }
     }
@@ -169,6 +175,8 @@ pub(crate) struct Locked {
     free_receive_packets: Vec<Box<[u8]>>,
     faults: Faults<Packet>,
     rnr_retry: u8,
+    /// If the program has asked for them.
+    rings: Option<Box<Rings>>,
 }
 
 /// The operations that a queue pair of this device can be created for.
@@ -234,6 +242,7 @@ impl QueuePair {
             free_receive_packets: Vec::new(),
             faults: Faults::new(device.settings.faults(), number),
             rnr_retry: RETRY_FOREVER,
+            rings: None,
         };
         let queue_pair = Arc::new(Self {
             number,
@@ -246,6 +255,7 @@ impl QueuePair {
             cap,
             signals_all,
             polled: AtomicBool::new(false),
+            uses_rings: AtomicBool::new(false),
             next_look: NextLook::default(),
             locked: Mutex::new(locked),
         });
@@ -364,7 +374,11 @@ impl QueuePair {
         self.retire(&mut locked);
         self.abandon(&mut locked);
         self.stay_awake();
+        let has_rings = locked.rings.is_some();
         drop(locked);
+        if has_rings {
+            process().watcher.forget(self)?;
+        }
         self.send_queue.remove(self)?;
         self.receive_queue.remove(self)?;
         // From here on nothing of it can be taken for the next queue pair with this number. The

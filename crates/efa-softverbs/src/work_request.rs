@@ -41,6 +41,13 @@ impl SendData {
         Ok(Self::Registered { entries, count: list.len() })
     }
 
+    /// Fails with `EINVAL` for more inline bytes than the device allows.
+    pub(crate) fn inline(data: &[u8]) -> Outcome<Self> {
+        let mut bytes = [0; MAX_INLINE];
+        bytes.get_mut(..data.len()).ok_or(INVALID)?.copy_from_slice(data);
+        Ok(Self::Inline { bytes, length: data.len() })
+    }
+
     /// Copies the data into a packet buffer; returns its length in bytes.
     #[inline]
     pub(crate) fn gather(

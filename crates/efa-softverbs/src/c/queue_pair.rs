@@ -36,7 +36,7 @@ fn object_of(qp: *mut ibv_qp) -> Outcome<*mut QueuePairObject> {
 }
 
 /// The queue pair of a handle; fails with `EINVAL` for any other pointer.
-fn queue_pair_of(qp: *mut ibv_qp) -> Outcome<Arc<QueuePair>> {
+pub(super) fn queue_pair_of(qp: *mut ibv_qp) -> Outcome<Arc<QueuePair>> {
     let object = object_of(qp)?;
     // SAFETY: the handle is entered, so the object exists, and no thread destroys it while this one uses
     // it ("Handles").
