@@ -22,6 +22,7 @@
 //! | memory shared with the program | `memory` |
 //! | rings | `ring` |
 //! | the thread that watches doorbells and links | `watcher` |
+//! | doorbells that trap | `trap`, `store` |
 //!
 //! What a program writes is checked: a wrong descriptor completes with an error, a doorbell that counts more
 //! requests than the ring has moves the queue pair to ERR.
@@ -32,4 +33,7 @@ pub(crate) mod memory;
 pub mod receive;
 pub(crate) mod ring;
 pub mod send;
+pub(crate) mod store;
+#[allow(unsafe_code)]
+pub(crate) mod trap;
 pub(crate) mod watcher;

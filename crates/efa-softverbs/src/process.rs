@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use crate::abi::ibv_context;
 use crate::boundary::{BUSY, INVALID, Outcome};
 use crate::device::DeviceList;
+use crate::direct::trap;
 use crate::direct::watcher::Watcher;
 use crate::message::Written;
 use crate::progress::Progress;
@@ -91,6 +92,7 @@ pub(crate) fn forget_parent() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
     CURRENT.store(null_mut(), Ordering::Release);
     STOPPED.store(false, Ordering::Relaxed);
+    trap::forget();
 }
 
 /// Locks, also where a holder has panicked: a wrong answer is better than a program that hangs.

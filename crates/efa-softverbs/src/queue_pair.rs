@@ -38,7 +38,8 @@ use crate::completion_queue::CompletionQueue;
 use crate::device::{Device, MAX_INLINE, MAX_RECEIVE_SGE, MAX_SEND_SGE};
 use crate::link::LinkQueuePair;
 use crate::message::{report, reported};
-use crate::process::{generation, lock, lock_in_time, process};
+use crate::process::{generation, lock, lock_in_time};
+use crate::settings::DirectPath;
 
 /// `rnr_retry` that stands for retries without end.
 const RETRY_FOREVER: u8 = 7;
@@ -100,6 +101,8 @@ pub(crate) struct QueuePair {
     polled: AtomicBool,
     /// Whether the program posts by rings, so that completions are in rings too.
     uses_rings: AtomicBool,
+    /// Whether its doorbells trap.
+    traps: AtomicBool,
     /// When the progress thread must look at it.
     next_look: NextLook,
     locked: Mutex<Locked>,
@@ -221,7 +224,8 @@ impl QueuePair {
             options.receive_depth = cap.max_recv_wr as usize;
             options.rnr_retry = RETRY_FOREVER;
             options.waitable =
-                [&send_queue, &receive_queue].into_iter().any(|queue| queue.notifier().is_some());
+                [&send_queue, &receive_queue].into_iter().any(|queue| queue.notifier().is_some())
+                    || device.settings.direct == DirectPath::Trap;
         });
         let mut link = device.link.create_queue_pair(options).map_err(reported)?;
         if !attributes.unsolicited_writes {
@@ -256,6 +260,7 @@ impl QueuePair {
             signals_all,
             polled: AtomicBool::new(false),
             uses_rings: AtomicBool::new(false),
+            traps: AtomicBool::new(false),
             next_look: NextLook::default(),
             locked: Mutex::new(locked),
         });
@@ -341,6 +346,7 @@ impl QueuePair {
                 QpState::Error => self.fail(locked),
                 _ => locked.state = after,
             }
+            self.serve(locked);
             Ok((before, after))
         })
     }
@@ -374,11 +380,8 @@ impl QueuePair {
         self.retire(&mut locked);
         self.abandon(&mut locked);
         self.stay_awake();
-        let has_rings = locked.rings.is_some();
+        self.close_rings(&locked)?;
         drop(locked);
-        if has_rings {
-            process().watcher.forget(self)?;
-        }
         self.send_queue.remove(self)?;
         self.receive_queue.remove(self)?;
         // From here on nothing of it can be taken for the next queue pair with this number. The

@@ -8,7 +8,7 @@ use efa_sim::region::Use;
 
 use super::{Locked, QpState, QueuePair, RdmaOpcode, Receive};
 use crate::abi::{IBV_WC_RDMA_READ, IBV_WC_RDMA_WRITE, IBV_WC_SEND, ibv_sge};
-use crate::boundary::{Errno, INVALID, Outcome, UNSUPPORTED};
+use crate::boundary::{Errno, INTERRUPTED, INVALID, Outcome, UNSUPPORTED, value};
 use crate::device::Device;
 use crate::direct::memory::{Doorbell, Doorbells};
 use crate::direct::receive::{self, ReceiveDescriptor};
@@ -16,6 +16,7 @@ use crate::direct::ring::{Copied, RequestRing};
 use crate::direct::send::{
     self, Buffer, Data, DescriptorSize, MAX_INLINE_64, Remote, SendDescriptor, SendFormat,
 };
+use crate::direct::trap;
 use crate::memory;
 use crate::message::report;
 use crate::process::{lock, process};
@@ -73,9 +74,17 @@ impl Rings {
             send: RequestRing::new(cap.max_send_wr, size.bytes())?,
             receive: RequestRing::new(cap.max_recv_wr, receive::SIZE)?,
             format,
-            doorbells: Doorbells::new()?,
+            doorbells: match queue_pair.device().settings.direct {
+                DirectPath::Trap => Doorbells::that_trap()?,
+                DirectPath::Thread | DirectPath::Off => Doorbells::new()?,
+            },
             use_: RingUse::Open,
         })
+    }
+
+    /// Address of the page of the doorbells.
+    fn page(&self) -> usize {
+        self.doorbells.address(Doorbell::Send).addr()
     }
 
     fn info(&self) -> (RingInfo, RingInfo) {
@@ -115,10 +124,58 @@ impl QueuePair {
         }
         let rings = Rings::new(self)?;
         let info = rings.info();
-        process().watcher.watch(self)?;
+        if rings.doorbells.trap() {
+            process().progress.provide_sleepers()?;
+            trap::add(rings.page(), self)?;
+            self.traps.store(true, Ordering::Relaxed);
+        } else {
+            process().watcher.watch(self)?;
+        }
         locked.rings = Some(Box::new(rings));
         self.uses_rings.store(true, Ordering::Relaxed);
         Ok(info)
+    }
+
+    /// Ends what [`open_rings`](Self::open_rings) began.
+    pub(super) fn close_rings(&self, locked: &Locked) -> Outcome<()> {
+        let Some(rings) = &locked.rings else { return Ok(()) };
+        trap::remove(rings.page());
+        process().watcher.forget(self)
+    }
+
+    /// The program writes to its doorbell at `address`, which traps.
+    pub(crate) fn ring(&self, address: usize, count: u32) {
+        let rung = value(Err(INTERRUPTED), || {
+            self.with_lock(|locked| {
+                if let Some(rings) = &locked.rings {
+                    rings.doorbells.ring(address, count);
+                }
+                self.serve(locked);
+                Ok(())
+            })
+        });
+        // A signal handler of the program, in the middle of a call.
+        if rung == Err(INTERRUPTED)
+            && let Ok(locked) = self.locked.try_lock()
+            && let Some(rings) = &locked.rings
+        {
+            rings.doorbells.ring(address, count);
+        }
+    }
+
+    /// Ends that doorbells trap.
+    pub(crate) fn release_doorbells(&self) {
+        self.traps.store(false, Ordering::Relaxed);
+        if let Some(rings) = &lock(&self.locked).rings
+            && let Err(Errno(errno)) = rings.doorbells.release()
+        {
+            report(&format_args!("cannot make a doorbell writable: error {errno}"));
+        }
+    }
+
+    /// Whether doorbells trap, so that nobody looks at the queue pair unless its link has something.
+    pub(super) fn traps(&self) -> bool {
+        self.traps.load(Ordering::Relaxed)
     }
 
     /// The program posts by a call. Fails with `EINVAL` if it has posted by the rings.
@@ -137,15 +194,20 @@ impl QueuePair {
     pub(crate) fn serve_rings(&self) -> bool {
         // A thread that holds the lock is making progress itself.
         let Ok(mut locked) = self.locked.try_lock() else { return false };
-        let Some(mut rings) = locked.rings.take() else { return false };
-        let posted = rings.use_ != RingUse::Left && self.read_rings(&mut locked, &mut rings);
-        locked.rings = Some(rings);
         if !self.uses_rings.load(Ordering::Relaxed) {
             return false;
         }
         // So that the progress thread leaves it to this one.
         self.polled.store(true, Ordering::Relaxed);
-        self.step(&mut locked) || posted
+        self.serve(&mut locked)
+    }
+
+    /// As [`serve_rings`](Self::serve_rings).
+    pub(super) fn serve(&self, locked: &mut Locked) -> bool {
+        let Some(mut rings) = locked.rings.take() else { return false };
+        let posted = rings.use_ != RingUse::Left && self.read_rings(locked, &mut rings);
+        locked.rings = Some(rings);
+        self.step(locked) || posted
     }
 
     /// Posts what is new in the rings; returns whether there was anything.

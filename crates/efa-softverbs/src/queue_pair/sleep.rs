@@ -106,9 +106,9 @@ impl QueuePair {
         }
     }
 
-    /// Whether the program waits for a completion of this queue pair.
+    /// Whether the program waits for a completion of this queue pair, or is to find it in a ring.
     fn is_awaited(&self) -> bool {
-        self.send_queue.is_armed() || self.receive_queue.is_armed()
+        self.send_queue.is_armed() || self.receive_queue.is_armed() || self.traps()
     }
 
     /// Steps until the link is armed and has nothing, or a completion was found that nobody waits for any more.
