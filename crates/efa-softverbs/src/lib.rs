@@ -86,6 +86,8 @@ mod message;
 mod process;
 mod progress;
 mod queue_pair;
+#[allow(unsafe_code)]
+mod scheduling;
 pub mod settings;
 mod sleepers;
 mod spin_lock;

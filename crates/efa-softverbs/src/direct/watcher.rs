@@ -4,6 +4,7 @@
 //! queue pairs with rings. While there is something to do it looks all the time; then it pauses, at first for
 //! microseconds.
 
+use std::num::NonZero;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -14,6 +15,7 @@ use crate::message::report;
 use crate::process::{lock, lock_in_time, process};
 use crate::progress::with_signals_blocked;
 use crate::queue_pair::QueuePair;
+use crate::scheduling::run_promptly;
 
 /// The queue pairs with rings.
 #[derive(Debug, Default)]
@@ -71,8 +73,9 @@ fn start() -> bool {
 }
 
 fn run() {
+    run_promptly();
     let watcher = &process().watcher;
-    let mut pace = Pace::default();
+    let mut pace = Pace::new();
     let (mut version, mut queue_pairs) = watcher.queue_pairs();
     while !queue_pairs.is_empty() {
         let mut found = false;
@@ -88,25 +91,37 @@ fn run() {
 }
 
 /// How the thread pauses between two looks.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Pace {
+    /// Looks without a pause, before the first one.
+    spins: u32,
     /// Looks in a row that have found nothing.
     idle: u32,
 }
 
 impl Pace {
-    /// Looks without a pause, some 100 µs.
-    const SPINS: u32 = 1000;
+    /// Where the program, its peer and the threads of both have a processor each: some milliseconds.
+    const MANY_SPINS: u32 = 50_000;
+    /// Where they haven't, a look takes the processor from somebody, and a thread that takes its whole share has
+    /// to wait for the end of the program's time slice, milliseconds.
+    const FEW_SPINS: u32 = 2;
+    const PROCESSORS: usize = 4;
     /// Looks with short pauses, some 20 ms.
-    const SHORT_PAUSES: u32 = Self::SPINS + 200;
-    const SHORT: Duration = Duration::from_micros(50);
-    const LONG: Duration = Duration::from_micros(500);
+    const SHORT_PAUSES: u32 = 500;
+    const SHORT: Duration = Duration::from_micros(30);
+    const LONG: Duration = Duration::from_micros(200);
+
+    fn new() -> Self {
+        let processors = thread::available_parallelism().map_or(1, NonZero::get);
+        let spins = if processors < Self::PROCESSORS { Self::FEW_SPINS } else { Self::MANY_SPINS };
+        Self { spins, idle: 0 }
+    }
 
     fn pause(&mut self, found: bool) {
         self.idle = if found { 0 } else { self.idle.saturating_add(1) };
-        if self.idle <= Self::SPINS {
+        if self.idle <= self.spins {
             std::hint::spin_loop();
-        } else if self.idle <= Self::SHORT_PAUSES {
+        } else if self.idle <= self.spins + Self::SHORT_PAUSES {
             thread::sleep(Self::SHORT);
         } else {
             thread::sleep(Self::LONG);

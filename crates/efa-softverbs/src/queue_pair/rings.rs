@@ -126,6 +126,7 @@ impl QueuePair {
         let info = rings.info();
         if rings.doorbells.trap() {
             process().progress.provide_sleepers()?;
+            process().progress.run_promptly();
             trap::add(rings.page(), self)?;
             self.traps.store(true, Ordering::Relaxed);
         } else {
