@@ -1,5 +1,6 @@
 //! Queue pairs whose requests the program writes to [rings](crate::direct).
 
+use std::fmt::Display;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -31,6 +32,8 @@ pub(super) struct Rings {
     format: SendFormat,
     doorbells: Doorbells,
     use_: RingUse,
+    /// Whether a message has told of a wrong request.
+    complained: bool,
 }
 
 /// Whether the program posts by the rings.
@@ -79,6 +82,7 @@ impl Rings {
                 DirectPath::Thread | DirectPath::Off => Doorbells::new()?,
             },
             use_: RingUse::Open,
+            complained: false,
         })
     }
 
@@ -213,55 +217,66 @@ impl QueuePair {
 
     /// Posts what is new in the rings; returns whether there was anything.
     fn read_rings(&self, locked: &mut Locked, rings: &mut Rings) -> bool {
-        let Rings { send, receive, format, doorbells, use_ } = rings;
         if locked.state == QpState::Reset {
             return false;
         }
-        let counts = receive.count(doorbells.rung(Doorbell::Receive)).and_then(|receives| {
-            // Sends wait until the queue pair may send.
-            let ready = matches!(locked.state, QpState::Rts | QpState::Error);
-            let sends = if ready { send.count(doorbells.rung(Doorbell::Send))? } else { 0 };
-            Ok((receives, sends))
-        });
-        let (receives, sends) = match counts {
-            Ok((0, 0)) => return false,
-            Ok(counts) => counts,
-            Err(error) if locked.state == QpState::Error => {
-                report(&error);
-                return false;
-            }
-            Err(error) => {
+        let Rings { send, receive, format, doorbells, use_, complained } = rings;
+        let has_failed = locked.state == QpState::Error;
+        let receives = receive.count(doorbells.rung(Doorbell::Receive));
+        // Sends wait until the queue pair may send.
+        let sends = match locked.state {
+            QpState::Rts | QpState::Error => send.count(doorbells.rung(Doorbell::Send)),
+            _ => Ok(0),
+        };
+        let (receives, sends) = match (receives, sends) {
+            (Ok(0), Ok(0)) => return false,
+            (Ok(receives), Ok(sends)) => (receives, sends),
+            // What can be counted is flushed.
+            (receives, sends) if has_failed => (receives.unwrap_or(0), sends.unwrap_or(0)),
+            (Err(error), _) | (_, Err(error)) => {
                 report(&format_args!("queue pair {} fails: {error}", self.number()));
                 self.fail(locked);
                 return true;
             }
         };
+        if (receives, sends) == (0, 0) {
+            return false;
+        }
         *use_ = RingUse::Used;
         let statistics = &self.device().statistics;
         statistics.rung(u64::from(receives > 0) + u64::from(sends > 0));
         statistics.read_descriptors(u64::from(receives) + u64::from(sends));
+        let mut complain = |error: &dyn Display| {
+            // Once for each queue pair: a program may write any number of them.
+            if !std::mem::replace(complained, true) {
+                report(&format_args!(
+                    "a wrong request in a ring of queue pair {}: {error}",
+                    self.number()
+                ));
+            }
+        };
         for _ in 0..receives {
-            self.post_described_receive(locked, &receive.take());
+            self.post_described_receive(locked, &receive.take(), &mut complain);
         }
         for _ in 0..sends {
-            self.post_described_send(locked, &send.take(), *format);
+            self.post_described_send(locked, &send.take(), *format, &mut complain);
         }
         true
     }
 
-    fn post_described_receive(&self, locked: &mut Locked, copied: &Copied) {
+    fn post_described_receive(
+        &self,
+        locked: &mut Locked,
+        copied: &Copied,
+        complain: &mut dyn FnMut(&dyn Display),
+    ) {
         let Some(bytes) = copied.bytes().first_chunk() else { return };
         let (request_id, receive) = match ReceiveDescriptor::parse(bytes) {
             Ok(ReceiveDescriptor { request_id, buffer }) => {
-                let receive = entry_of(self.device(), &buffer).and_then(|entry| {
-                    memory::locate(self.device().link.keys(), &entry, Use::LocalWrite)
-                        .ok_or(Status::BadLocalKey)?;
-                    Ok(Receive { wr_id: request_id.into(), entry })
-                });
-                (request_id, receive)
+                (request_id, self.receive_into(request_id, &buffer))
             }
             Err((request_id, error)) => {
-                report(&format_args!("a receive of queue pair {}: {error}", self.number()));
+                complain(&error);
                 (request_id, Err(error.status()))
             }
         };
@@ -279,12 +294,29 @@ impl QueuePair {
         }
     }
 
-    fn post_described_send(&self, locked: &mut Locked, copied: &Copied, format: SendFormat) {
+    /// A receive into a buffer, whose key is checked unless the buffer is empty.
+    fn receive_into(&self, request_id: u16, buffer: &Buffer) -> Result<Receive, Status> {
+        let entry = entry_of(self.device(), buffer)?;
+        let is_there = memory::locate(self.device().link.keys(), &entry, Use::LocalWrite).is_some();
+        if entry.length == 0 || is_there {
+            Ok(Receive { wr_id: request_id.into(), entry })
+        } else {
+            Err(Status::BadLocalKey)
+        }
+    }
+
+    fn post_described_send(
+        &self,
+        locked: &mut Locked,
+        copied: &Copied,
+        format: SendFormat,
+        complain: &mut dyn FnMut(&dyn Display),
+    ) {
         let posted = match SendDescriptor::parse(copied.bytes(), copied.phase, format) {
             _ if locked.state == QpState::Error => Err(Status::Flushed),
             Ok(descriptor) => self.post_descriptor(locked, &descriptor),
             Err(error) => {
-                report(&format_args!("a send of queue pair {}: {error}", self.number()));
+                complain(&error);
                 Err(error.status())
             }
         };

@@ -87,6 +87,8 @@ functions! {
     efadv_create_qp_ex(*mut ibv_context, *mut ibv_qp_init_attr_ex, *mut efadv_qp_init_attr, u32)
         -> *mut ibv_qp;
     efadv_qp_from_ibv_qp_ex(*mut ibv_qp_ex) -> *mut efadv_qp;
+    efadv_query_cq(*mut ibv_cq, *mut efadv_cq_attr, u32) -> c_int;
+    efadv_query_qp_wqs(*mut ibv_qp, *mut efadv_wq_attr, *mut efadv_wq_attr, u32) -> c_int;
     efadv_create_driver_qp(*mut ibv_pd, *mut ibv_qp_init_attr, u32) -> *mut ibv_qp;
 }
 
@@ -217,6 +219,13 @@ pub(crate) struct Completion {
 impl Endpoint {
     pub(crate) fn new(options: QpOptions) -> Self {
         let end = Self::in_reset(options);
+        end.make_ready(options);
+        end
+    }
+
+    /// Moves the queue pair from RESET to RTS.
+    pub(crate) fn make_ready(&self, options: QpOptions) {
+        let end = self;
         let mut attributes: ibv_qp_attr = zeroed();
         attributes.qp_state = IBV_QPS_INIT;
         attributes.port_num = 1;
@@ -229,7 +238,6 @@ impl Endpoint {
         attributes.rnr_retry = options.rnr_retry;
         let rnr = if options.ud { 0 } else { IBV_QP_RNR_RETRY };
         assert_eq!(end.modify(&mut attributes, IBV_QP_STATE | IBV_QP_SQ_PSN | rnr), 0);
-        end
     }
 
     /// In the state RESET.
