@@ -65,6 +65,7 @@ pub(crate) struct RingInfo {
 const MAX_BATCH: u32 = 32;
 
 impl Rings {
+    /// Ids have 64 bits: programs that know 16 only leave the others zero.
     fn new(queue_pair: &QueuePair) -> Outcome<Self> {
         let cap = queue_pair.cap();
         let size = if cap.max_inline_data as usize > MAX_INLINE_64 {
@@ -72,7 +73,7 @@ impl Rings {
         } else {
             DescriptorSize::Short
         };
-        let format = SendFormat { size, long_ids: false, inline_writes: false };
+        let format = SendFormat { size, long_ids: true, inline_writes: false };
         Ok(Self {
             send: RequestRing::new(cap.max_send_wr, size.bytes())?,
             receive: RequestRing::new(cap.max_recv_wr, receive::SIZE)?,

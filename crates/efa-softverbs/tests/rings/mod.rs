@@ -191,17 +191,18 @@ fn wrong_descriptor_completes_with_an_error_and_the_next_is_read() {
     let mut pair = Pair::new(QpOptions::default());
     let entry = pair.local(0, 16);
     let good = pair.request(1).buffers(&[entry]);
-    let wrong: [(&str, u8, Box<dyn Fn(&mut [u8])>); 10] = [
-        ("phase", 2, Box::new(|bytes| bytes[3] ^= 1)),
-        ("not first", 3, Box::new(|bytes| bytes[3] &= !4)),
-        ("not last", 3, Box::new(|bytes| bytes[3] &= !8)),
-        ("without completion", 3, Box::new(|bytes| bytes[3] &= !16)),
-        ("no metadata", 3, Box::new(|bytes| bytes[2] &= !128)),
-        ("operation", 3, Box::new(|bytes| bytes[2] |= 15)),
-        ("buffers", 6, Box::new(|bytes| bytes[6] = 3)),
-        ("inline bytes", 6, Box::new(|bytes| (bytes[2], bytes[6]) = (0xa0, 33))),
-        ("key", 5, Box::new(|bytes| bytes[36] ^= 1)),
-        ("bits above the key", 5, Box::new(|bytes| bytes[39] = 1)),
+    type Change = fn(&mut [u8; 64]);
+    let wrong: [(&str, u8, Change); 10] = [
+        ("phase", 2, |bytes| bytes[3] ^= 1),
+        ("not first", 3, |bytes| bytes[3] &= !4),
+        ("not last", 3, |bytes| bytes[3] &= !8),
+        ("without completion", 3, |bytes| bytes[3] &= !16),
+        ("no metadata", 3, |bytes| bytes[2] &= !128),
+        ("operation", 3, |bytes| bytes[2] |= 15),
+        ("buffers", 6, |bytes| bytes[6] = 3),
+        ("inline bytes", 6, |bytes| (bytes[2], bytes[6]) = (0xa0, 33)),
+        ("key", 5, |bytes| bytes[36] ^= 1),
+        ("bits above the key", 5, |bytes| bytes[39] = 1),
     ];
     for (id, (what, status, change)) in (100..).zip(wrong) {
         let mut request = good.clone().with_id(id);
@@ -287,15 +288,39 @@ fn random_descriptors_complete_and_do_no_harm() {
 fn rings_have_the_sizes_that_the_queue_pair_was_created_with() {
     let program = Program::new(QpOptions { sends: 100, receives: 33, ..QpOptions::default() });
     let (send, receive) = program.query(size_of::<efadv_wq_attr>() as u32).unwrap();
-    assert_eq!((send.entry_size, send.num_entries, send.caps), (64, 128, 0));
+    assert_eq!((send.entry_size, send.num_entries, send.caps), (64, 128, 1));
     assert_eq!((receive.entry_size, receive.num_entries, receive.max_batch), (16, 64, 64));
     assert!(send.max_batch > 0 && send.max_batch <= 128);
     assert_ne!(send.doorbell, receive.doorbell);
     let again = program.query(size_of::<efadv_wq_attr>() as u32).unwrap();
     assert_eq!((again.0.buffer, again.1.buffer), (send.buffer, receive.buffer));
     // Without `caps`, as rdma-core 60 has it, and less.
-    assert!(program.query(36).is_ok());
+    let (send, _) = program.query(36).unwrap();
+    assert_eq!((send.num_entries, send.caps), (128, 0));
     assert_eq!(program.query(32).unwrap_err(), libc::EINVAL);
+}
+
+#[test]
+fn queue_pair_with_more_inline_data_has_descriptors_of_128_bytes() {
+    let mut pair = Pair::new(QpOptions { max_inline: 80, ..QpOptions::default() });
+    let (send, _) = pair.a.query(size_of::<efadv_wq_attr>() as u32).unwrap();
+    assert_eq!((send.entry_size, send.num_entries), (128, 64));
+    // More than one turn.
+    for id in 0..100_u16 {
+        pair.receive(id, 0, 100);
+        let mut bytes = [0; 128];
+        bytes[..64].copy_from_slice(&pair.request(id).inline(&[]).bytes);
+        bytes[6] = 80;
+        bytes[26..32].copy_from_slice(&[1, 2, 3, 4, 5, id as u8]);
+        bytes[32..112].copy_from_slice(&[id as u8; 80]);
+        bytes[3] |= pair.a.phase();
+        pair.a.post_bytes(&bytes);
+        pair.a.ring_sends();
+        let (sent, received) = (pair.a.wait(), pair.b.wait());
+        assert_eq!((sent.id, sent.status, sent.upper_id), (id, 0, [1, 2, 3, 4, 5, id as u8]));
+        assert_eq!((received.id, received.length), (id, 80));
+        assert_eq!(pair.memory[1].bytes()[..81], [&[id as u8; 80][..], &[0]].concat());
+    }
 }
 
 /// A program may look at the rings and post by calls. It may not do both.

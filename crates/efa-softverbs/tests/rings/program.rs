@@ -128,6 +128,8 @@ pub(super) struct Completed {
     pub(super) source: u16,
     pub(super) immediate: Option<u32>,
     pub(super) gid: [u8; 16],
+    /// Bits 16 to 63 of the id of a send.
+    pub(super) upper_id: [u8; 6],
 }
 
 /// A program with a queue pair and the rings of it.
@@ -195,9 +197,14 @@ impl Program {
         query(&self.end, length)
     }
 
+    /// The phase bit of the request that is to be written next.
+    pub(super) fn phase(&self) -> u8 {
+        self.send.phase()
+    }
+
     /// Sets the phase of a request that is to be written next.
     pub(super) fn complete(&self, request: &mut Request) {
-        request.bytes[3] |= self.send.phase();
+        request.bytes[3] |= self.phase();
     }
 
     pub(super) fn post(&mut self, mut request: Request) {
@@ -269,6 +276,7 @@ impl Program {
             immediate: (flags & 8 != 0)
                 .then(|| u32::from_le_bytes(bytes[12..16].try_into().unwrap())),
             gid: bytes[16..].try_into().unwrap(),
+            upper_id: bytes[6..12].try_into().unwrap(),
         })
     }
 
