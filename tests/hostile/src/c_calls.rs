@@ -746,8 +746,11 @@ fn hosts() -> &'static Path {
         // whose lock this takes.
         unsafe {
             std::env::set_var("EFA_SOFT_DIRECTORY", &hosts);
-            // For the target `rings`: the device reads the rings when a doorbell is rung, at no other time.
-            std::env::set_var("EFA_SOFT_DIRECT", "trap");
+            // For the target `rings`, also by `trap`: not by default, as a provider of libfabric that
+            // another target loads takes the signal away.
+            if std::env::var_os("EFA_SOFT_DIRECT").is_none() {
+                std::env::set_var("EFA_SOFT_DIRECT", "thread");
+            }
         }
         hosts
     })

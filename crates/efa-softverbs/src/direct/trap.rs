@@ -12,12 +12,12 @@
 //!
 //! A store that can't be decoded makes the page writable, and from then on the
 //! [thread](crate::direct::watcher) watches that doorbell. Other faults go to the handler that was there before.
-//! A program that replaces the handler later crashes at its next doorbell.
+//! A program that replaces the handler while it has such a queue pair crashes at its next doorbell; with the next
+//! queue pair the handler is there again.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use super::memory::PAGE;
@@ -42,7 +42,7 @@ static SLOTS: [Slot; MOST] =
     [const { Slot { page: AtomicUsize::new(0), queue_pair: AtomicPtr::new(null_mut()) } }; MOST];
 
 /// The handler that was there before.
-static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
+static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(null_mut());
 
 /// Calls `queue_pair` when the program writes to the page at `page`, which it must not be able to. Fails with
 /// `ENOMEM` if there are [too many](MOST).
@@ -79,31 +79,32 @@ pub(crate) fn forget() {
     }
 }
 
-/// Installs the handler, once.
+/// Installs the handler, also if the program, or a library that it has loaded, has replaced it since.
 fn install() -> Outcome<()> {
-    static INSTALLED: OnceLock<Outcome<()>> = OnceLock::new();
-    *INSTALLED.get_or_init(|| {
-        // SAFETY: `sigaction` consists of integers and an optional function, so zeros are a value. The first
-        // call writes `before`, the second one reads `action`. The handler has the signature that
-        // `SA_SIGINFO` asks for, and stays loaded, as the library is linked with `nodelete`.
-        unsafe {
-            let mut before: libc::sigaction = std::mem::zeroed();
-            if libc::sigaction(libc::SIGSEGV, std::ptr::null(), &raw mut before) != 0 {
-                return Err(FULL);
-            }
-            let _ = BEFORE.set(before);
-            let mut action: libc::sigaction = std::mem::zeroed();
-            let handler: unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_fault;
-            action.sa_sigaction = handler as usize;
-            // Without a stack of its own, which may be too small for a step of the device. With NODEFER, so
-            // that a fault in the handler gets to the handler before.
-            action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_RESTART;
-            if libc::sigaction(libc::SIGSEGV, &raw const action, null_mut()) != 0 {
-                return Err(FULL);
-            }
+    let handler: unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_fault;
+    // SAFETY: `sigaction` consists of integers and an optional function, so zeros are a value. The first call
+    // writes `before`, the second one reads `action`. The handler has the signature that `SA_SIGINFO` asks for,
+    // and stays loaded, as the library is linked with `nodelete`.
+    unsafe {
+        let mut before: libc::sigaction = std::mem::zeroed();
+        if libc::sigaction(libc::SIGSEGV, std::ptr::null(), &raw mut before) != 0 {
+            return Err(FULL);
         }
-        Ok(())
-    })
+        if before.sa_sigaction == handler as usize {
+            return Ok(());
+        }
+        // Leaked, as a handler that runs may be reading it.
+        BEFORE.store(Box::into_raw(Box::new(before)), Ordering::Release);
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as usize;
+        // Without a stack of its own, which may be too small for a step of the device. With NODEFER, so
+        // that a fault in the handler gets to the handler before.
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_RESTART;
+        if libc::sigaction(libc::SIGSEGV, &raw const action, null_mut()) != 0 {
+            return Err(FULL);
+        }
+    }
+    Ok(())
 }
 
 /// The queue pair whose doorbells are at this address.
@@ -165,7 +166,8 @@ fn release(queue_pair: &'static QueuePair) {
 /// The arguments must be those of a handler with `SA_SIGINFO`.
 #[cold]
 unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    let Some(before) = BEFORE.get() else { return };
+    // SAFETY: null, or of a box that is never freed.
+    let Some(before) = (unsafe { BEFORE.load(Ordering::Acquire).as_ref() }) else { return };
     match before.sa_sigaction {
         // The instruction faults again, and the process ends.
         libc::SIG_DFL | libc::SIG_IGN => {
