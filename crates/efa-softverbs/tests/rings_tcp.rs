@@ -6,4 +6,6 @@ mod common;
 mod rings;
 
 const LINK: &str = "tcp";
-const DIRECT: &str = "thread";
+fn direct() -> &'static str {
+    "thread"
+}

@@ -6,4 +6,6 @@ mod common;
 mod rings;
 
 const LINK: &str = "shm";
-const DIRECT: &str = "trap";
+fn direct() -> &'static str {
+    "trap"
+}

@@ -8,12 +8,12 @@ use efa_soft::abi::*;
 
 use crate::common::verbs::*;
 use crate::common::{Directory, loopback};
-use crate::{DIRECT, LINK};
+use crate::{LINK, direct};
 
-pub(super) const SEND_QUEUE: u8 = 1;
-pub(super) const RECEIVE_QUEUE: u8 = 2;
-pub(super) const READ: u8 = 1;
-pub(super) const WRITE: u8 = 2;
+pub(crate) const SEND_QUEUE: u8 = 1;
+pub(crate) const RECEIVE_QUEUE: u8 = 2;
+pub(crate) const READ: u8 = 1;
+pub(crate) const WRITE: u8 = 2;
 
 static HOST: LazyLock<Directory> = LazyLock::new(|| {
     let directory = Directory::new();
@@ -22,7 +22,7 @@ static HOST: LazyLock<Directory> = LazyLock::new(|| {
     unsafe {
         std::env::set_var("EFA_SOFT_DIRECTORY", directory.path().join("hosts"));
         std::env::set_var("EFA_SOFT_LINK", LINK);
-        std::env::set_var("EFA_SOFT_DIRECT", DIRECT);
+        std::env::set_var("EFA_SOFT_DIRECT", direct());
         std::env::set_var("EFA_SOFT_ADDRESS", loopback(1).to_string());
     }
     // Makes the library read the environment now.
@@ -32,11 +32,11 @@ static HOST: LazyLock<Directory> = LazyLock::new(|| {
 });
 
 /// To be called before anything else.
-pub(super) fn set_up() {
+pub(crate) fn set_up() {
     LazyLock::force(&HOST);
 }
 
-pub(super) fn handle_number(handle: *mut ibv_ah) -> u16 {
+pub(crate) fn handle_number(handle: *mut ibv_ah) -> u16 {
     let mut attributes = efadv_ah_attr::default();
     let length = size_of::<efadv_ah_attr>() as u32;
     // SAFETY: the arguments are valid.
@@ -46,12 +46,12 @@ pub(super) fn handle_number(handle: *mut ibv_ah) -> u16 {
 
 /// The descriptor of a send, read or write.
 #[derive(Clone)]
-pub(super) struct Request {
-    pub(super) bytes: [u8; 64],
+pub(crate) struct Request {
+    pub(crate) bytes: [u8; 64],
 }
 
 impl Request {
-    pub(super) fn new(id: u16, handle: u16, qpn: u16, qkey: u32) -> Self {
+    pub(crate) fn new(id: u16, handle: u16, qpn: u16, qkey: u32) -> Self {
         let mut bytes = [0; 64];
         bytes[..2].copy_from_slice(&id.to_le_bytes());
         bytes[2] = 0x80;
@@ -62,12 +62,12 @@ impl Request {
         Self { bytes }
     }
 
-    pub(super) fn with_id(mut self, id: u16) -> Self {
+    pub(crate) fn with_id(mut self, id: u16) -> Self {
         self.bytes[..2].copy_from_slice(&id.to_le_bytes());
         self
     }
 
-    pub(super) fn buffers(mut self, entries: &[ibv_sge]) -> Self {
+    pub(crate) fn buffers(mut self, entries: &[ibv_sge]) -> Self {
         self.bytes[6] = entries.len() as u8;
         for (index, entry) in entries.iter().enumerate() {
             self.put_buffer(32 + 16 * index, entry);
@@ -75,20 +75,20 @@ impl Request {
         self
     }
 
-    pub(super) fn inline(mut self, data: &[u8]) -> Self {
+    pub(crate) fn inline(mut self, data: &[u8]) -> Self {
         self.bytes[2] |= 0x20;
         self.bytes[6] = data.len() as u8;
         self.bytes[32..32 + data.len()].copy_from_slice(data);
         self
     }
 
-    pub(super) fn immediate(mut self, data: u32) -> Self {
+    pub(crate) fn immediate(mut self, data: u32) -> Self {
         self.bytes[2] |= 0x10;
         self.bytes[8..12].copy_from_slice(&data.to_le_bytes());
         self
     }
 
-    pub(super) fn remote(
+    pub(crate) fn remote(
         mut self,
         operation: u8,
         (address, key): (u64, u32),
@@ -116,31 +116,31 @@ impl Request {
 
 /// A completion, out of its descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Completed {
-    pub(super) id: u16,
-    pub(super) status: u8,
-    pub(super) queue: u8,
-    pub(super) operation: u8,
-    pub(super) unsolicited: bool,
-    pub(super) qpn: u16,
-    pub(super) length: u32,
-    pub(super) handle: u16,
-    pub(super) source: u16,
-    pub(super) immediate: Option<u32>,
-    pub(super) gid: [u8; 16],
+pub(crate) struct Completed {
+    pub(crate) id: u16,
+    pub(crate) status: u8,
+    pub(crate) queue: u8,
+    pub(crate) operation: u8,
+    pub(crate) unsolicited: bool,
+    pub(crate) qpn: u16,
+    pub(crate) length: u32,
+    pub(crate) handle: u16,
+    pub(crate) source: u16,
+    pub(crate) immediate: Option<u32>,
+    pub(crate) gid: [u8; 16],
     /// Bits 16 to 63 of the id of a send.
-    pub(super) upper_id: [u8; 6],
+    pub(crate) upper_id: [u8; 6],
 }
 
 /// A program with a queue pair and the rings of it.
-pub(super) struct Program {
+pub(crate) struct Program {
     send: Queue,
     receive: Queue,
     completions: *const u8,
     entries: u32,
     consumed: u32,
     // Last, as the rings are the library's.
-    pub(super) end: Endpoint,
+    pub(crate) end: Endpoint,
 }
 
 struct Queue {
@@ -177,7 +177,7 @@ impl Queue {
 }
 
 impl Program {
-    pub(super) fn new(options: QpOptions) -> Self {
+    pub(crate) fn new(options: QpOptions) -> Self {
         set_up();
         let end = Endpoint::in_reset(options);
         let mut cq: efadv_cq_attr = zeroed();
@@ -193,42 +193,42 @@ impl Program {
         Self { send, receive, completions: cq.buffer, entries: cq.num_entries, consumed: 0, end }
     }
 
-    pub(super) fn query(&self, length: u32) -> Result<(efadv_wq_attr, efadv_wq_attr), i32> {
+    pub(crate) fn query(&self, length: u32) -> Result<(efadv_wq_attr, efadv_wq_attr), i32> {
         query(&self.end, length)
     }
 
     /// The phase bit of the request that is to be written next.
-    pub(super) fn phase(&self) -> u8 {
+    pub(crate) fn phase(&self) -> u8 {
         self.send.phase()
     }
 
     /// Sets the phase of a request that is to be written next.
-    pub(super) fn complete(&self, request: &mut Request) {
+    pub(crate) fn complete(&self, request: &mut Request) {
         request.bytes[3] |= self.phase();
     }
 
-    pub(super) fn post(&mut self, mut request: Request) {
+    pub(crate) fn post(&mut self, mut request: Request) {
         self.complete(&mut request);
         self.send.write(&request.bytes);
     }
 
-    pub(super) fn post_bytes(&mut self, bytes: &[u8]) {
+    pub(crate) fn post_bytes(&mut self, bytes: &[u8]) {
         self.send.write(bytes);
     }
 
-    pub(super) fn ring_sends(&self) {
+    pub(crate) fn ring_sends(&self) {
         self.send.ring(self.send.count);
     }
 
-    pub(super) fn ring_sends_with(&self, count: u16) {
+    pub(crate) fn ring_sends_with(&self, count: u16) {
         self.send.ring(count);
     }
 
-    pub(super) fn post_receive(&mut self, id: u16, entry: ibv_sge) {
+    pub(crate) fn post_receive(&mut self, id: u16, entry: ibv_sge) {
         self.post_receive_bytes(id, entry, 0xc0);
     }
 
-    pub(super) fn post_receive_bytes(&mut self, id: u16, entry: ibv_sge, control: u8) {
+    pub(crate) fn post_receive_bytes(&mut self, id: u16, entry: ibv_sge, control: u8) {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&entry.addr.to_le_bytes());
         bytes[8..10].copy_from_slice(&id.to_le_bytes());
@@ -238,12 +238,12 @@ impl Program {
         self.receive.write(&bytes);
     }
 
-    pub(super) fn ring_receives(&self) {
+    pub(crate) fn ring_receives(&self) {
         self.receive.ring(self.receive.count);
     }
 
     /// The next completion, if its phase says that it is there.
-    pub(super) fn poll(&mut self) -> Option<Completed> {
+    pub(crate) fn poll(&mut self) -> Option<Completed> {
         let index = self.consumed & (self.entries - 1);
         let phase = u8::from((self.consumed / self.entries) & 1 == 0);
         let mut bytes = [0; 32];
@@ -281,7 +281,7 @@ impl Program {
     }
 
     /// Reads the ring until there is a completion.
-    pub(super) fn wait(&mut self) -> Completed {
+    pub(crate) fn wait(&mut self) -> Completed {
         let begun = Instant::now();
         loop {
             if let Some(seen) = self.poll() {
