@@ -13,16 +13,16 @@ use crate::common::verbs::*;
 const ALL_ACCESS: u32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
 
 /// Two queue pairs, with memory of 4096 bytes each.
-struct Pair {
-    a: Program,
-    b: Program,
+pub(crate) struct Pair {
+    pub(crate) a: Program,
+    pub(crate) b: Program,
     memory: [Memory; 2],
     regions: [*mut ibv_mr; 2],
     handle: *mut ibv_ah,
 }
 
 impl Pair {
-    fn new(options: QpOptions) -> Self {
+    pub(crate) fn new(options: QpOptions) -> Self {
         let (a, b) = (Program::new(options), Program::new(options));
         let pattern: Vec<u8> = (0..4096).map(|at| (at % 251) as u8).collect();
         let memory = [Memory::of(&pattern), Memory::of(&[0; 4096])];
@@ -33,9 +33,24 @@ impl Pair {
     }
 
     /// A request from `a` to `b`.
-    fn request(&self, id: u16) -> Request {
+    pub(crate) fn request(&self, id: u16) -> Request {
         let number = handle_number(self.handle);
         Request::new(id, number, self.b.end.number() as u16, self.b.end.qkey)
+    }
+
+    /// A request from `b` to `a`. Both are on one interface.
+    #[allow(dead_code, reason = "one of the test programs uses it")]
+    pub(crate) fn request_back(&self, id: u16) -> Request {
+        let number = handle_number(self.handle);
+        Request::new(id, number, self.a.end.number() as u16, self.a.end.qkey)
+    }
+
+    /// Posts a receive of `a`.
+    #[allow(dead_code, reason = "one of the test programs uses it")]
+    pub(crate) fn receive_back(&mut self, id: u16) {
+        let entry = self.local(2048, 64);
+        self.a.post_receive(id, entry);
+        self.a.ring_receives();
     }
 
     fn local(&self, from: usize, length: usize) -> ibv_sge {
@@ -46,13 +61,13 @@ impl Pair {
         sge(self.regions[1], from, length)
     }
 
-    fn receive(&mut self, id: u16, from: usize, length: usize) {
+    pub(crate) fn receive(&mut self, id: u16, from: usize, length: usize) {
         let entry = self.peers(from, length);
         self.b.post_receive(id, entry);
         self.b.ring_receives();
     }
 
-    fn send(&mut self, request: Request) {
+    pub(crate) fn send(&mut self, request: Request) {
         self.a.post(request);
         self.a.ring_sends();
     }

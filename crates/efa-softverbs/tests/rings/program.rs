@@ -220,6 +220,16 @@ impl Program {
         self.send.ring(self.send.count);
     }
 
+    /// Rings the doorbell of sends by an instruction that isn't a plain store.
+    #[cfg(target_arch = "x86_64")]
+    #[allow(dead_code, reason = "one of the test programs uses it")]
+    pub(crate) fn exchange_sends_doorbell(&self) {
+        // SAFETY: the doorbell exists as long as the queue pair.
+        let doorbell =
+            unsafe { std::sync::atomic::AtomicU32::from_ptr(self.send.attributes.doorbell) };
+        doorbell.swap(self.send.count.into(), Ordering::SeqCst);
+    }
+
     pub(crate) fn ring_sends_with(&self, count: u16) {
         self.send.ring(count);
     }
