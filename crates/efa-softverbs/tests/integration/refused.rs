@@ -270,3 +270,22 @@ fn unknown_members_of_longer_structures_are_refused() {
         assert_eq!(device.phys_port_cnt_ex, 1);
     }
 }
+
+/// Programs then use calls, as libfabric does.
+#[test]
+fn rings_are_refused_unless_the_settings_ask_for_them() {
+    let (a, _) = pair(QpOptions::default());
+    let (mut send, mut receive): (efadv_wq_attr, efadv_wq_attr) = (zeroed(), zeroed());
+    let mut completions: efadv_cq_attr = zeroed();
+    let (of_queues, of_completions) =
+        (size_of::<efadv_wq_attr>() as u32, size_of::<efadv_cq_attr>() as u32);
+    let v = verbs();
+    // SAFETY: the arguments are valid.
+    let results = unsafe {
+        [
+            (v.efadv_query_cq)(a.cq.cast(), &raw mut completions, of_completions),
+            (v.efadv_query_qp_wqs)(a.qp, &raw mut send, &raw mut receive, of_queues),
+        ]
+    };
+    assert_eq!(results, [libc::EOPNOTSUPP; 2]);
+}

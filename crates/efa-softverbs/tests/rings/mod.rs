@@ -202,6 +202,21 @@ fn write_with_immediate_data_uses_a_receive() {
 }
 
 #[test]
+fn write_with_immediate_data_to_an_unsolicited_queue_pair_uses_no_receive() {
+    let mut pair = Pair::new(QpOptions { unsolicited: true, ..QpOptions::default() });
+    pair.receive(9, 0, 64);
+    let (base, key) = (pair.peers(0, 0).addr, rkey(pair.regions[1]));
+    let request = pair.request(1).remote(WRITE, (base, key), &[pair.local(0, 100)]);
+    pair.send(request.immediate(77));
+    assert_eq!(pair.a.wait().status, 0);
+    let written = pair.b.wait();
+    assert_eq!((written.unsolicited, written.status, written.operation), (true, 0, WRITE));
+    assert_eq!((written.length, written.immediate), (100, Some(77)));
+    pair.send(pair.request(2).inline(b"message"));
+    assert_eq!((pair.a.wait().status, pair.b.wait().id), (0, 9));
+}
+
+#[test]
 fn wrong_descriptor_completes_with_an_error_and_the_next_is_read() {
     let mut pair = Pair::new(QpOptions::default());
     let entry = pair.local(0, 16);

@@ -23,6 +23,7 @@ static HOST: LazyLock<Directory> = LazyLock::new(|| {
         std::env::set_var("EFA_SOFT_DIRECTORY", directory.path().join("hosts"));
         std::env::set_var("EFA_SOFT_LINK", LINK);
         std::env::set_var("EFA_SOFT_DIRECT", direct());
+        std::env::set_var("EFA_SOFT_UNSOLICITED", "1");
         std::env::set_var("EFA_SOFT_ADDRESS", loopback(1).to_string());
     }
     // Makes the library read the environment now.
