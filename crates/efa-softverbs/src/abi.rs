@@ -690,6 +690,9 @@ pub const EFADV_WC_EX_WITH_SGID: u64 = 1;
 /// Newer than rdma-core 44, like the two constants below.
 pub const EFADV_WC_EX_WITH_IS_UNSOLICITED: u64 = 2;
 pub const EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV: u16 = 1;
+/// As of rdma-core 64, like [`EFADV_SQ_DEPTH_ATTR_INLINE_WRITE`].
+pub const EFADV_QP_FLAGS_INLINE_WRITE: u16 = 2;
+pub const EFADV_SQ_DEPTH_ATTR_INLINE_WRITE: u32 = 1;
 pub const EFADV_DEVICE_ATTR_CAPS_UNSOLICITED_WRITE_RECV: u32 = 16;
 
 #[repr(C)]

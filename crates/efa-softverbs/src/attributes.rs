@@ -125,6 +125,7 @@ pub(crate) fn efa_attributes(device: &Device) -> efadv_device_attr {
 /// The deepest send queue with these properties. All that are possible allow the same depth.
 pub(crate) fn max_send_depth(device: &Device, wanted: &efadv_sq_depth_attr) -> Outcome<usize> {
     let possible = wanted.comp_mask == 0
+        && wanted.flags & !EFADV_SQ_DEPTH_ATTR_INLINE_WRITE == 0
         && wanted.max_send_sge as usize <= MAX_SEND_SGE
         && wanted.max_rdma_sge <= MAX_RDMA_SGE
         && wanted.max_inline_data as usize <= MAX_INLINE;

@@ -84,6 +84,8 @@ pub(crate) struct QpInitAttr {
     pub(crate) operations: u64,
     /// Whether a peer's write with immediate data completes without using a receive buffer.
     pub(crate) unsolicited_writes: bool,
+    /// Whether the data of RDMA writes may be inline.
+    pub(crate) inline_writes: bool,
 }
 
 /// A queue pair.
@@ -97,6 +99,7 @@ pub(crate) struct QueuePair {
     receive_queue: Arc<CompletionQueue>,
     cap: ibv_qp_cap,
     signals_all: bool,
+    inline_writes: bool,
     /// Whether the program polled since the progress thread checked.
     polled: AtomicBool,
     /// Whether the program posts by rings, so that completions are in rings too.
@@ -212,7 +215,7 @@ impl QueuePair {
         send_queue: Arc<CompletionQueue>,
         receive_queue: Arc<CompletionQueue>,
     ) -> Outcome<Arc<Self>> {
-        let &QpInitAttr { transport, cap, signals_all, .. } = attributes;
+        let &QpInitAttr { transport, cap, signals_all, inline_writes, .. } = attributes;
         check_cap(&cap, &device)?;
         if attributes.operations & !offered_operations(&device, transport) != 0 {
             return Err(UNSUPPORTED);
@@ -258,6 +261,7 @@ impl QueuePair {
             receive_queue,
             cap,
             signals_all,
+            inline_writes,
             polled: AtomicBool::new(false),
             uses_rings: AtomicBool::new(false),
             traps: AtomicBool::new(false),
@@ -288,6 +292,11 @@ impl QueuePair {
     #[inline]
     pub(crate) fn signals_all(&self) -> bool {
         self.signals_all
+    }
+
+    /// Whether the data of RDMA writes may be inline.
+    pub(crate) fn inline_writes(&self) -> bool {
+        self.inline_writes
     }
 
     pub(crate) fn transport(&self) -> Transport {

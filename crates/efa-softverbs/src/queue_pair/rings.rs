@@ -68,12 +68,13 @@ impl Rings {
     /// Ids have 64 bits: programs that know 16 only leave the others zero.
     fn new(queue_pair: &QueuePair) -> Outcome<Self> {
         let cap = queue_pair.cap();
-        let size = if cap.max_inline_data as usize > MAX_INLINE_64 {
+        let inline_writes = queue_pair.inline_writes();
+        let size = if cap.max_inline_data as usize > MAX_INLINE_64 || inline_writes {
             DescriptorSize::Long
         } else {
             DescriptorSize::Short
         };
-        let format = SendFormat { size, long_ids: true, inline_writes: false };
+        let format = SendFormat { size, long_ids: true, inline_writes };
         Ok(Self {
             send: RequestRing::new(cap.max_send_wr, size.bytes())?,
             receive: RequestRing::new(cap.max_recv_wr, receive::SIZE)?,

@@ -156,6 +156,8 @@ pub(crate) struct QpOptions {
     pub(crate) max_inline: u32,
     /// Whether immediate data of peers' writes uses no receive buffer.
     pub(crate) unsolicited: bool,
+    /// Whether the data of RDMA writes may be inline.
+    pub(crate) inline_writes: bool,
     /// Whether the completion queue has a completion channel.
     pub(crate) channel: bool,
 }
@@ -177,6 +179,7 @@ impl Default for QpOptions {
             signals_all: true,
             max_inline: 32,
             unsolicited: false,
+            inline_writes: false,
             channel: false,
         }
     }
@@ -399,6 +402,26 @@ impl Endpoint {
         }
     }
 
+    /// Posts an RDMA write of inline data; returns the error number.
+    pub(crate) fn post_inline_write(
+        &self,
+        wr_id: u64,
+        (handle, qpn, qkey): (*mut ibv_ah, u32, u32),
+        (address, key): (u64, u32),
+        data: &[u8],
+    ) -> c_int {
+        // SAFETY: called as C does, through the queue pair, between `wr_start` and `wr_complete`.
+        unsafe {
+            let qp = (verbs().ibv_qp_to_qp_ex)(self.qp);
+            ((*qp).wr_start.unwrap())(qp);
+            (*qp).wr_id = wr_id;
+            ((*qp).wr_rdma_write.unwrap())(qp, key, address);
+            ((*qp).wr_set_inline_data.unwrap())(qp, data.as_ptr().cast_mut().cast(), data.len());
+            ((*qp).wr_set_ud_addr.unwrap())(qp, handle, qpn, qkey);
+            ((*qp).wr_complete.unwrap())(qp)
+        }
+    }
+
     /// Posts an RDMA write with immediate data; returns the error number.
     pub(crate) fn post_write_immediate(
         &self,
@@ -607,6 +630,9 @@ pub(crate) fn create_with(
         let mut efa = efadv_qp_init_attr::default();
         if options.unsolicited {
             efa.flags = EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV;
+        }
+        if options.inline_writes {
+            efa.flags |= EFADV_QP_FLAGS_INLINE_WRITE;
         }
         let length = size_of::<efadv_qp_init_attr>() as u32;
         (v.efadv_create_qp_ex)(context, &raw mut attributes, &raw mut efa, length)

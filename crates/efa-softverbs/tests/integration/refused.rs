@@ -246,7 +246,8 @@ fn unknown_members_of_longer_structures_are_refused() {
     assert_eq!([12, 16, 24, 32].map(|length| qp([0; 8], length)), [0; 4]);
     assert_eq!(qp([0, 0, 0, 0, 1, 0, 0, 0], 24), 0, "processing hints, which libfabric 2.6 wants");
     assert_eq!(qp([0, 0, 0, 0, 2, 0, 0, 0], 24), libc::EOPNOTSUPP);
-    assert_eq!(qp([0, 0, 0, 2, 0, 0, 0, 0], 16), libc::EOPNOTSUPP, "inline writes");
+    assert_eq!(qp([0, 0, 0, 2, 0, 0, 0, 0], 16), 0, "inline writes");
+    assert_eq!(qp([0, 0, 0, 4, 0, 0, 0, 0], 16), libc::EOPNOTSUPP, "an unknown flag");
     assert_eq!(qp([0, 0, 0, 1 << 24, 0, 0, 0, 0], 16), libc::EINVAL, "reserved");
     assert_eq!(qp([1, 0, 0, 0, 0, 0, 0, 0], 16), libc::EINVAL, "an unknown member");
     assert_eq!(qp([0, 0, 0, 0, 0, 0, 1, 0], 32), libc::EINVAL, "an unknown member");

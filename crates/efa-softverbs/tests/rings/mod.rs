@@ -353,6 +353,27 @@ fn queue_pair_with_more_inline_data_has_descriptors_of_128_bytes() {
     }
 }
 
+#[test]
+fn write_with_inline_data_needs_a_queue_pair_that_was_created_for_it() {
+    let options = QpOptions { max_inline: 80, inline_writes: true, ..QpOptions::default() };
+    for (options, status) in [(options, 0), (QpOptions { inline_writes: false, ..options }, 3)] {
+        let mut pair = Pair::new(options);
+        let (base, key) = (pair.peers(0, 0).addr, rkey(pair.regions[1]));
+        let mut bytes = [0; 128];
+        bytes[..64].copy_from_slice(&pair.request(1).inline(&[]).bytes);
+        (bytes[2], bytes[6], bytes[32]) = (bytes[2] | WRITE, 80, 80);
+        bytes[36..40].copy_from_slice(&key.to_le_bytes());
+        bytes[40..48].copy_from_slice(&(base + 10).to_le_bytes());
+        bytes[48..].copy_from_slice(&[0x5a; 80]);
+        pair.a.post_bytes(&bytes);
+        pair.a.ring_sends();
+        let written = pair.a.wait();
+        assert_eq!((written.id, written.status, written.operation), (1, status, WRITE));
+        let expected = if status == 0 { 0x5a } else { 0 };
+        assert_eq!(pair.memory[1].bytes()[10..90], [expected; 80]);
+    }
+}
+
 /// A program may look at the rings and post by calls. It may not do both.
 #[test]
 fn calls_work_after_the_query_but_not_after_the_first_doorbell() {
