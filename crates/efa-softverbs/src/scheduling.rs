@@ -46,3 +46,13 @@ pub(crate) fn run_promptly() {
         report(&format_args!("a thread that watches the device isn't scheduled promptly: {error}"));
     }
 }
+
+/// How often the kernel has taken the processor from this thread although it wanted to go on.
+pub(crate) fn forced_switches() -> libc::c_long {
+    // SAFETY: zeros are a value of `rusage`, which consists of numbers; the kernel writes it.
+    unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage);
+        usage.ru_nivcsw
+    }
+}

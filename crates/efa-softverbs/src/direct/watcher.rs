@@ -8,14 +8,14 @@ use std::num::NonZero;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::boundary::{BUSY, Outcome};
 use crate::message::report;
 use crate::process::{lock, lock_in_time, process};
 use crate::progress::with_signals_blocked;
 use crate::queue_pair::QueuePair;
-use crate::scheduling::run_promptly;
+use crate::scheduling::{forced_switches, run_promptly};
 
 /// The queue pairs with rings.
 #[derive(Debug, Default)]
@@ -97,6 +97,12 @@ struct Pace {
     spins: u32,
     /// Looks in a row that have found nothing.
     idle: u32,
+    /// Looks until the next check for other threads that want the processor.
+    until_check: u32,
+    /// How often the kernel has taken the processor from this thread.
+    switches: libc::c_long,
+    /// Until when the thread leaves the processor to others.
+    crowded_until: Option<Instant>,
 }
 
 impl Pace {
@@ -106,25 +112,48 @@ impl Pace {
     /// to wait for the end of the program's time slice, milliseconds.
     const FEW_SPINS: u32 = 2;
     const PROCESSORS: usize = 4;
-    /// Looks with short pauses, some 20 ms.
+    /// Looks between two checks, some 100 µs of spinning.
+    const CHECK: u32 = 1000;
+    /// How long the thread leaves the processor to others.
+    const CROWDED: Duration = Duration::from_secs(1);
+    /// Looks with short pauses, some 20 ms, and with long ones, some 200 ms.
     const SHORT_PAUSES: u32 = 500;
+    const LONG_PAUSES: u32 = 1000;
     const SHORT: Duration = Duration::from_micros(30);
     const LONG: Duration = Duration::from_micros(200);
+    const LONGEST: Duration = Duration::from_millis(1);
 
     fn new() -> Self {
         let processors = thread::available_parallelism().map_or(1, NonZero::get);
         let spins = if processors < Self::PROCESSORS { Self::FEW_SPINS } else { Self::MANY_SPINS };
-        Self { spins, idle: 0 }
+        let (until_check, switches) = (Self::CHECK, forced_switches());
+        Self { spins, idle: 0, until_check, switches, crowded_until: None }
     }
 
     fn pause(&mut self, found: bool) {
         self.idle = if found { 0 } else { self.idle.saturating_add(1) };
-        if self.idle <= self.spins {
-            std::hint::spin_loop();
-        } else if self.idle <= self.spins + Self::SHORT_PAUSES {
-            thread::sleep(Self::SHORT);
-        } else {
-            thread::sleep(Self::LONG);
+        self.until_check -= 1;
+        if self.until_check == 0 {
+            self.check();
+        }
+        let spins = if self.crowded_until.is_some() { Self::FEW_SPINS } else { self.spins };
+        if self.idle <= spins {
+            return std::hint::spin_loop();
+        }
+        let pauses = [(Self::SHORT_PAUSES, Self::SHORT), (Self::LONG_PAUSES, Self::LONG)];
+        let pause = pauses.iter().find(|(looks, _)| self.idle - spins <= *looks);
+        thread::sleep(pause.map_or(Self::LONGEST, |(_, pause)| *pause));
+    }
+
+    /// Notices that other threads want the processor.
+    #[cold]
+    fn check(&mut self) {
+        self.until_check = Self::CHECK;
+        let before = std::mem::replace(&mut self.switches, forced_switches());
+        if self.switches > before {
+            self.crowded_until = Some(Instant::now() + Self::CROWDED);
+        } else if self.crowded_until.is_some_and(|until| until < Instant::now()) {
+            self.crowded_until = None;
         }
     }
 }

@@ -158,6 +158,10 @@ impl QueuePair {
                     rings.doorbells.ring(address, count);
                 }
                 self.serve(locked);
+                // From the first doorbell on: what arrives wakes the progress thread at once.
+                if !self.is_asleep() {
+                    self.sleep_with(locked);
+                }
                 Ok(())
             })
         });

@@ -87,7 +87,7 @@ impl QueuePair {
         self.sleep_with(&mut lock(&self.locked));
     }
 
-    fn sleep_with(&self, locked: &mut Locked) {
+    pub(super) fn sleep_with(&self, locked: &mut Locked) {
         match self.fall_asleep(locked) {
             Look::Asleep(Some(until)) => process().progress.look_at(until),
             Look::Asleep(None) => {}
