@@ -24,8 +24,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use clap::Subcommand;
 use clap::builder::RangedU64ValueParser;
+use clap::{Subcommand, ValueEnum};
 use rustix::fs::{Access, access};
 
 use crate::device::{PropertyArgs, SoftArgs, SoftLink, TcpHost, host_address};
@@ -126,6 +126,10 @@ struct Run {
     /// Write all packets to a file for `efa decode`; `%p` is replaced by the process ID
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
+    /// Let programs post by rings in memory, without calls, as libfabric does by default since 2.3; who
+    /// watches the doorbells [default: off, so that programs use calls]
+    #[arg(long, value_name = "WHO")]
+    direct: Option<Direct>,
     /// Print the counters of each used device to standard error when it is closed or the program exits.
     /// `background progress` counts how often the library moved data because the program didn't poll
     #[arg(long)]
@@ -143,6 +147,25 @@ struct Run {
     /// The program and its arguments
     #[arg(value_name = "PROGRAM", required = true, last = true)]
     program: Vec<OsString>,
+}
+
+/// Who watches the doorbells of the direct data path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Direct {
+    Thread,
+    Trap,
+    Off,
+}
+
+impl Direct {
+    /// The value of the variable.
+    const fn setting(self) -> &'static str {
+        match self {
+            Self::Thread => "thread",
+            Self::Trap => "trap",
+            Self::Off => "off",
+        }
+    }
 }
 
 /// Why the program doesn't run.
@@ -378,6 +401,7 @@ impl Run {
             ("EFA_SOFT_REORDER", reorder.map(|number| number.to_string())),
             ("EFA_SOFT_RNR", rnr.map(|number| number.to_string())),
             ("EFA_SOFT_DEVICES", self.devices.map(|number| number.to_string())),
+            ("EFA_SOFT_DIRECT", self.direct.map(|who| who.setting().to_owned())),
         ];
         let given = properties.into_iter().filter_map(|(name, value)| Some((name, value?.into())));
         settings.extend(given);
@@ -428,7 +452,7 @@ mod tests {
     #[test]
     fn options_become_their_variables() {
         let options = "--device-name a --directory /d --device-rdma none --mtu 4096 --reorder 7 \
-            --rnr 0.25 --devices 2 --capture /c/%p.pcapng --statistics --shm-transfer \
+            --rnr 0.25 --devices 2 --direct trap --capture /c/%p.pcapng --statistics --shm-transfer \
             --link tcp --address fd00::7";
         let expected = [
             ("EFA_SOFT_NAME", "a"),
@@ -439,6 +463,7 @@ mod tests {
             ("EFA_SOFT_REORDER", "7"),
             ("EFA_SOFT_RNR", "0.25"),
             ("EFA_SOFT_DEVICES", "2"),
+            ("EFA_SOFT_DIRECT", "trap"),
             ("EFA_SOFT_DIRECTORY", "/d"),
             ("EFA_SOFT_CAPTURE", "/c/%p.pcapng"),
             ("EFA_SOFT_STATISTICS", "1"),

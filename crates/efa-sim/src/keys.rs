@@ -227,6 +227,13 @@ impl Slots {
         fence(Ordering::SeqCst);
     }
 
+    /// The key in the slot with the index of `key`.
+    #[inline]
+    pub(crate) fn key_at(&self, key: u32) -> Option<u32> {
+        let there = self.slot(key)[SLOT_WORDS - 1].load(Ordering::Acquire);
+        u32::try_from(there).ok().filter(|&there| there != 0)
+    }
+
     /// Whether a process may be writing to the region of a cleared key.
     pub(crate) fn is_pinned(&self, key: u32) -> bool {
         let writable = self.slot(key)[3].load(Ordering::Relaxed) & REMOTE_WRITE != 0;

@@ -339,6 +339,15 @@ impl KeyTable {
         part.ok_or(Status::RemoteBadAddress)
     }
 
+    /// The key with these lower bits, at least those of the index: programs that write descriptors name a key by
+    /// 24 bits. `None` if there is none. Takes no lock. Always `None` on the local link.
+    #[must_use]
+    pub fn with_lower_bits(&self, lower: u32, bits: u32) -> Option<u32> {
+        let key = self.0.slots.as_ref()?.key_at(lower)?;
+        let mask = 1_u32.checked_shl(bits).map_or(u32::MAX, |bit| bit - 1);
+        (bits >= INDEX_BITS && key & mask == lower).then_some(key)
+    }
+
     /// The address of the `length` bytes from `start` of the region of `key`, if all of them are in it
     /// and `wanted` is allowed. Takes no lock. Always `None` on the local link.
     #[inline]

@@ -252,6 +252,7 @@ pub const IBV_WC_GENERAL_ERR: c_int = 21;
 
 pub const IBV_WC_SEND: c_int = 0;
 pub const IBV_WC_RDMA_WRITE: c_int = 1;
+pub const IBV_WC_RDMA_READ: c_int = 2;
 pub const IBV_WC_RECV: c_int = 128;
 pub const IBV_WC_RECV_RDMA_WITH_IMM: c_int = 129;
 
@@ -689,6 +690,9 @@ pub const EFADV_WC_EX_WITH_SGID: u64 = 1;
 /// Newer than rdma-core 44, like the two constants below.
 pub const EFADV_WC_EX_WITH_IS_UNSOLICITED: u64 = 2;
 pub const EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV: u16 = 1;
+/// As of rdma-core 64, like [`EFADV_SQ_DEPTH_ATTR_INLINE_WRITE`].
+pub const EFADV_QP_FLAGS_INLINE_WRITE: u16 = 2;
+pub const EFADV_SQ_DEPTH_ATTR_INLINE_WRITE: u32 = 1;
 pub const EFADV_DEVICE_ATTR_CAPS_UNSOLICITED_WRITE_RECV: u32 = 16;
 
 #[repr(C)]
@@ -705,4 +709,32 @@ pub struct efadv_cq_init_attr_newer {
     pub first: efadv_cq_init_attr,
     pub flags: u64,
     pub _memory: [u64; 4],
+}
+
+/// As of rdma-core 60, like [`efadv_cq_attr`]; `caps` is newer.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct efadv_wq_attr {
+    pub comp_mask: u64,
+    pub buffer: *mut u8,
+    pub entry_size: u32,
+    pub num_entries: u32,
+    pub doorbell: *mut u32,
+    pub max_batch: u32,
+    pub caps: u16,
+    pub reserved: [u8; 2],
+}
+
+/// In `caps`: request ids have 64 bits.
+pub const EFADV_WQ_CAPS_64_BIT_REQ_ID: u16 = 1;
+
+/// `doorbell` is newer than the rest.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct efadv_cq_attr {
+    pub comp_mask: u64,
+    pub buffer: *mut u8,
+    pub entry_size: u32,
+    pub num_entries: u32,
+    pub doorbell: *mut u32,
 }

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int};
 
 use crate::abi::*;
 use crate::boundary::{INVALID, Outcome};
-use crate::device::{Device, MAX_INLINE, MAX_RECEIVE_SGE, MAX_SEND_SGE, VENDOR_ID};
+use crate::device::{Device, MAX_INLINE, MAX_RECEIVE_SGE, MAX_SEND_SGE, USUAL_INLINE, VENDOR_ID};
 
 /// Most entries of a completion queue.
 pub(crate) const MAX_COMPLETIONS: u32 = 1 << 16;
@@ -114,8 +114,8 @@ pub(crate) fn efa_attributes(device: &Device) -> efadv_device_attr {
         max_rq_wr: number(limits.max_receive),
         max_sq_sge: short(MAX_SEND_SGE),
         max_rq_sge: short(MAX_RECEIVE_SGE),
-        inline_buf_size: short(MAX_INLINE),
-        // Newer releases: the inline size that is possible with a shallower queue. Here the same.
+        inline_buf_size: short(USUAL_INLINE),
+        // Newer releases: the inline size that is possible, on hardware with a shallower queue.
         reserved: short(MAX_INLINE).to_ne_bytes(),
         device_caps: capabilities,
         max_rdma_size: u32::try_from(max_rdma_size).unwrap_or(u32::MAX),
@@ -125,6 +125,7 @@ pub(crate) fn efa_attributes(device: &Device) -> efadv_device_attr {
 /// The deepest send queue with these properties. All that are possible allow the same depth.
 pub(crate) fn max_send_depth(device: &Device, wanted: &efadv_sq_depth_attr) -> Outcome<usize> {
     let possible = wanted.comp_mask == 0
+        && wanted.flags & !EFADV_SQ_DEPTH_ATTR_INLINE_WRITE == 0
         && wanted.max_send_sge as usize <= MAX_SEND_SGE
         && wanted.max_rdma_sge <= MAX_RDMA_SGE
         && wanted.max_inline_data as usize <= MAX_INLINE;

@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_uint};
 use efa_device::{Source, Status};
 
 use crate::abi::*;
+use crate::direct::completion::{CompletionDescriptor, Event, Sender};
 use crate::queue_pair::Serial;
 
 /// `slid` of a sender without address handle.
@@ -15,6 +16,7 @@ const UNKNOWN_HANDLE: u16 = 0xffff;
 pub(crate) struct Completion {
     pub(crate) wr_id: u64,
     pub(crate) result: Result<(), Status>,
+    /// `IBV_WC_…`; programs get [`opcode()`](Self::opcode).
     pub(crate) opcode: c_int,
     /// Length in bytes, of receives.
     pub(crate) length: u32,
@@ -97,6 +99,11 @@ impl Completion {
         }
     }
 
+    /// The opcode that programs get. libefa reports reads as sends, and programs rely on that.
+    pub(crate) fn opcode(&self) -> c_int {
+        if self.opcode == IBV_WC_RDMA_READ { IBV_WC_SEND } else { self.opcode }
+    }
+
     /// The status of the device, as `ibv_wc::vendor_err`.
     pub(crate) fn vendor_error(&self) -> u32 {
         match self.result {
@@ -154,12 +161,47 @@ impl Completion {
         self.opcode < IBV_WC_RECV
     }
 
+    /// As a ring has it.
+    pub(crate) fn to_descriptor(&self) -> CompletionDescriptor {
+        let sender = self.source.map_or(Sender::default(), |source| Sender {
+            address_handle: source.address_handle.map(|handle| handle.0),
+            queue_pair: source.qpn.0,
+            gid: source.gid.map_or([0; 16], |gid| gid.0),
+        });
+        let (length, request_id) = (self.length, self.wr_id as u16);
+        // In network byte order here, in that of this machine there.
+        let immediate = self.immediate.map(u32::from_be);
+        let event = match self.opcode {
+            IBV_WC_RECV => Event::Received { request_id, length, sender, immediate },
+            IBV_WC_RECV_RDMA_WITH_IMM => Event::Written {
+                request_id: (!self.unsolicited).then_some(request_id),
+                length,
+                sender,
+                immediate: immediate.unwrap_or(0),
+            },
+            opcode => {
+                let operation = match opcode {
+                    IBV_WC_RDMA_READ => 1,
+                    IBV_WC_RDMA_WRITE => 2,
+                    _ => 0,
+                };
+                Event::Sent { request_id: self.wr_id, operation }
+            }
+        };
+        let status = match self.result {
+            Ok(()) => 0,
+            Err(Status::NotPermitted) => Status::RemoteBadAddress.code(),
+            Err(status) => status.code(),
+        };
+        CompletionDescriptor { queue_pair: self.qpn as u16, status, event }
+    }
+
     /// As `ibv_poll_cq` returns it.
     pub(crate) fn to_wc(&self) -> ibv_wc {
         ibv_wc {
             wr_id: self.wr_id,
             status: self.status(),
-            opcode: self.opcode,
+            opcode: self.opcode(),
             vendor_err: self.vendor_error(),
             byte_len: self.length,
             imm_data: self.immediate.unwrap_or(0),

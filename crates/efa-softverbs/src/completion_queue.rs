@@ -17,9 +17,10 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::boundary::{BUSY, INVALID, Outcome};
+use crate::boundary::{BUSY, INVALID, Outcome, UNSUPPORTED};
 use crate::channel::{Channel, Notifier};
 use crate::completion::Completion;
+use crate::direct::ring::CompletionRing;
 use crate::process::{generation, lock, lock_in_time};
 use crate::queue_pair::{QueuePair, Serial};
 
@@ -30,6 +31,8 @@ const IDLE_POLLS: u32 = 256;
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
     generation: u32,
+    /// Whether it can have a ring.
+    direct: bool,
     completions: Mutex<Completions>,
     /// Of a queue with a channel.
     notifier: Option<Arc<Notifier>>,
@@ -43,6 +46,8 @@ struct Completions {
     queued: VecDeque<Completion>,
     /// Whether the next completion is announced.
     armed: bool,
+    /// Where completions of queue pairs with rings are, if the program has asked for it.
+    ring: Option<CompletionRing>,
 }
 
 impl Completions {
@@ -52,9 +57,10 @@ impl Completions {
 }
 
 impl CompletionQueue {
-    pub(crate) fn new(channel: Option<Arc<Channel>>) -> Self {
+    pub(crate) fn new(channel: Option<Arc<Channel>>, direct: bool) -> Self {
         Self {
             generation: generation(),
+            direct,
             completions: Mutex::default(),
             notifier: channel.map(Notifier::new),
             queue_pairs: Mutex::default(),
@@ -77,6 +83,34 @@ impl CompletionQueue {
             drop(completions);
             self.notify();
         }
+    }
+
+    /// Queues a completion of a queue pair with rings.
+    pub(crate) fn push_to_ring(&self, completion: Completion) {
+        let mut completions = lock(&self.completions);
+        let Some(ring) = &mut completions.ring else {
+            drop(completions);
+            return self.push(completion);
+        };
+        ring.write(completion.to_descriptor().encode());
+    }
+
+    /// The address of the ring and how many entries it has; made by the first call. Fails with `EOPNOTSUPP` for a
+    /// queue with a channel.
+    pub(crate) fn open_ring(&self, depth: u32) -> Outcome<(*mut u8, u32)> {
+        if !self.is_ours() {
+            return Err(INVALID);
+        }
+        if self.notifier.is_some() || !self.direct {
+            return Err(UNSUPPORTED);
+        }
+        let mut completions = lock(&self.completions);
+        let ring = match completions.ring.take() {
+            Some(ring) => ring,
+            None => CompletionRing::new(depth)?,
+        };
+        let ring = completions.ring.insert(ring);
+        Ok((ring.address(), ring.entries()))
     }
 
     // ---- notification ------------------------------------------------------------------------

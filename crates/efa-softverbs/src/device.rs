@@ -37,7 +37,9 @@ pub(crate) const MAX_SEND_SGE: usize = 2;
 /// Most scatter entries of a receive.
 pub(crate) const MAX_RECEIVE_SGE: usize = 1;
 /// Most inline data of a send in bytes.
-pub(crate) const MAX_INLINE: usize = 32;
+pub(crate) const MAX_INLINE: usize = 80;
+/// The same of queue pairs with descriptors of 64 bytes, which all programs know.
+pub(crate) const USUAL_INLINE: usize = 32;
 
 /// How long the exit of the process waits for a packet that is being written to the capture.
 const CAPTURE_TIMEOUT: Duration = Duration::from_secs(1);

@@ -17,6 +17,7 @@
 //!  ├───────────────────────────────────────────────────────────────────────┤
 //!  │ queue_pair (state, outstanding, data_path), completion_queue          │
 //!  │ work_request, completion, channel, memory, domain, attributes         │
+//!  │ direct: rings that the program writes and reads without calls         │
 //!  │ process: handles, forks  progress, sleepers: thread for idle programs │
 //!  │ device ─ link ─ settings ─ sysfs ─ capture ─ statistics ─ message     │
 //!  └────────────────┬──────────────────────────────────────────────────────┘
@@ -45,8 +46,9 @@
 //! Any thread may call any function at any time, as with the real libraries. The library starts no
 //! thread before the first queue pair is ready to receive; then one makes progress for the program
 //! while it doesn't poll, as hardware would. It looks every 1 to 16 ms; at queue pairs of a completion queue
-//! with a channel only when their link has something, and once a second. A forked child has a device list of its own and must open
-//! its own devices; it can't use handles of its parent, and can't harm them.
+//! with a channel only when their link has something, and once a second. For queue pairs whose rings a program
+//! writes ([`direct`]) another thread watches the doorbells, or the doorbells trap. A forked child has a device list of
+//! its own and must open its own devices; it can't use handles of its parent, and can't harm them.
 //!
 //! # Signals
 //!
@@ -78,6 +80,7 @@ mod clock;
 mod completion;
 mod completion_queue;
 mod device;
+pub mod direct;
 mod domain;
 mod link;
 #[allow(unsafe_code)]
@@ -87,6 +90,8 @@ mod message;
 mod process;
 mod progress;
 mod queue_pair;
+#[allow(unsafe_code)]
+mod scheduling;
 pub mod settings;
 mod sleepers;
 mod spin_lock;

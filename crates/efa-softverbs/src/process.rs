@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 use crate::abi::ibv_context;
 use crate::boundary::{BUSY, INVALID, Outcome};
 use crate::device::DeviceList;
+use crate::direct::trap;
+use crate::direct::watcher::Watcher;
 use crate::message::Written;
 use crate::progress::Progress;
 use crate::spin_lock::SpinLock;
@@ -45,6 +47,7 @@ struct HandleEntry {
 pub(crate) struct Process {
     pub(crate) devices: Mutex<Option<DeviceList>>,
     pub(crate) progress: Progress,
+    pub(crate) watcher: Watcher,
     pub(crate) written: Written,
     /// By address.
     handles: Mutex<HashMap<usize, HandleEntry>>,
@@ -89,6 +92,7 @@ pub(crate) fn forget_parent() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
     CURRENT.store(null_mut(), Ordering::Release);
     STOPPED.store(false, Ordering::Relaxed);
+    trap::forget();
 }
 
 /// Locks, also where a holder has panicked: a wrong answer is better than a program that hangs.

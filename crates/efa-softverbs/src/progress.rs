@@ -9,6 +9,7 @@
 //!
 //! The thread exists while there are queue pairs that can receive.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread;
 use std::time::Duration;
@@ -20,6 +21,7 @@ use crate::clock::now;
 use crate::message::report;
 use crate::process::{lock, lock_in_time, process};
 use crate::queue_pair::{Look, QueuePair, Serial};
+use crate::scheduling::run_promptly;
 use crate::sleepers::Sleepers;
 
 /// Pause between two rounds while there is something to do.
@@ -33,6 +35,8 @@ pub(crate) struct Progress {
     watched: Mutex<Watched>,
     /// What the thread sleeps on; `None` before the first completion channel.
     sleepers: OnceLock<Sleepers>,
+    /// Whether the thread must run as soon as it is woken.
+    is_prompt: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -61,6 +65,11 @@ impl Progress {
             let _ = self.sleepers.set(sleepers);
         }
         Ok(())
+    }
+
+    /// Has the thread run as soon as it is woken.
+    pub(crate) fn run_promptly(&self) {
+        self.is_prompt.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn sleepers(&self) -> Option<&Sleepers> {
@@ -112,7 +121,7 @@ fn start() -> bool {
 
 /// Runs `f` with all signals blocked in this thread and in those that `f` starts.
 #[allow(unsafe_code)]
-fn with_signals_blocked<T>(f: impl FnOnce() -> T) -> T {
+pub(crate) fn with_signals_blocked<T>(f: impl FnOnce() -> T) -> T {
     // SAFETY: `sigset_t` is an array of integers, so zeros are a value. `sigfillset` writes `all`; the
     // first `pthread_sigmask` reads `all` and writes `before`, the second reads `before`.
     unsafe {
@@ -132,7 +141,12 @@ fn run() {
     let mut round_at = now() + pause;
     let mut woken = Vec::new();
     let mut until = Some(round_at);
+    let mut is_prompt = false;
     loop {
+        if !is_prompt && progress.is_prompt.load(Ordering::Relaxed) {
+            is_prompt = true;
+            run_promptly();
+        }
         progress.sleep(until, &mut woken);
         // Not held while the thread sleeps, so that the program can destroy them.
         let queue_pairs = progress.queue_pairs();

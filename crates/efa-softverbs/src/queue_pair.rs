@@ -6,10 +6,12 @@
 //! | sends, reads and writes that have not completed | [`outstanding`] |
 //! | posting, steps, completions | [`data_path`] |
 //! | sleep until the link has something | [`sleep`] |
+//! | requests that the program writes to rings | [`rings`] |
 //! | what C calls | `c/queue_pair.rs`, `c/post.rs`, `c/wr.rs` |
 
 mod data_path;
 mod outstanding;
+mod rings;
 mod sleep;
 mod state;
 
@@ -25,6 +27,8 @@ use efa_sim::faults::Faults;
 use efa_sim::{KeptNumber, SoftRegion};
 
 use self::outstanding::Outstanding;
+pub(crate) use self::rings::RingInfo;
+use self::rings::Rings;
 pub(crate) use self::sleep::Look;
 use self::sleep::NextLook;
 pub(crate) use self::state::{ModifyRequest, QpState};
@@ -35,6 +39,7 @@ use crate::device::{Device, MAX_INLINE, MAX_RECEIVE_SGE, MAX_SEND_SGE};
 use crate::link::LinkQueuePair;
 use crate::message::{report, reported};
 use crate::process::{generation, lock, lock_in_time};
+use crate::settings::DirectPath;
 
 /// `rnr_retry` that stands for retries without end.
 const RETRY_FOREVER: u8 = 7;
@@ -79,6 +84,8 @@ pub(crate) struct QpInitAttr {
     pub(crate) operations: u64,
     /// Whether a peer's write with immediate data completes without using a receive buffer.
     pub(crate) unsolicited_writes: bool,
+    /// Whether the data of RDMA writes may be inline.
+    pub(crate) inline_writes: bool,
 }
 
 /// A queue pair.
@@ -92,8 +99,13 @@ pub(crate) struct QueuePair {
     receive_queue: Arc<CompletionQueue>,
     cap: ibv_qp_cap,
     signals_all: bool,
+    inline_writes: bool,
     /// Whether the program polled since the progress thread checked.
     polled: AtomicBool,
+    /// Whether the program posts by rings, so that completions are in rings too.
+    uses_rings: AtomicBool,
+    /// Whether its doorbells trap.
+    traps: AtomicBool,
     /// When the progress thread must look at it.
     next_look: NextLook,
     locked: Mutex<Locked>,
@@ -134,10 +146,10 @@ pub(crate) enum RdmaOpcode {
 }
 
 impl RdmaOpcode {
-    /// The opcode of the completion. libefa reports reads as sends, and programs rely on that.
+    /// The opcode of the completion.
     fn completion_opcode(self) -> c_int {
         match self {
-            Self::Read => IBV_WC_SEND,
+            Self::Read => IBV_WC_RDMA_READ,
             Self::Write { .. } => IBV_WC_RDMA_WRITE,
         }
     }
@@ -169,6 +181,8 @@ pub(crate) struct Locked {
     free_receive_packets: Vec<Box<[u8]>>,
     faults: Faults<Packet>,
     rnr_retry: u8,
+    /// If the program has asked for them.
+    rings: Option<Box<Rings>>,
 }
 
 /// The operations that a queue pair of this device can be created for.
@@ -201,7 +215,7 @@ impl QueuePair {
         send_queue: Arc<CompletionQueue>,
         receive_queue: Arc<CompletionQueue>,
     ) -> Outcome<Arc<Self>> {
-        let &QpInitAttr { transport, cap, signals_all, .. } = attributes;
+        let &QpInitAttr { transport, cap, signals_all, inline_writes, .. } = attributes;
         check_cap(&cap, &device)?;
         if attributes.operations & !offered_operations(&device, transport) != 0 {
             return Err(UNSUPPORTED);
@@ -213,7 +227,8 @@ impl QueuePair {
             options.receive_depth = cap.max_recv_wr as usize;
             options.rnr_retry = RETRY_FOREVER;
             options.waitable =
-                [&send_queue, &receive_queue].into_iter().any(|queue| queue.notifier().is_some());
+                [&send_queue, &receive_queue].into_iter().any(|queue| queue.notifier().is_some())
+                    || device.settings.direct == DirectPath::Trap;
         });
         let mut link = device.link.create_queue_pair(options).map_err(reported)?;
         if !attributes.unsolicited_writes {
@@ -234,6 +249,7 @@ impl QueuePair {
             free_receive_packets: Vec::new(),
             faults: Faults::new(device.settings.faults(), number),
             rnr_retry: RETRY_FOREVER,
+            rings: None,
         };
         let queue_pair = Arc::new(Self {
             number,
@@ -245,7 +261,10 @@ impl QueuePair {
             receive_queue,
             cap,
             signals_all,
+            inline_writes,
             polled: AtomicBool::new(false),
+            uses_rings: AtomicBool::new(false),
+            traps: AtomicBool::new(false),
             next_look: NextLook::default(),
             locked: Mutex::new(locked),
         });
@@ -273,6 +292,11 @@ impl QueuePair {
     #[inline]
     pub(crate) fn signals_all(&self) -> bool {
         self.signals_all
+    }
+
+    /// Whether the data of RDMA writes may be inline.
+    pub(crate) fn inline_writes(&self) -> bool {
+        self.inline_writes
     }
 
     pub(crate) fn transport(&self) -> Transport {
@@ -331,6 +355,7 @@ impl QueuePair {
                 QpState::Error => self.fail(locked),
                 _ => locked.state = after,
             }
+            self.serve(locked);
             Ok((before, after))
         })
     }
@@ -364,6 +389,7 @@ impl QueuePair {
         self.retire(&mut locked);
         self.abandon(&mut locked);
         self.stay_awake();
+        self.close_rings(&locked)?;
         drop(locked);
         self.send_queue.remove(self)?;
         self.receive_queue.remove(self)?;

@@ -18,6 +18,7 @@
 //! | `EFA_SOFT_REFUSE` | `LEAST-MOST:COUNT`: the first COUNT registrations of LEAST to MOST bytes fail with `ENOMEM` | none |
 //! | `EFA_SOFT_CAPTURE` | pcapng file to write; `%p` in the name is replaced by the process ID | none |
 //! | `EFA_SOFT_STATISTICS` | `1`: prints [counters](#counters) | `0` |
+//! | `EFA_SOFT_DIRECT` | whether programs can post by rings in memory and find completions there, without calls ([direct]), and who watches the doorbells: `thread`: a thread; `trap`: the program itself, by a fault; `off`: nobody, so that programs use calls | `off` |
 //! | `EFA_SOFT_SYSFS` | directory in which each process creates its sysfs tree | the temporary directory |
 //!
 //! With an invalid value there is no device, and a message on standard error names it.
@@ -25,6 +26,8 @@
 //! **Containers.** On shm, processes in different PID, user and mount namespaces reach each other if they share the
 //! directory. As the kernel doesn't copy between their memory, the library of the process with the memory does: when the
 //! program polls, or in the library's thread.
+//!
+//! [direct]: crate::direct
 //!
 //! # Counters
 //!
@@ -64,6 +67,18 @@ pub enum LinkSettings {
     },
 }
 
+/// Who watches the doorbells of the [direct data path](crate::direct).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DirectPath {
+    /// Nobody: programs get no rings, and use calls.
+    Off,
+    /// A thread of the library.
+    Thread,
+    /// The thread of the program that rings a doorbell: its write faults, and the signal handler of the library
+    /// does the rest.
+    Trap,
+}
+
 /// The settings of a process.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
@@ -99,6 +114,8 @@ pub struct Settings {
     pub capture: Option<String>,
     /// Whether counters are printed.
     pub statistics: bool,
+    /// Whether programs can post by rings and find completions there.
+    pub direct: DirectPath,
     /// Directory for the sysfs tree, instead of the temporary directory.
     pub sysfs: Option<PathBuf>,
 }
@@ -122,6 +139,7 @@ impl Default for Settings {
             refusals: None,
             capture: None,
             statistics: false,
+            direct: DirectPath::Off,
             sysfs: None,
         }
     }
@@ -234,6 +252,12 @@ impl Settings {
         let statistics = read.parse("EFA_SOFT_STATISTICS", "0 or 1", zero_or_one)?;
         let copies = read.parse("EFA_SOFT_COPIES", "0 or 1", zero_or_one)?;
         let unsolicited_writes = read.parse("EFA_SOFT_UNSOLICITED", "0 or 1", zero_or_one)?;
+        let direct = read.parse("EFA_SOFT_DIRECT", "thread, trap or off", |value| match value {
+            "thread" => Some(DirectPath::Thread),
+            "trap" => Some(DirectPath::Trap),
+            "off" => Some(DirectPath::Off),
+            _ => None,
+        })?;
         let notifications = read.parse("EFA_SOFT_NOTIFICATIONS", "0 or 1", zero_or_one)?;
         let (rdma_read, rdma_write) = rdma.unwrap_or((default.rdma_read, default.rdma_write));
         Ok(Self {
@@ -253,6 +277,7 @@ impl Settings {
             refusals,
             capture,
             statistics: statistics.unwrap_or(default.statistics),
+            direct: direct.unwrap_or(default.direct),
             sysfs,
         })
     }
@@ -332,6 +357,7 @@ mod tests {
             ("EFA_SOFT_REFUSE", "1000-2000:3"),
             ("EFA_SOFT_CAPTURE", "/tmp/%p.pcapng"),
             ("EFA_SOFT_STATISTICS", "1"),
+            ("EFA_SOFT_DIRECT", "trap"),
             ("EFA_SOFT_SYSFS", "/tmp/y"),
         ]);
         let expected = Settings {
@@ -351,6 +377,7 @@ mod tests {
             refusals: Some(Refusals { least: 1000, most: 2000, count: 3 }),
             capture: Some("/tmp/%p.pcapng".into()),
             statistics: true,
+            direct: DirectPath::Trap,
             sysfs: Some("/tmp/y".into()),
         };
         assert_eq!(settings, Ok(expected.clone()));
@@ -396,6 +423,7 @@ mod tests {
             ("EFA_SOFT_RNR_EACH", "0.5"),
             ("EFA_SOFT_REFUSE", "3"),
             ("EFA_SOFT_STATISTICS", "yes"),
+            ("EFA_SOFT_DIRECT", "1"),
             ("EFA_SOFT_SYSFS", "relative"),
         ] {
             let error = parse(&[(variable, value)]).unwrap_err();

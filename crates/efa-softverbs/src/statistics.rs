@@ -19,6 +19,8 @@ pub(crate) struct Statistics {
     receiver_not_ready: Counter,
     failed: Counter,
     background_progress: Counter,
+    doorbells: Counter,
+    descriptors: Counter,
 }
 
 #[derive(Debug, Default)]
@@ -75,6 +77,16 @@ impl Statistics {
         self.background_progress.add(1);
     }
 
+    /// Counts doorbells of rings that were seen to have been rung.
+    pub(crate) fn rung(&self, doorbells: u64) {
+        self.doorbells.add(doorbells);
+    }
+
+    /// Counts descriptors that were read from rings.
+    pub(crate) fn read_descriptors(&self, count: u64) {
+        self.descriptors.add(count);
+    }
+
     /// Whether the device was not used.
     pub(crate) fn are_zero(&self) -> bool {
         let used = [&self.sends, &self.receives, &self.reads, &self.writes, &self.failed];
@@ -89,7 +101,8 @@ impl fmt::Display for Statistics {
         write!(f, "reads {} of {} B, ", self.reads, self.read_bytes)?;
         write!(f, "writes {} of {} B, ", self.writes, self.write_bytes)?;
         write!(f, "receiver not ready {}, ", self.receiver_not_ready)?;
-        write!(f, "failed {}, background progress {}", self.failed, self.background_progress)
+        write!(f, "failed {}, background progress {}, ", self.failed, self.background_progress)?;
+        write!(f, "doorbells {}, descriptors {}", self.doorbells, self.descriptors)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Work requests of the send queue, once they are read from the program's structures.
 
 use efa_device::{
-    AddressHandle, Destination, Qkey, Qpn, Region as _, RegionRange, RemoteMemory, Status,
+    Access, AddressHandle, Destination, Qkey, Qpn, Region as _, RegionRange, RemoteMemory, Status,
 };
 use efa_sim::SoftRegion;
 use efa_sim::region::KeyTable;
@@ -10,6 +10,7 @@ use crate::abi::*;
 use crate::boundary::{INVALID, Outcome, UNSUPPORTED};
 use crate::device::{Device, MAX_INLINE, MAX_SEND_SGE};
 use crate::memory;
+use crate::message::report;
 use crate::queue_pair::{Locked, QueuePair, RdmaOpcode, RdmaWork, Transport};
 
 /// What a request does.
@@ -17,6 +18,17 @@ use crate::queue_pair::{Locked, QueuePair, RdmaOpcode, RdmaWork, Transport};
 pub(crate) enum Operation {
     Send { immediate: Option<u32> },
     Rdma { opcode: RdmaOpcode, remote: RemoteMemory },
+}
+
+/// Memory with inline data, registered until the operation has completed.
+#[cold]
+fn inline_range(device: &Device, bytes: &[u8]) -> Result<RegionRange<SoftRegion>, Status> {
+    let region = device.link.register(bytes.into(), Access::default());
+    let region = region.map_err(|refused| {
+        report(&format_args!("no memory for the inline data of a write: {}", refused.error));
+        Status::QueuePairInternal
+    })?;
+    Ok(RegionRange { region, offset: 0, length: bytes.len() })
 }
 
 /// What a request sends, or for a read where the data goes.
@@ -39,6 +51,13 @@ impl SendData {
         let mut entries = [ibv_sge { addr: 0, length: 0, lkey: 0 }; MAX_SEND_SGE];
         entries.get_mut(..list.len()).ok_or(INVALID)?.copy_from_slice(list);
         Ok(Self::Registered { entries, count: list.len() })
+    }
+
+    /// Fails with `EINVAL` for more inline bytes than the device allows.
+    pub(crate) fn inline(data: &[u8]) -> Outcome<Self> {
+        let mut bytes = [0; MAX_INLINE];
+        bytes.get_mut(..data.len()).ok_or(INVALID)?.copy_from_slice(data);
+        Ok(Self::Inline { bytes, length: data.len() })
     }
 
     /// Copies the data into a packet buffer; returns its length in bytes.
@@ -112,9 +131,12 @@ impl WorkRequest {
         if !offered || queue_pair.transport() != Transport::Srd {
             return Err(UNSUPPORTED);
         }
-        // One range, as `max_sge_rd` says.
-        let one_range = matches!(self.data, SendData::Registered { count: 0..=1, .. });
-        if one_range { Ok(()) } else { Err(INVALID) }
+        let allowed = match self.data {
+            // One range, as `max_sge_rd` says.
+            SendData::Registered { count, .. } => count <= 1,
+            SendData::Inline { .. } => opcode != RdmaOpcode::Read && queue_pair.inline_writes(),
+        };
+        if allowed { Ok(()) } else { Err(INVALID) }
     }
 
     /// Fails with the error number if the link lacks something of the system for the target.
@@ -149,6 +171,9 @@ impl WorkRequest {
     ) -> Result<RegionRange<SoftRegion>, Status> {
         let entry = match &self.data {
             SendData::Registered { entries: [entry, ..], count: 1 } if entry.length > 0 => entry,
+            SendData::Inline { bytes, length: length @ 1.. } => {
+                return inline_range(device, &bytes[..*length]);
+            }
             _ => {
                 let region = device.empty_region.clone();
                 return Ok(RegionRange { region, offset: 0, length: 0 });

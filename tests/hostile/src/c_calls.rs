@@ -18,68 +18,102 @@ use crate::input::Input;
 use crate::memory;
 
 unsafe extern "C" {
-    fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device;
-    fn ibv_free_device_list(list: *mut *mut ibv_device);
-    fn ibv_get_device_guid(device: *mut ibv_device) -> u64;
-    fn ibv_get_device_index(device: *mut ibv_device) -> c_int;
-    fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context;
-    fn ibv_close_device(context: *mut ibv_context) -> c_int;
-    fn ibv_query_device(context: *mut ibv_context, into: *mut ibv_device_attr) -> c_int;
-    fn ibv_query_port(context: *mut ibv_context, port: u8, into: *mut ibv_port_attr) -> c_int;
-    fn ibv_query_gid(c: *mut ibv_context, port: u8, index: c_int, into: *mut ibv_gid) -> c_int;
-    fn ibv_query_pkey(c: *mut ibv_context, port: u8, index: c_int, into: *mut u16) -> c_int;
-    fn ibv_get_pkey_index(context: *mut ibv_context, port: u8, key: u16) -> c_int;
-    fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd;
-    fn ibv_dealloc_pd(domain: *mut ibv_pd) -> c_int;
-    fn ibv_reg_mr(pd: *mut ibv_pd, at: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr;
-    fn ibv_reg_mr_iova2(
+    pub(crate) fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device;
+    pub(crate) fn ibv_free_device_list(list: *mut *mut ibv_device);
+    pub(crate) fn ibv_get_device_guid(device: *mut ibv_device) -> u64;
+    pub(crate) fn ibv_get_device_index(device: *mut ibv_device) -> c_int;
+    pub(crate) fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context;
+    pub(crate) fn ibv_close_device(context: *mut ibv_context) -> c_int;
+    pub(crate) fn ibv_query_device(context: *mut ibv_context, into: *mut ibv_device_attr) -> c_int;
+    pub(crate) fn ibv_query_port(
+        context: *mut ibv_context,
+        port: u8,
+        into: *mut ibv_port_attr,
+    ) -> c_int;
+    pub(crate) fn ibv_query_gid(
+        c: *mut ibv_context,
+        port: u8,
+        index: c_int,
+        into: *mut ibv_gid,
+    ) -> c_int;
+    pub(crate) fn ibv_query_pkey(
+        c: *mut ibv_context,
+        port: u8,
+        index: c_int,
+        into: *mut u16,
+    ) -> c_int;
+    pub(crate) fn ibv_get_pkey_index(context: *mut ibv_context, port: u8, key: u16) -> c_int;
+    pub(crate) fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd;
+    pub(crate) fn ibv_dealloc_pd(domain: *mut ibv_pd) -> c_int;
+    pub(crate) fn ibv_reg_mr(
+        pd: *mut ibv_pd,
+        at: *mut c_void,
+        length: usize,
+        access: c_int,
+    ) -> *mut ibv_mr;
+    pub(crate) fn ibv_reg_mr_iova2(
         pd: *mut ibv_pd,
         at: *mut c_void,
         length: usize,
         iova: u64,
         access: c_uint,
     ) -> *mut ibv_mr;
-    fn ibv_dereg_mr(region: *mut ibv_mr) -> c_int;
-    fn ibv_create_ah(domain: *mut ibv_pd, attributes: *mut ibv_ah_attr) -> *mut ibv_ah;
-    fn ibv_destroy_ah(handle: *mut ibv_ah) -> c_int;
-    fn ibv_create_cq(
+    pub(crate) fn ibv_dereg_mr(region: *mut ibv_mr) -> c_int;
+    pub(crate) fn ibv_create_ah(domain: *mut ibv_pd, attributes: *mut ibv_ah_attr) -> *mut ibv_ah;
+    pub(crate) fn ibv_destroy_ah(handle: *mut ibv_ah) -> c_int;
+    pub(crate) fn ibv_create_cq(
         context: *mut ibv_context,
         depth: c_int,
         own: *mut c_void,
         channel: *mut c_void,
         vector: c_int,
     ) -> *mut ibv_cq;
-    fn ibv_destroy_cq(queue: *mut ibv_cq) -> c_int;
-    fn ibv_create_qp(domain: *mut ibv_pd, attributes: *mut ibv_qp_init_attr) -> *mut ibv_qp;
-    fn ibv_modify_qp(pair: *mut ibv_qp, to: *mut ibv_qp_attr, mask: c_int) -> c_int;
-    fn ibv_query_qp(
+    pub(crate) fn ibv_destroy_cq(queue: *mut ibv_cq) -> c_int;
+    pub(crate) fn ibv_create_qp(
+        domain: *mut ibv_pd,
+        attributes: *mut ibv_qp_init_attr,
+    ) -> *mut ibv_qp;
+    pub(crate) fn ibv_modify_qp(pair: *mut ibv_qp, to: *mut ibv_qp_attr, mask: c_int) -> c_int;
+    pub(crate) fn ibv_query_qp(
         pair: *mut ibv_qp,
         into: *mut ibv_qp_attr,
         mask: c_int,
         first: *mut ibv_qp_init_attr,
     ) -> c_int;
-    fn ibv_destroy_qp(pair: *mut ibv_qp) -> c_int;
-    fn ibv_qp_to_qp_ex(pair: *mut ibv_qp) -> *mut ibv_qp_ex;
-    fn efadv_query_device(c: *mut ibv_context, into: *mut efadv_device_attr, size: u32) -> c_int;
-    fn efadv_query_ah(handle: *mut ibv_ah, into: *mut efadv_ah_attr, size: u32) -> c_int;
-    fn efadv_create_cq(
+    pub(crate) fn ibv_destroy_qp(pair: *mut ibv_qp) -> c_int;
+    pub(crate) fn ibv_qp_to_qp_ex(pair: *mut ibv_qp) -> *mut ibv_qp_ex;
+    pub(crate) fn efadv_query_device(
+        c: *mut ibv_context,
+        into: *mut efadv_device_attr,
+        size: u32,
+    ) -> c_int;
+    pub(crate) fn efadv_query_ah(handle: *mut ibv_ah, into: *mut efadv_ah_attr, size: u32)
+    -> c_int;
+    pub(crate) fn efadv_create_cq(
         context: *mut ibv_context,
         attributes: *mut ibv_cq_init_attr_ex,
         efa: *mut efadv_cq_init_attr,
         size: u32,
     ) -> *mut ibv_cq_ex;
-    fn efadv_cq_from_ibv_cq_ex(queue: *mut ibv_cq_ex) -> *mut efadv_cq;
-    fn efadv_create_qp_ex(
+    pub(crate) fn efadv_cq_from_ibv_cq_ex(queue: *mut ibv_cq_ex) -> *mut efadv_cq;
+    pub(crate) fn efadv_create_qp_ex(
         context: *mut ibv_context,
         attributes: *mut ibv_qp_init_attr_ex,
         efa: *mut efadv_qp_init_attr,
         size: u32,
     ) -> *mut ibv_qp;
-    fn efadv_create_driver_qp(
+    pub(crate) fn efadv_create_driver_qp(
         domain: *mut ibv_pd,
         attributes: *mut ibv_qp_init_attr,
         kind: u32,
     ) -> *mut ibv_qp;
+    pub(crate) fn efadv_query_cq(queue: *mut ibv_cq, into: *mut efadv_cq_attr, size: u32) -> c_int;
+    pub(crate) fn efadv_query_qp_wqs(
+        pair: *mut ibv_qp,
+        send: *mut efadv_wq_attr,
+        receive: *mut efadv_wq_attr,
+        size: u32,
+    ) -> c_int;
 }
 
 /// Most calls of a program.
@@ -129,7 +163,7 @@ impl Kind {
 }
 
 /// A structure of zeros.
-fn zeroed<T>() -> T {
+pub(crate) fn zeroed<T>() -> T {
     // SAFETY: used for structures of C in which zero is valid everywhere.
     unsafe { std::mem::zeroed() }
 }
@@ -710,7 +744,14 @@ fn hosts() -> &'static Path {
         let hosts = memory().join(format!("efa-hostile-calls-{}", std::process::id()));
         // SAFETY: all other code in this program reads the environment through the standard library,
         // whose lock this takes.
-        unsafe { std::env::set_var("EFA_SOFT_DIRECTORY", &hosts) };
+        unsafe {
+            std::env::set_var("EFA_SOFT_DIRECTORY", &hosts);
+            // For the target `rings`, also by `trap`: not by default, as a provider of libfabric that
+            // another target loads takes the signal away.
+            if std::env::var_os("EFA_SOFT_DIRECT").is_none() {
+                std::env::set_var("EFA_SOFT_DIRECT", "thread");
+            }
+        }
         hosts
     })
 }
@@ -757,19 +798,37 @@ fn run_correct_program(memory: &mut [u8]) {
     panic!("a correct program receives no completions");
 }
 
-pub(crate) fn run(bytes: &[u8]) {
+/// Runs a program of the library while no other runs. It must destroy all its objects.
+pub(crate) fn alone(program: impl FnOnce()) {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let hosts = hosts();
-    let mut memory = vec![0_u8; MEMORY];
-    let mut program = Program::new(bytes, &mut memory);
-    for _ in 0..CALLS {
-        if program.input.is_empty() {
-            break;
-        }
-        program.call();
+    program();
+    // A thread of the library may keep the device, with files of its memory, a little longer.
+    let begun = Instant::now();
+    while has_memory(hosts) && begun.elapsed() < DEADLINE {
+        std::thread::yield_now();
     }
-    program.give_back();
-    run_correct_program(&mut memory);
     // All objects are destroyed: the next program creates them again.
     fs::remove_dir_all(hosts).expect("the library created the directory");
+}
+
+/// Whether a device has files of its memory.
+fn has_memory(hosts: &Path) -> bool {
+    let files = fs::read_dir(hosts.join("default")).into_iter().flatten().flatten();
+    files.into_iter().any(|file| file.file_name().to_string_lossy().starts_with("mem-"))
+}
+
+pub(crate) fn run(bytes: &[u8]) {
+    alone(|| {
+        let mut memory = vec![0_u8; MEMORY];
+        let mut program = Program::new(bytes, &mut memory);
+        for _ in 0..CALLS {
+            if program.input.is_empty() {
+                break;
+            }
+            program.call();
+        }
+        program.give_back();
+        run_correct_program(&mut memory);
+    });
 }

@@ -26,6 +26,7 @@
 //! | `tcp_link` | bytes from the other end of a connection; more connections than there is room for, left in any state while time passes | no panic; every operation completes, also of a sender without room; packets of others arrive once, in order; the queue pair still works |
 //! | `subscriptions` | what a hostile subscriber and a hostile publisher say to contexts of `efa-netio`, messages published, and time | no panic; an honest subscriber gets each publication once; nothing is left when the hostile side is gone |
 //! | `c_calls` | calls of `libefa_soft` with handles, sizes and pointers of any kind | each call succeeds or returns an error number; every object can be destroyed |
+//! | `rings` | descriptors and doorbells of the direct data path of `libefa_soft` with any contents | each descriptor completes once; a count beyond the ring fails the queue pair; a correct program works afterwards |
 //! | `provider_calls` | calls of our provider for libfabric through its tables, with objects, sizes, pointers and flags of any kind | the same; a correct program works afterwards |
 //! | `in_place` | a hostile peer's packets and an honest sender's messages, received in place | honest messages arrive once and intact; each receive completes once |
 //! | `lying_peer` | decisions of a hostile peer that knows the protocol | the [invariants](#hostile-peer) |
@@ -70,6 +71,8 @@ mod offloaded;
 mod packet;
 #[allow(unsafe_code, reason = "it calls the library as a C program does")]
 mod provider_calls;
+#[allow(unsafe_code, reason = "it writes to the rings as a C program does")]
+mod rings;
 mod seeds;
 mod subscriptions;
 mod tool;
@@ -199,6 +202,12 @@ pub const TARGETS: &[Target] = &[
         name: "c_calls",
         about: "libefa_soft: calls with any handles, sizes and pointers",
         run: c_calls::run,
+        show: None,
+    },
+    Target {
+        name: "rings",
+        about: "libefa_soft: rings of requests with any contents, doorbells with any counts",
+        run: rings::run,
         show: None,
     },
     Target {

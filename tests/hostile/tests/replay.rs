@@ -56,6 +56,7 @@ fn random_inputs_pass() {
             "doctor",
             "c_calls",
             "provider_calls",
+            "rings",
             "shm_link",
             "subscriptions",
             "tcp_link",

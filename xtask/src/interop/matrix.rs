@@ -91,7 +91,7 @@ pub(crate) enum Pair {
 
 impl Pair {
     pub(crate) const ALL: [Self; 4] = [Self::CC, Self::CRust, Self::RustC, Self::RustRust];
-    /// Those in which libfabric sends, receives, or does anything.
+    /// Those in which libfabric sends, or receives.
     pub(crate) const C_SENDS: &[Self] = &[Self::CC, Self::CRust];
     pub(crate) const C_RECEIVES: &[Self] = &[Self::CC, Self::RustC];
 

@@ -22,8 +22,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use efa_device::{DeviceError, Gid, Qpn};
 use rustix::fs::{
-    AtFlags, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags, Stat, chmod, fallocate,
-    fchmod, flock, fstat, linkat, mkdirat, mknodat, openat, statat, unlinkat,
+    AtFlags, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags, Stat, chmod, chmodat,
+    fallocate, fchmod, flock, fstat, linkat, mkdirat, mknodat, openat, statat, unlinkat,
 };
 use rustix::io::{Errno, retry_on_intr};
 
@@ -320,9 +320,15 @@ impl HostDirectory {
         self.lock_new(|nonce| {
             self.check_process()?;
             let name = FileName::Wake(nonce);
-            mknodat(&self.file, name.to_string(), FileType::Fifo, FILE_MODE, 0).map_err(
-                |errno| system(format!("creating a FIFO in {}", self.path.display()), errno),
-            )?;
+            let creating =
+                |errno| system(format!("creating a FIFO in {}", self.path.display()), errno);
+            mknodat(&self.file, name.to_string(), FileType::Fifo, FILE_MODE, 0)
+                .map_err(creating)?;
+            // The umask may have taken bits.
+            match chmodat(&self.file, name.to_string(), FILE_MODE, AtFlags::empty()) {
+                Err(Errno::NOENT) => return Ok(None),
+                changed => changed.map_err(creating)?,
+            }
             Ok(self.find_fifo(name)?.map(|file| (name, file)))
         })
     }

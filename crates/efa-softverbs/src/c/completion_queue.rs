@@ -20,6 +20,7 @@ use crate::completion::Completion;
 use crate::completion_queue::CompletionQueue;
 use crate::device::Device;
 use crate::process::{HandleType, process};
+use crate::settings::DirectPath;
 use crate::spin_lock::SpinLock;
 
 /// The object that an `ibv_cq` is a member of.
@@ -83,7 +84,10 @@ impl CompletionQueueObject {
         let object = Self {
             ex,
             efa: efadv_cq_newer { first, wc_is_unsolicited: Some(is_unsolicited) },
-            queue: Arc::new(CompletionQueue::new(channel_ref.as_ref().map(ChannelRef::channel))),
+            queue: Arc::new(CompletionQueue::new(
+                channel_ref.as_ref().map(ChannelRef::channel),
+                device.settings.direct != DirectPath::Off,
+            )),
             polling: SpinLock::new(),
             current: Completion::NONE,
             _channel: channel_ref,
@@ -389,7 +393,7 @@ macro_rules! read {
 }
 
 read! {
-    read_opcode(completion) -> c_int { completion.opcode }
+    read_opcode(completion) -> c_int { completion.opcode() }
     read_vendor_err(completion) -> u32 { completion.vendor_error() }
     read_byte_len(completion) -> u32 { completion.length }
     read_imm_data(completion) -> u32 { completion.immediate.unwrap_or(0) }

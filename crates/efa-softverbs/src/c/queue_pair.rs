@@ -36,7 +36,7 @@ fn object_of(qp: *mut ibv_qp) -> Outcome<*mut QueuePairObject> {
 }
 
 /// The queue pair of a handle; fails with `EINVAL` for any other pointer.
-fn queue_pair_of(qp: *mut ibv_qp) -> Outcome<Arc<QueuePair>> {
+pub(super) fn queue_pair_of(qp: *mut ibv_qp) -> Outcome<Arc<QueuePair>> {
     let object = object_of(qp)?;
     // SAFETY: the handle is entered, so the object exists, and no thread destroys it while this one uses
     // it ("Handles").
@@ -120,6 +120,7 @@ unsafe fn create_basic(
         signals_all: basic.sq_sig_all != 0,
         operations: IBV_QP_EX_WITH_SEND,
         unsolicited_writes: false,
+        inline_writes: false,
     };
     create(pd, basic, &attributes)
 }
@@ -155,10 +156,12 @@ unsafe fn create_extended(
     let &ibv_qp_init_attr_ex { pd, qp_type, sq_sig_all, .. } = attributes;
     process().check_context_of(pd, context)?;
     let basic = ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all };
-    let unsolicited_writes =
-        efa.is_some_and(|efa| efa.flags & EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV != 0);
+    let has = |flag| efa.is_some_and(|efa| efa.flags & flag != 0);
+    let unsolicited_writes = has(EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV);
+    let inline_writes = has(EFADV_QP_FLAGS_INLINE_WRITE);
     let signals_all = sq_sig_all != 0;
-    let attributes = QpInitAttr { transport, cap, signals_all, operations, unsolicited_writes };
+    let attributes =
+        QpInitAttr { transport, cap, signals_all, operations, unsolicited_writes, inline_writes };
     create(pd, &basic, &attributes)
 }
 
@@ -230,8 +233,13 @@ unsafe extern "C" fn efadv_create_qp_ex(
         if wanted.comp_mask != 0 || wanted.reserved != 0 || qp_type != Some(IBV_QPT_DRIVER) {
             return Err(INVALID);
         }
-        let unsolicited = device_of(context)?.rdma().unsolicited_write_receive;
-        let offered = if unsolicited { EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV } else { 0 };
+        let rdma = device_of(context)?.rdma();
+        let offered = [
+            (rdma.unsolicited_write_receive, EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV),
+            (rdma.write, EFADV_QP_FLAGS_INLINE_WRITE),
+        ];
+        let offered = offered.iter().filter(|(is_offered, _)| *is_offered);
+        let offered = offered.fold(0, |flags, (_, flag)| flags | flag);
         if wanted.flags & !offered != 0 || wr_flags & !EFADV_WR_EX_WITH_PROCESSING_HINTS != 0 {
             return Err(UNSUPPORTED);
         }

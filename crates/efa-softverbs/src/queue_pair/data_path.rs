@@ -22,6 +22,7 @@ use crate::abi::{IBV_WC_RECV, IBV_WC_SEND};
 use crate::boundary::{FULL, INVALID, Outcome};
 use crate::clock::now;
 use crate::completion::Completion;
+use crate::completion_queue::CompletionQueue;
 use crate::memory;
 use crate::message::{report, reported};
 use crate::process::lock;
@@ -116,6 +117,9 @@ impl QueuePair {
     pub(crate) fn reserve_sends(&self, locked: &mut Locked, count: usize) -> Outcome<()> {
         if locked.state != QpState::Rts {
             return Err(INVALID);
+        }
+        if locked.rings.is_some() {
+            self.leave_rings(locked)?;
         }
         if locked.send_credits < count {
             let used = locked.sends.len() + self.send_queue.unpolled_sends(self.serial);
@@ -226,15 +230,24 @@ impl QueuePair {
             return Err(INVALID);
         }
         self.capacity(&receive).ok_or(INVALID)?;
+        if locked.rings.is_some() {
+            self.leave_rings(locked)?;
+        }
         if locked.receive_credits == 0 {
             let unpolled = self.receive_queue.unpolled_receives(self.serial);
             let used = locked.receives.len() + unpolled;
             locked.receive_credits = (self.cap.max_recv_wr as usize).saturating_sub(used);
         }
         locked.receive_credits = locked.receive_credits.checked_sub(1).ok_or(FULL)?;
+        self.enqueue_receive(locked, receive);
+        Ok(())
+    }
+
+    /// Appends a receive to the queue.
+    #[inline]
+    pub(super) fn enqueue_receive(&self, locked: &mut Locked, receive: Receive) {
         locked.receives.push_back(receive);
         self.prepost(locked);
-        Ok(())
     }
 
     /// Posts packet buffers to the link for the program's next receives.
@@ -259,7 +272,7 @@ impl QueuePair {
 
     /// The longest datagram in bytes that a receive can take; `None` if it is shorter than the
     /// headroom.
-    fn capacity(&self, receive: &Receive) -> Option<usize> {
+    pub(super) fn capacity(&self, receive: &Receive) -> Option<usize> {
         let capacity = (receive.entry.length as usize).checked_sub(self.headroom())?;
         Some(capacity.min(self.device().settings.mtu))
     }
@@ -273,14 +286,24 @@ impl QueuePair {
 
     // ---- completions -----------------------------------------------------------------------------
 
+    /// Queues a completion, where the program looks for it.
+    #[inline]
+    fn push(&self, queue: &CompletionQueue, completion: Completion) {
+        if self.uses_rings.load(Ordering::Relaxed) {
+            queue.push_to_ring(completion);
+        } else {
+            queue.push(completion);
+        }
+    }
+
     fn id(&self) -> (u32, Serial) {
         (self.number(), self.serial)
     }
 
     /// Completes a send, read or write.
-    fn complete_send(&self, wr_id: u64, opcode: c_int, result: Result<(), Status>) {
+    pub(super) fn complete_send(&self, wr_id: u64, opcode: c_int, result: Result<(), Status>) {
         self.device().statistics.completed(result);
-        self.send_queue.push(Completion::without_data(self.id(), wr_id, opcode, result));
+        self.push(&self.send_queue, Completion::without_data(self.id(), wr_id, opcode, result));
     }
 
     #[inline]
@@ -318,7 +341,10 @@ impl QueuePair {
         }
         self.device().statistics.received(length);
         let length = length + headroom;
-        self.receive_queue.push(Completion::received(self.id(), wr_id, length, source, immediate));
+        self.push(
+            &self.receive_queue,
+            Completion::received(self.id(), wr_id, length, source, immediate),
+        );
     }
 
     /// Completes a peer's write with immediate data. It uses a receive, whose buffer stays as it is,
@@ -337,14 +363,17 @@ impl QueuePair {
             Some(None) => return,
         };
         self.device().statistics.received(0);
-        self.receive_queue.push(Completion::written(self.id(), wr_id, length, source, immediate));
+        self.push(
+            &self.receive_queue,
+            Completion::written(self.id(), wr_id, length, source, immediate),
+        );
     }
 
     /// Completes a receive without a message.
     #[cold]
-    fn fail_receive(&self, wr_id: u64, status: Status) {
+    pub(super) fn fail_receive(&self, wr_id: u64, status: Status) {
         let completion = Completion::without_data(self.id(), wr_id, IBV_WC_RECV, Err(status));
-        self.receive_queue.push(completion);
+        self.push(&self.receive_queue, completion);
     }
 
     /// Ends everything that is outstanding, without completions.

@@ -12,6 +12,7 @@
 //! a channel can sleep.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use efa_device::{Armed, Time};
 
@@ -23,6 +24,8 @@ use crate::process::{lock, process};
 
 /// How often a queue pair that has something to do is stepped before it is left to the next look.
 const STEPS: usize = 64;
+/// Pause between two looks at a queue pair that nobody polls and that has something to do.
+const BUSY_PAUSE: Duration = Duration::from_micros(20);
 
 /// When the progress thread must look at a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +90,7 @@ impl QueuePair {
         self.sleep_with(&mut lock(&self.locked));
     }
 
-    fn sleep_with(&self, locked: &mut Locked) {
+    pub(super) fn sleep_with(&self, locked: &mut Locked) {
         match self.fall_asleep(locked) {
             Look::Asleep(Some(until)) => process().progress.look_at(until),
             Look::Asleep(None) => {}
@@ -106,16 +109,26 @@ impl QueuePair {
         }
     }
 
-    /// Whether the program waits for a completion of this queue pair.
+    /// Whether the program waits for a completion of this queue pair, or is to find it in a ring.
     fn is_awaited(&self) -> bool {
-        self.send_queue.is_armed() || self.receive_queue.is_armed()
+        self.send_queue.is_armed() || self.receive_queue.is_armed() || self.traps()
     }
 
     /// Steps until the link is armed and has nothing, or a completion was found that nobody waits for any more.
     pub(super) fn fall_asleep(&self, locked: &mut Locked) -> Look {
-        let look = self.arm(locked).unwrap_or(Look::NextRound);
+        let look = self.arm(locked).unwrap_or_else(|| self.busy_look(locked));
         self.next_look.set(look);
         look
+    }
+
+    /// When to look at one that has something to do. One whose doorbells trap isn't polled by the program meanwhile.
+    fn busy_look(&self, locked: &Locked) -> Look {
+        let can_step = locked.state >= QpState::Rtr && locked.link.is_some();
+        if self.traps() && can_step {
+            Look::Asleep(Some(now() + BUSY_PAUSE))
+        } else {
+            Look::NextRound
+        }
     }
 
     /// `None` if it stays awake.

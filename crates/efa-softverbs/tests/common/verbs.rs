@@ -87,6 +87,8 @@ functions! {
     efadv_create_qp_ex(*mut ibv_context, *mut ibv_qp_init_attr_ex, *mut efadv_qp_init_attr, u32)
         -> *mut ibv_qp;
     efadv_qp_from_ibv_qp_ex(*mut ibv_qp_ex) -> *mut efadv_qp;
+    efadv_query_cq(*mut ibv_cq, *mut efadv_cq_attr, u32) -> c_int;
+    efadv_query_qp_wqs(*mut ibv_qp, *mut efadv_wq_attr, *mut efadv_wq_attr, u32) -> c_int;
     efadv_create_driver_qp(*mut ibv_pd, *mut ibv_qp_init_attr, u32) -> *mut ibv_qp;
 }
 
@@ -154,6 +156,8 @@ pub(crate) struct QpOptions {
     pub(crate) max_inline: u32,
     /// Whether immediate data of peers' writes uses no receive buffer.
     pub(crate) unsolicited: bool,
+    /// Whether the data of RDMA writes may be inline.
+    pub(crate) inline_writes: bool,
     /// Whether the completion queue has a completion channel.
     pub(crate) channel: bool,
 }
@@ -175,6 +179,7 @@ impl Default for QpOptions {
             signals_all: true,
             max_inline: 32,
             unsolicited: false,
+            inline_writes: false,
             channel: false,
         }
     }
@@ -217,6 +222,13 @@ pub(crate) struct Completion {
 impl Endpoint {
     pub(crate) fn new(options: QpOptions) -> Self {
         let end = Self::in_reset(options);
+        end.make_ready(options);
+        end
+    }
+
+    /// Moves the queue pair from RESET to RTS.
+    pub(crate) fn make_ready(&self, options: QpOptions) {
+        let end = self;
         let mut attributes: ibv_qp_attr = zeroed();
         attributes.qp_state = IBV_QPS_INIT;
         attributes.port_num = 1;
@@ -229,7 +241,6 @@ impl Endpoint {
         attributes.rnr_retry = options.rnr_retry;
         let rnr = if options.ud { 0 } else { IBV_QP_RNR_RETRY };
         assert_eq!(end.modify(&mut attributes, IBV_QP_STATE | IBV_QP_SQ_PSN | rnr), 0);
-        end
     }
 
     /// In the state RESET.
@@ -386,6 +397,26 @@ impl Endpoint {
             let operation = if write { (*qp).wr_rdma_write } else { (*qp).wr_rdma_read };
             operation.unwrap()(qp, key, address);
             ((*qp).wr_set_sge_list.unwrap())(qp, entries.len(), entries.as_ptr());
+            ((*qp).wr_set_ud_addr.unwrap())(qp, handle, qpn, qkey);
+            ((*qp).wr_complete.unwrap())(qp)
+        }
+    }
+
+    /// Posts an RDMA write of inline data; returns the error number.
+    pub(crate) fn post_inline_write(
+        &self,
+        wr_id: u64,
+        (handle, qpn, qkey): (*mut ibv_ah, u32, u32),
+        (address, key): (u64, u32),
+        data: &[u8],
+    ) -> c_int {
+        // SAFETY: called as C does, through the queue pair, between `wr_start` and `wr_complete`.
+        unsafe {
+            let qp = (verbs().ibv_qp_to_qp_ex)(self.qp);
+            ((*qp).wr_start.unwrap())(qp);
+            (*qp).wr_id = wr_id;
+            ((*qp).wr_rdma_write.unwrap())(qp, key, address);
+            ((*qp).wr_set_inline_data.unwrap())(qp, data.as_ptr().cast_mut().cast(), data.len());
             ((*qp).wr_set_ud_addr.unwrap())(qp, handle, qpn, qkey);
             ((*qp).wr_complete.unwrap())(qp)
         }
@@ -599,6 +630,9 @@ pub(crate) fn create_with(
         let mut efa = efadv_qp_init_attr::default();
         if options.unsolicited {
             efa.flags = EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV;
+        }
+        if options.inline_writes {
+            efa.flags |= EFADV_QP_FLAGS_INLINE_WRITE;
         }
         let length = size_of::<efadv_qp_init_attr>() as u32;
         (v.efadv_create_qp_ex)(context, &raw mut attributes, &raw mut efa, length)

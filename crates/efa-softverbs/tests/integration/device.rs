@@ -167,10 +167,10 @@ fn max_queue_depth_is_reported_for_possible_attributes() {
     unsafe {
         assert_eq!((v.efadv_query_device)(context, &raw mut efa, 32), 0);
         let newer = u16::from_ne_bytes(efa.reserved);
-        assert_eq!((efa.inline_buf_size, newer), (32, 32), "inline_buf_size_ex of newer releases");
-        assert_eq!(send(2, 1, 32, 24), efa.max_sq_wr.cast_signed());
+        assert_eq!((efa.inline_buf_size, newer), (32, 80), "inline_buf_size_ex of newer releases");
+        assert_eq!(send(2, 1, 80, 24), efa.max_sq_wr.cast_signed());
         assert_eq!(receive(1, 16), efa.max_rq_wr.cast_signed());
-        let wrong = [send(3, 1, 0, 24), send(1, 2, 0, 24), send(1, 1, 33, 24), send(1, 1, 0, 16)];
+        let wrong = [send(3, 1, 0, 24), send(1, 2, 0, 24), send(1, 1, 81, 24), send(1, 1, 0, 16)];
         assert_eq!(wrong, [-libc::EINVAL; 4]);
         assert_eq!([receive(2, 16), receive(1, 8)], [-libc::EINVAL; 2]);
         assert_eq!((v.ibv_close_device)(context), 0);

@@ -61,6 +61,31 @@ fn rdma_read_and_write_check_keys_bounds_and_access() {
     destroy(handle);
 }
 
+#[test]
+fn inline_data_is_written_by_queue_pairs_that_were_created_for_it() {
+    let options = QpOptions { max_inline: 80, inline_writes: true, ..QpOptions::default() };
+    let (a, b) = pair(options);
+    let memory = Memory::of(&[0; 100]);
+    let region = b.register(&memory, ALL_ACCESS);
+    let handle = a.handle(b.gid());
+    let to = (handle, b.number(), b.qkey);
+    let base = memory.address() as u64;
+    for length in [80, 1, 0] {
+        let data = vec![length as u8; length];
+        assert_eq!(a.post_inline_write(1, to, (base + 10, rkey(region)), &data), 0);
+        let written = a.wait();
+        assert_eq!((written.status, written.opcode), (IBV_WC_SUCCESS, IBV_WC_RDMA_WRITE));
+        assert_eq!(memory.bytes()[10..10 + length], data);
+    }
+    assert_eq!(memory.bytes()[89..91], [80, 0]);
+    let too_long = a.post_inline_write(1, to, (base, rkey(region)), &[0; 81]);
+    assert_eq!(too_long, libc::EINVAL);
+    let other = Endpoint::new(QpOptions { inline_writes: false, ..options });
+    assert_eq!(other.post_inline_write(1, to, (base, rkey(region)), &[0; 8]), libc::EINVAL);
+    deregister(region);
+    destroy(handle);
+}
+
 /// With both forms of posting and both forms of polling.
 #[test]
 fn immediate_data_of_sends_and_writes_is_reported() {

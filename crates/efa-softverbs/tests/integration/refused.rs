@@ -246,7 +246,8 @@ fn unknown_members_of_longer_structures_are_refused() {
     assert_eq!([12, 16, 24, 32].map(|length| qp([0; 8], length)), [0; 4]);
     assert_eq!(qp([0, 0, 0, 0, 1, 0, 0, 0], 24), 0, "processing hints, which libfabric 2.6 wants");
     assert_eq!(qp([0, 0, 0, 0, 2, 0, 0, 0], 24), libc::EOPNOTSUPP);
-    assert_eq!(qp([0, 0, 0, 2, 0, 0, 0, 0], 16), libc::EOPNOTSUPP, "inline writes");
+    assert_eq!(qp([0, 0, 0, 2, 0, 0, 0, 0], 16), 0, "inline writes");
+    assert_eq!(qp([0, 0, 0, 4, 0, 0, 0, 0], 16), libc::EOPNOTSUPP, "an unknown flag");
     assert_eq!(qp([0, 0, 0, 1 << 24, 0, 0, 0, 0], 16), libc::EINVAL, "reserved");
     assert_eq!(qp([1, 0, 0, 0, 0, 0, 0, 0], 16), libc::EINVAL, "an unknown member");
     assert_eq!(qp([0, 0, 0, 0, 0, 0, 1, 0], 32), libc::EINVAL, "an unknown member");
@@ -269,4 +270,23 @@ fn unknown_members_of_longer_structures_are_refused() {
         assert_eq!(query(end.context, std::ptr::null(), &raw mut device, length), 0);
         assert_eq!(device.phys_port_cnt_ex, 1);
     }
+}
+
+/// Programs then use calls, as libfabric does.
+#[test]
+fn rings_are_refused_unless_the_settings_ask_for_them() {
+    let (a, _) = pair(QpOptions::default());
+    let (mut send, mut receive): (efadv_wq_attr, efadv_wq_attr) = (zeroed(), zeroed());
+    let mut completions: efadv_cq_attr = zeroed();
+    let (of_queues, of_completions) =
+        (size_of::<efadv_wq_attr>() as u32, size_of::<efadv_cq_attr>() as u32);
+    let v = verbs();
+    // SAFETY: the arguments are valid.
+    let results = unsafe {
+        [
+            (v.efadv_query_cq)(a.cq.cast(), &raw mut completions, of_completions),
+            (v.efadv_query_qp_wqs)(a.qp, &raw mut send, &raw mut receive, of_queues),
+        ]
+    };
+    assert_eq!(results, [libc::EOPNOTSUPP; 2]);
 }

@@ -73,7 +73,8 @@ fn child_takes_all_permissions() {
     begin();
     // SAFETY: `umask` has no preconditions.
     unsafe { libc::umask(0o777) };
-    let _end = Endpoint::new(QpOptions::default());
+    // Also the file that wakes a queue pair with a channel.
+    let _end = Endpoint::new(QpOptions { channel: true, ..QpOptions::default() });
     let mut places: Vec<PathBuf> = ["EFA_SOFT_SYSFS", "EFA_SOFT_DIRECTORY"]
         .into_iter()
         .filter_map(|name| std::env::var_os(name).map(PathBuf::from))

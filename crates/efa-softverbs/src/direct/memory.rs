@@ -1,0 +1,169 @@
+//! Memory that the device shares with the program.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::boundary::{Errno, FULL, Outcome};
+
+/// Bytes of a page of doorbells.
+pub(crate) const PAGE: usize = 4096;
+
+/// Pages of zeros that the program reads and writes at any time. Here they are only atomics.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    base: NonNull<AtomicU64>,
+    /// Words of 8 bytes.
+    words: usize,
+}
+
+// SAFETY: the pages are mapped for all threads, and this value alone unmaps them.
+unsafe impl Send for Pages {}
+// SAFETY: they are read and written as atomics only.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// At least `length` bytes.
+    pub(crate) fn new(length: usize) -> Outcome<Self> {
+        Self::with_flags(length, libc::MAP_PRIVATE)
+    }
+
+    fn with_flags(length: usize, flags: c_int) -> Outcome<Self> {
+        let length = length.max(1).checked_next_multiple_of(PAGE).ok_or(FULL)?;
+        let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, flags | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping, at an address that the kernel chooses.
+        let base = unsafe { libc::mmap(null_mut(), length, access, flags, -1, 0) };
+        Self::mapped(base, length)
+    }
+
+    /// The same memory at another address. It must be shared.
+    fn again(&self) -> Outcome<Self> {
+        let (base, length) = (self.base.as_ptr().cast(), self.length());
+        // SAFETY: an old length of 0 leaves the old mapping as it is and makes a second one of a shared mapping,
+        // at an address that the kernel chooses.
+        let base = unsafe { libc::mremap(base, 0, length, libc::MREMAP_MAYMOVE) };
+        Self::mapped(base, length)
+    }
+
+    fn mapped(base: *mut c_void, length: usize) -> Outcome<Self> {
+        if base == libc::MAP_FAILED {
+            return Err(last_errno());
+        }
+        let base = NonNull::new(base.cast()).ok_or(FULL)?;
+        Ok(Self { base, words: length / 8 })
+    }
+
+    /// Allows or forbids that the pages are written at this address.
+    fn allow_writing(&self, allowed: bool) -> Outcome<()> {
+        let access = libc::PROT_READ | if allowed { libc::PROT_WRITE } else { 0 };
+        // SAFETY: the mapping is this value's. Where writing is forbidden, this library doesn't write: see
+        // `Doorbells`.
+        let result = unsafe { libc::mprotect(self.base.as_ptr().cast(), self.length(), access) };
+        if result == 0 { Ok(()) } else { Err(last_errno()) }
+    }
+
+    /// For the program. The pages stay mapped until this value is dropped.
+    pub(crate) fn address(&self) -> *mut u8 {
+        self.base.as_ptr().cast()
+    }
+
+    #[inline]
+    pub(crate) fn words(&self) -> &[AtomicU64] {
+        // SAFETY: the mapping is aligned, has this many words and exists as long as `self`; zeros are a
+        // value, and any bytes that the program writes are one.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.words) }
+    }
+
+    fn length(&self) -> usize {
+        8 * self.words
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's, and nothing borrows it any more. The program must not use it
+        // after it has destroyed the object that it belongs to, as with the real library.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.length()) };
+    }
+}
+
+fn last_errno() -> Errno {
+    Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOMEM))
+}
+
+/// The doorbells of a queue pair: a page of its own.
+#[derive(Debug)]
+pub(crate) struct Doorbells {
+    /// What the program has.
+    page: Pages,
+    /// The same memory for this library, if the program can't write the page.
+    own: Option<Pages>,
+}
+
+/// Which of the doorbells of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Doorbell {
+    Send,
+    Receive,
+}
+
+impl Doorbell {
+    /// Offset in the page in bytes: in a cache line of its own.
+    const fn offset(self) -> usize {
+        match self {
+            Self::Send => 0,
+            Self::Receive => 128,
+        }
+    }
+}
+
+impl Doorbells {
+    pub(crate) fn new() -> Outcome<Self> {
+        Ok(Self { page: Pages::new(PAGE)?, own: None })
+    }
+
+    /// Doorbells at which the program's writes fault.
+    pub(crate) fn that_trap() -> Outcome<Self> {
+        let page = Pages::with_flags(PAGE, libc::MAP_SHARED)?;
+        let own = page.again()?;
+        page.allow_writing(false)?;
+        Ok(Self { page, own: Some(own) })
+    }
+
+    /// Whether they were made so.
+    pub(crate) fn trap(&self) -> bool {
+        self.own.is_some()
+    }
+
+    /// Ends that writes fault.
+    pub(crate) fn release(&self) -> Outcome<()> {
+        self.page.allow_writing(true)
+    }
+
+    /// Does a write of the program that has faulted.
+    pub(crate) fn ring(&self, address: usize, count: u32) {
+        for which in [Doorbell::Send, Doorbell::Receive] {
+            if self.address(which).addr() == address {
+                self.cell(which).store(count, Ordering::Release);
+            }
+        }
+    }
+
+    /// For the program.
+    pub(crate) fn address(&self, which: Doorbell) -> *mut u32 {
+        self.page.address().wrapping_add(which.offset()).cast()
+    }
+
+    fn cell(&self, which: Doorbell) -> &AtomicU32 {
+        let page = self.own.as_ref().unwrap_or(&self.page);
+        // SAFETY: the offset is within the page and aligned; any bytes are a value, and the page exists as
+        // long as `self`. It is accessed as 32-bit atomics only, by this function.
+        unsafe { &*page.address().wrapping_add(which.offset()).cast::<AtomicU32>() }
+    }
+
+    /// What the program has written last. What it wrote to the ring before is visible after this.
+    #[inline]
+    pub(crate) fn rung(&self, which: Doorbell) -> u32 {
+        self.cell(which).load(Ordering::Acquire)
+    }
+}
