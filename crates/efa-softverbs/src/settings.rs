@@ -45,6 +45,7 @@
 //! | `receiver not ready` | sends and writes that failed because the receiver had no buffer |
 //! | `failed` | sends, reads and writes that failed for other reasons |
 //! | `background progress` | times that the library's thread moved data because the program didn't poll; many mean that the program is slowed down by that |
+//! | `doorbells`, `descriptors` | rings of doorbells of the [direct data path][direct] that were seen, several between two looks as one, and descriptors read from its rings; 0 for programs that use calls |
 
 use std::fmt::Display;
 use std::net::IpAddr;
