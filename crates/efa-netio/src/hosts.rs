@@ -131,6 +131,12 @@ impl Netio {
             let error = std::io::Error::new(std::io::ErrorKind::AddrNotAvailable, reason);
             return self.events.push_back(Event::BindRefused { socket, error });
         }
+        // A subscriber that has given up all tags meanwhile waits for nothing.
+        if let AnySocket::Subscribe(socket) = socket
+            && self.wants_nothing(socket)
+        {
+            return;
+        }
         let host = self.site_of(socket).map(|site| site.host.clone()).unwrap_or_default();
         let reason = RefusedReason::UnknownHost { host, reason };
         self.events.push_back(Event::Refused { socket, reason });
@@ -256,6 +262,15 @@ mod tests {
             found(&mut netio, socket.into(), &addresses);
             assert_eq!(counts(&events(&mut netio, &clock)), expected, "{addresses:?}");
         }
+    }
+
+    #[test]
+    fn subscriber_without_tags_learns_of_no_look_up_in_vain() {
+        let (mut netio, clock) = context();
+        let socket = netio.subscribe_socket("a name", 1, SubscribeOptions::default()).into();
+        let attempt = netio.search_of(socket).unwrap().begin();
+        netio.lookup_is_due(socket, attempt);
+        assert!(events(&mut netio, &clock).is_empty());
     }
 
     #[test]

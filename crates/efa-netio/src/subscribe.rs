@@ -150,9 +150,13 @@ impl Netio {
         subscriber.ok_or(SocketError::Closed)
     }
 
+    /// Whether all tags of a subscriber have been given up, for example while its host was looked up.
+    pub(crate) fn wants_nothing(&self, socket: SubscribeSocket) -> bool {
+        self.subscribers.get(socket).is_none_or(|subscriber| subscriber.wanted.is_empty())
+    }
+
     pub(crate) fn connect_subscriber(&mut self, socket: SubscribeSocket, at: SocketAddr) {
-        // All may have been given up while the host was looked up.
-        if self.subscribers.get(socket).is_none_or(|subscriber| subscriber.wanted.is_empty()) {
+        if self.wants_nothing(socket) {
             return;
         }
         match self.call(Owner::Subscribe(socket), Role::Subscribe, at) {
