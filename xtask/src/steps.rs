@@ -137,6 +137,10 @@ impl Step {
                 Tool::CCompiler,
                 Tool::OpenMpi,
                 Tool::OpenMpiHeaders,
+                Tool::PythonVenv,
+                Tool::MpichWheel,
+                Tool::OpenMpiWheel,
+                Tool::Lstopo,
             ],
             Self::Provider => &[
                 Tool::FiInfo,
@@ -211,7 +215,8 @@ impl Step {
                 run_tests(cargo.env("INSTA_UPDATE", "no"), tests)
             }
             Self::Libfabric => {
-                let names = ["libfabric", "rdma_core", "layout", "openmpi", "opened"];
+                let names = ["libfabric", "rdma_core", "layout", "openmpi", "opened", "wheels"];
+                cargo.env("EFA_WHEELS", setup::python_environments(workspace)?);
                 run_tests(with_packages(&mut cargo, &names), tests)
             }
             Self::Provider => {
