@@ -268,7 +268,8 @@ pub struct ShmDevice {
     copy_obstacle: Option<Arc<str>>,
 }
 
-/// Bytes from which on reads pay on this link where the kernel copies: a read is one copy, a message in datagrams is two.
+/// Bytes from which on reads pay on this link: the kernel copies a read once, and a message in datagrams is copied
+/// twice. The processes may not be able to copy from each other; then reads take about as long as datagrams.
 pub const READS_PAY_FROM: u64 = 12 << 10;
 
 impl ShmDevice {
@@ -320,11 +321,7 @@ impl ShmDevice {
             max_region_size: options.max_region_size,
             rdma,
             max_rdma_size: options.max_rdma_size,
-            reads_pay_from: match requested {
-                None => READS_PAY_FROM,
-                // Its bytes come in datagrams, too.
-                Some(_) => DeviceAttributes::default().reads_pay_from,
-            },
+            reads_pay_from: READS_PAY_FROM,
         };
         Ok(Self {
             book: Arc::new(Book::new(directory.gid(), options.max_address_handles)),
