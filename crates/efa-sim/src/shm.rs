@@ -269,7 +269,7 @@ pub struct ShmDevice {
 }
 
 /// Bytes from which on reads pay on this link: the kernel copies a read once, and a message in datagrams is copied
-/// twice. The processes may not be able to copy from each other; then reads take about as long as datagrams.
+/// twice. Reads are [requested](self#rdma) where it refuses, which took no longer than datagrams at 1 MiB.
 pub const READS_PAY_FROM: u64 = 12 << 10;
 
 impl ShmDevice {
