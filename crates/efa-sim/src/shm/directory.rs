@@ -26,6 +26,7 @@ use rustix::fs::{
     fallocate, fchmod, flock, fstat, linkat, mkdirat, mknodat, openat, statat, unlinkat,
 };
 use rustix::io::{Errno, retry_on_intr};
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::fork::Opener;
 use crate::link::system;
@@ -343,7 +344,7 @@ impl HostDirectory {
         &self,
         create: impl Fn(u64) -> Result<Option<(FileName, OwnedFd)>, DeviceError>,
     ) -> Result<(FileName, OwnedFd), DeviceError> {
-        // A sweep of another process may remove the file before it is locked.
+        // A sweep of another process may remove the file before it is locked, if this process is slow.
         for _ in 0..16 {
             let Some((name, file)) = create(fastrand::u64(1..))? else { continue };
             let locked = try_lock(&file, FlockOperation::NonBlockingLockExclusive)
@@ -473,6 +474,7 @@ impl HostDirectory {
         for name in self.names()? {
             if !matches!(name, FileName::Ring { .. })
                 && let Ok(Some(file)) = self.find(name)
+                && !may_be_locked_soon(name, &file)
             {
                 self.remove_if_stale(name, &file);
             }
@@ -522,6 +524,13 @@ impl HostDirectory {
         }
         Ok(())
     }
+}
+
+/// Whether a FIFO is so new that its maker may not have locked it yet. A FIFO can't be made under its name and locked at
+/// once, as other files are.
+fn may_be_locked_soon(name: FileName, file: &OwnedFd) -> bool {
+    let is_new = |changed: i64| clock_gettime(ClockId::Realtime).tv_sec - changed <= 1;
+    matches!(name, FileName::Wake(_)) && fstat(file).is_ok_and(|stat| is_new(stat.st_mtime))
 }
 
 /// Opens a directory, created if need be, that only this user can access.
@@ -641,6 +650,8 @@ fn name_of(kind: FileType) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::{Timespec, Timestamps, futimens};
+
     use super::*;
 
     #[test]
@@ -688,7 +699,10 @@ mod tests {
         let wrong = directory.check_kind(FileType::RegularFile, "x", &fstat(&file).unwrap());
         let words = wrong.unwrap_err().to_string();
         assert!(words.ends_with("x: is a FIFO, not a regular file; remove it"), "{words}");
-        // The lock ends with the process.
+        // The lock ends with the process. It made the file a while ago.
+        let long_ago = Timespec { tv_sec: 1, tv_nsec: 0 };
+        let times = Timestamps { last_access: long_ago, last_modification: long_ago };
+        futimens(&file, &times).unwrap();
         drop(file);
         let again = HostDirectory::open(Some(&base), "host").unwrap();
         assert!(again.find_fifo(name).unwrap().is_none());
