@@ -17,7 +17,7 @@ use indicatif::ProgressBar;
 
 use super::plan::{Direction, Mode, Step};
 use super::report::{Row, readable_size};
-use super::session::{RunError, Session, Turn};
+use super::session::{RunError, Session, Turn, mapped_buffer};
 
 /// Runs the whole plan.
 pub(crate) fn run(session: &mut Session<'_>, progress: &ProgressBar) -> Result<Vec<Row>, RunError> {
@@ -39,8 +39,7 @@ fn round_trips(session: &mut Session<'_>, step: u64, sizes: Step) -> Result<Row,
     let warmup = session.plan.warmup;
     let mut subprotocols = Subprotocols::default();
     let mut times = Vec::new();
-    let mut ping = vec![0; size as usize];
-    let mut pong = vec![0; size as usize];
+    let (mut ping, mut pong) = (mapped_buffer(size), mapped_buffer(size));
     for number in 0..warmup + iterations {
         let there = Turn { step, number, size, direction: Direction::ToServer };
         let back = Turn { direction: Direction::ToClient, ..there };
@@ -84,7 +83,7 @@ struct Stream {
 
 impl Stream {
     fn new(step: u64, Step { size, window, .. }: Step) -> Self {
-        let free = vec![vec![0; size as usize]; window as usize];
+        let free = (0..window).map(|_| mapped_buffer(size)).collect();
         Self { step, size, free, subprotocols: Subprotocols::default() }
     }
 

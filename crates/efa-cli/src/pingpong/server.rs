@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use super::plan::{Direction, Mode, Step};
-use super::session::{RunError, Session, Turn};
+use super::session::{RunError, Session, Turn, mapped_buffer};
 
 /// Runs the whole plan.
 pub(crate) fn run(session: &mut Session<'_>) -> Result<(), RunError> {
@@ -24,7 +24,7 @@ fn answer(session: &mut Session<'_>, step: u64, sizes: Step) -> Result<(), RunEr
     let count = session.plan.warmup + iterations;
     let there = |number| Turn { step, number, size, direction: Direction::ToServer };
     let back = |number| Turn { step, number, size, direction: Direction::ToClient };
-    let buffer = || vec![0; size as usize];
+    let buffer = || mapped_buffer(size);
     // The next message may arrive while one is checked.
     let (mut spare, mut pong) = (buffer(), buffer());
     session.fill(back(0), &mut pong);
@@ -48,7 +48,7 @@ fn take(session: &mut Session<'_>, step: u64, sizes: Step) -> Result<(), RunErro
     let there = |number| Turn { step, number, size, direction: Direction::ToServer };
     let mut posted = count.min(window);
     for number in 0..posted {
-        session.post(there(number), vec![0; size as usize])?;
+        session.post(there(number), mapped_buffer(size))?;
     }
     // The client waits here until all messages so far are received.
     let mut ends: VecDeque<u64> = [session.plan.warmup, count].into();

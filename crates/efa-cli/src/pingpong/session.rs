@@ -148,6 +148,11 @@ impl From<CompletionError> for Problem {
     }
 }
 
+/// A buffer of this many bytes, all written: the first write to a page of memory takes longer than its message.
+pub(super) fn mapped_buffer(size: u64) -> Vec<u8> {
+    vec![1; size as usize]
+}
+
 /// The parts of a session.
 pub(crate) struct Session<'a> {
     pub(crate) endpoint: Endpoint,
