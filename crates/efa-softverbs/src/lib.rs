@@ -82,6 +82,7 @@ mod completion_queue;
 mod device;
 pub mod direct;
 mod domain;
+pub mod generation;
 mod link;
 #[allow(unsafe_code)]
 mod memory;

@@ -35,7 +35,7 @@ pub(crate) use self::state::{ModifyRequest, QpState};
 use crate::abi::*;
 use crate::boundary::{INVALID, Outcome, UNSUPPORTED};
 use crate::completion_queue::CompletionQueue;
-use crate::device::{Device, MAX_INLINE, MAX_RECEIVE_SGE, MAX_SEND_SGE};
+use crate::device::{Device, MAX_RECEIVE_SGE, MAX_SEND_SGE};
 use crate::link::LinkQueuePair;
 use crate::message::{report, reported};
 use crate::process::{generation, lock, lock_in_time};
@@ -203,7 +203,7 @@ fn check_cap(cap: &ibv_qp_cap, device: &Device) -> Outcome<()> {
         && cap.max_recv_wr as usize <= limits.max_receive
         && cap.max_send_sge as usize <= MAX_SEND_SGE
         && cap.max_recv_sge as usize <= MAX_RECEIVE_SGE
-        && cap.max_inline_data as usize <= MAX_INLINE;
+        && cap.max_inline_data as usize <= device.max_inline();
     if fits { Ok(()) } else { Err(INVALID) }
 }
 

@@ -65,7 +65,7 @@ pub(crate) struct RingInfo {
 const MAX_BATCH: u32 = 32;
 
 impl Rings {
-    /// Ids have 64 bits: programs that know 16 only leave the others zero.
+    /// Ids have 64 bits where the generation has them: programs that know 16 only leave the others zero.
     fn new(queue_pair: &QueuePair) -> Outcome<Self> {
         let cap = queue_pair.cap();
         let inline_writes = queue_pair.inline_writes();
@@ -74,7 +74,8 @@ impl Rings {
         } else {
             DescriptorSize::Short
         };
-        let format = SendFormat { size, long_ids: true, inline_writes };
+        let long_ids = queue_pair.device().settings.generation.has_long_ids();
+        let format = SendFormat { size, long_ids, inline_writes };
         Ok(Self {
             send: RequestRing::new(cap.max_send_wr, size.bytes())?,
             receive: RequestRing::new(cap.max_recv_wr, receive::SIZE)?,

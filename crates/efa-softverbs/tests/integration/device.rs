@@ -59,11 +59,11 @@ fn queries_return_device_and_port_attributes() {
     // SAFETY: all arguments are valid or what is tested.
     unsafe {
         assert_eq!((v.ibv_query_device)(context, &raw mut device), 0);
-        assert_eq!((device.vendor_id, device.vendor_part_id), (0x1d0f, 0xefa2));
+        assert_eq!((device.vendor_id, device.vendor_part_id), (0x1d0f, 0xefa4));
         assert_eq!((device.phys_port_cnt, device.max_sge_rd), (1, 1));
         assert_eq!((v.ibv_query_port)(context, 1, &raw mut port), 0);
         assert_eq!((port.state, port.max_msg_sz, port.gid_tbl_len), (IBV_PORT_ACTIVE, 8928, 1));
-        assert_eq!((port.active_width, port.active_speed), (2, 32), "4X, 25 Gbit/s");
+        assert_eq!((port.active_width, port.active_speed), (2, 128), "4X, 100 Gbit/s");
         assert_eq!((v.ibv_query_gid)(context, 1, 0, &raw mut gid), 0);
         match LINK {
             "shm" => assert_eq!(gid.raw[..2], [0xfe, 0x80]),
@@ -72,7 +72,7 @@ fn queries_return_device_and_port_attributes() {
         assert_eq!((v.ibv_query_pkey)(context, 1, 0, &raw mut pkey), 0);
         assert_eq!((v.ibv_get_pkey_index)(context, 1, pkey), 0);
         assert_eq!((v.efadv_query_device)(context, &raw mut efa, whole), 0);
-        assert_eq!(efa.device_caps, 0b1111, "read, RNR retry, GID of the source, write");
+        assert_eq!(efa.device_caps, 0b11111, "read, RNR, GID of the source, write, unsolicited");
         assert_eq!((efa.max_sq_sge, efa.max_rq_sge, efa.inline_buf_size), (2, 1, 32));
         // Through the context, with a structure longer than this library knows.
         let vctx: *mut verbs_context = context.byte_sub(offset_of!(verbs_context, context)).cast();
