@@ -4,7 +4,10 @@ use std::ffi::{c_char, c_int};
 
 use crate::abi::*;
 use crate::boundary::{INVALID, Outcome};
-use crate::device::{Device, MAX_RECEIVE_SGE, MAX_SEND_SGE, USUAL_INLINE, VENDOR_ID};
+use crate::device::{
+    Device, MAX_RECEIVE_SGE, MAX_SEND_RING, MAX_SEND_SGE, USUAL_INLINE, VENDOR_ID,
+};
+use crate::direct::send::DescriptorSize;
 
 /// Most entries of a completion queue.
 pub(crate) const MAX_COMPLETIONS: u32 = 1 << 16;
@@ -131,7 +134,7 @@ pub(crate) fn efa_attributes(device: &Device) -> efadv_device_attr {
     }
 }
 
-/// The deepest send queue with these properties. All that are possible allow the same depth.
+/// The deepest send queue with these properties: one with descriptors of 128 bytes has half the entries.
 pub(crate) fn max_send_depth(device: &Device, wanted: &efadv_sq_depth_attr) -> Outcome<usize> {
     let offered = if device.offers_inline_writes() { EFADV_SQ_DEPTH_ATTR_INLINE_WRITE } else { 0 };
     let possible = wanted.comp_mask == 0
@@ -139,11 +142,39 @@ pub(crate) fn max_send_depth(device: &Device, wanted: &efadv_sq_depth_attr) -> O
         && wanted.max_send_sge as usize <= MAX_SEND_SGE
         && wanted.max_rdma_sge <= MAX_RDMA_SGE
         && wanted.max_inline_data as usize <= device.max_inline();
-    if possible { Ok(device.link.attributes().max_send) } else { Err(INVALID) }
+    if !possible {
+        return Err(INVALID);
+    }
+    let inline_writes = wanted.flags & EFADV_SQ_DEPTH_ATTR_INLINE_WRITE != 0;
+    Ok(send_depth(device, wanted.max_inline_data, inline_writes))
 }
 
-/// The deepest receive queue with these properties.
+fn send_depth(device: &Device, inline: u32, inline_writes: bool) -> usize {
+    let descriptor = DescriptorSize::of(inline, inline_writes).bytes();
+    device.link.attributes().max_send.min(MAX_SEND_RING / descriptor)
+}
+
+/// The deepest receive queue with these properties. Each scatter entry takes one of the queue.
 pub(crate) fn max_receive_depth(device: &Device, wanted: &efadv_rq_depth_attr) -> Outcome<usize> {
     let possible = wanted.comp_mask == 0 && wanted.max_recv_sge as usize <= MAX_RECEIVE_SGE;
-    if possible { Ok(device.link.attributes().max_receive) } else { Err(INVALID) }
+    if possible { Ok(receive_depth(device, wanted.max_recv_sge)) } else { Err(INVALID) }
+}
+
+fn receive_depth(device: &Device, entries: u32) -> usize {
+    device.link.attributes().max_receive / (entries as usize).max(1)
+}
+
+/// Fails with `EINVAL` for queues that the device doesn't have.
+pub(crate) fn check_queues(device: &Device, cap: &ibv_qp_cap, inline_writes: bool) -> Outcome<()> {
+    let fits = cap.max_send_sge as usize <= MAX_SEND_SGE
+        && cap.max_recv_sge as usize <= MAX_RECEIVE_SGE
+        && cap.max_inline_data as usize <= device.max_inline()
+        && cap.max_send_wr as usize <= send_depth(device, cap.max_inline_data, inline_writes)
+        && cap.max_recv_wr as usize <= receive_depth(device, cap.max_recv_sge);
+    if fits { Ok(()) } else { Err(INVALID) }
+}
+
+/// The speed of the port in units of 100 Mbit/s.
+pub(crate) fn port_speed(device: &Device) -> u64 {
+    device.settings.generation.gigabits() * 10
 }

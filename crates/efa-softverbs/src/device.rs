@@ -34,8 +34,12 @@ use crate::sysfs::{self, Sysfs};
 pub(crate) const VENDOR_ID: u32 = 0x1d0f;
 /// Most gather entries of a send.
 pub(crate) const MAX_SEND_SGE: usize = 2;
-/// Most scatter entries of a receive.
-pub(crate) const MAX_RECEIVE_SGE: usize = 1;
+/// Most scatter entries of a receive, as interfaces report.
+pub(crate) const MAX_RECEIVE_SGE: usize = 3;
+/// Most entries of all receives that a queue pair has posted.
+pub(crate) const MAX_RECEIVE_ENTRIES: usize = 1 << 15;
+/// Bytes of the longest ring of sends.
+pub(crate) const MAX_SEND_RING: usize = 1 << 18;
 /// Most inline data of a send in bytes, with descriptors of 128 bytes.
 pub(crate) const MAX_INLINE: usize = 80;
 /// The same of queue pairs with descriptors of 64 bytes, which all programs know.

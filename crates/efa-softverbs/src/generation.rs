@@ -95,6 +95,16 @@ impl Generation {
         self >= Self::Fourth
     }
 
+    /// The speed of a port in Gbit/s.
+    #[must_use]
+    pub fn gigabits(self) -> u64 {
+        match self {
+            Self::First | Self::Second => 100,
+            Self::Third => 200,
+            Self::Fourth => 400,
+        }
+    }
+
     /// `active_speed` of a port.
     pub(crate) fn lane_speed(self) -> u8 {
         match self {

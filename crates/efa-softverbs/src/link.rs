@@ -15,6 +15,7 @@ use efa_sim::shm::{ShmDevice, ShmOptions, ShmQueuePair};
 use efa_sim::tcp::{TcpDevice, TcpOptions, TcpQueuePair};
 use efa_sim::{KeptNumber, SoftRegion};
 
+use crate::device::MAX_RECEIVE_ENTRIES;
 use crate::settings::{LinkSettings, Settings};
 
 /// Pause before another attempt at a receiver without buffers, once it has had some.
@@ -70,6 +71,7 @@ impl Link {
                 options.rnr_delay = RNR_DELAY;
                 options.rnr_at_start = false;
                 options.rdma = rdma;
+                options.max_receive = MAX_RECEIVE_ENTRIES;
                 options.kernel_copies = settings.copies;
                 Ok(Self::Shm(ShmDevice::open(options)?))
             }
@@ -81,6 +83,7 @@ impl Link {
                 options.rnr_delay = RNR_DELAY;
                 options.rnr_at_start = false;
                 options.rdma = rdma;
+                options.max_receive = MAX_RECEIVE_ENTRIES;
                 Ok(Self::Tcp(TcpDevice::open(options)?))
             }
         }

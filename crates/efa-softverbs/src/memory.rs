@@ -91,10 +91,30 @@ pub(crate) fn copy_from(
     Some(())
 }
 
+/// Copies `bytes` into the memory of entries, `offset` bytes from its start; `None` if a key doesn't allow that or the
+/// entries are too short.
+#[inline]
+pub(crate) fn scatter(
+    locked: &Locked,
+    keys: &KeyTable,
+    entries: &[ibv_sge],
+    mut offset: usize,
+    mut bytes: &[u8],
+) -> Option<()> {
+    for entry in entries {
+        let length = entry.length as usize;
+        let (now, rest) = bytes.split_at(length.saturating_sub(offset).min(bytes.len()));
+        copy_into(locked, keys, entry, offset, now)?;
+        offset = offset.saturating_sub(length);
+        bytes = rest;
+    }
+    bytes.is_empty().then_some(())
+}
+
 /// Copies `bytes` into an entry's memory, `offset` bytes from its start; `None` if the key doesn't
 /// allow that or the entry is too short.
 #[inline]
-pub(crate) fn copy_into(
+fn copy_into(
     _locked: &Locked,
     keys: &KeyTable,
     entry: &ibv_sge,

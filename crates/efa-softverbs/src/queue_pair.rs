@@ -33,9 +33,10 @@ pub(crate) use self::sleep::Look;
 use self::sleep::NextLook;
 pub(crate) use self::state::{ModifyRequest, QpState};
 use crate::abi::*;
+use crate::attributes::check_queues;
 use crate::boundary::{INVALID, Outcome, UNSUPPORTED};
 use crate::completion_queue::CompletionQueue;
-use crate::device::{Device, MAX_RECEIVE_SGE, MAX_SEND_SGE};
+use crate::device::{Device, MAX_RECEIVE_SGE};
 use crate::link::LinkQueuePair;
 use crate::message::{report, reported};
 use crate::process::{generation, lock, lock_in_time};
@@ -124,8 +125,24 @@ type Packet = SendRequest<Box<[u8]>>;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Receive {
     pub(crate) wr_id: u64,
-    /// The buffer, by its key: the program may deregister it.
-    pub(crate) entry: ibv_sge,
+    /// The buffers, by their keys: the program may deregister them. Those that it didn't give have no bytes.
+    pub(crate) entries: [ibv_sge; MAX_RECEIVE_SGE],
+}
+
+impl Receive {
+    /// Fails with `EINVAL` for more buffers than the device has for a receive.
+    #[inline]
+    pub(crate) fn new(wr_id: u64, list: &[ibv_sge]) -> Outcome<Self> {
+        let mut entries = [ibv_sge { addr: 0, length: 0, lkey: 0 }; MAX_RECEIVE_SGE];
+        entries.get_mut(..list.len()).ok_or(INVALID)?.copy_from_slice(list);
+        Ok(Self { wr_id, entries })
+    }
+
+    /// The bytes of all buffers.
+    #[inline]
+    fn length(&self) -> usize {
+        self.entries.iter().map(|entry| entry.length as usize).sum()
+    }
 }
 
 /// An RDMA read or write that a program posts.
@@ -197,16 +214,6 @@ fn offered_operations(device: &Device, transport: Transport) -> u64 {
     operations
 }
 
-fn check_cap(cap: &ibv_qp_cap, device: &Device) -> Outcome<()> {
-    let limits = device.link.attributes();
-    let fits = cap.max_send_wr as usize <= limits.max_send
-        && cap.max_recv_wr as usize <= limits.max_receive
-        && cap.max_send_sge as usize <= MAX_SEND_SGE
-        && cap.max_recv_sge as usize <= MAX_RECEIVE_SGE
-        && cap.max_inline_data as usize <= device.max_inline();
-    if fits { Ok(()) } else { Err(INVALID) }
-}
-
 impl QueuePair {
     /// Creates a queue pair in the state RESET.
     pub(crate) fn create(
@@ -216,7 +223,7 @@ impl QueuePair {
         receive_queue: Arc<CompletionQueue>,
     ) -> Outcome<Arc<Self>> {
         let &QpInitAttr { transport, cap, signals_all, inline_writes, .. } = attributes;
-        check_cap(&cap, &device)?;
+        check_queues(&device, &cap, inline_writes)?;
         if attributes.operations & !offered_operations(&device, transport) != 0 {
             return Err(UNSUPPORTED);
         }

@@ -30,8 +30,7 @@ not_offered! { code -> c_int:
     ibv_resize_cq
     ibv_query_ece ibv_set_ece
     ibv_resolve_eth_l2_from_gid
-    efadv_query_mr
-    ibv_query_port_speed ibv_dealloc_dmah _ibv_query_comp_cntr_caps ibv_qp_attach_comp_cntr
+    ibv_dealloc_dmah _ibv_query_comp_cntr_caps ibv_qp_attach_comp_cntr
     ibv_destroy_comp_cntr ibv_set_comp_cntr ibv_set_err_comp_cntr ibv_inc_comp_cntr
     ibv_inc_err_comp_cntr ibv_read_comp_cntr ibv_read_err_comp_cntr
 }

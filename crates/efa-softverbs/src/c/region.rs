@@ -8,6 +8,7 @@ use efa_sim::SoftRegion;
 use efa_sim::region::RawMemory;
 
 use super::domain::domain_of;
+use super::{not_null, write_sized};
 use crate::abi::*;
 use crate::boundary::{BUSY, INVALID, Outcome, UNSUPPORTED, code, pointer};
 use crate::domain::DomainRef;
@@ -110,6 +111,29 @@ extern "C" fn ibv_reg_mr_iova2(
     access: c_uint,
 ) -> *mut ibv_mr {
     register(pd, address, length, start, access)
+}
+
+/// See `efadv_query_mr(3)`. The memory is reached without an interconnect, so none of the numbers is valid.
+///
+/// # Safety
+/// `into` must be null or writable for `length` bytes.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn efadv_query_mr(
+    mr: *mut ibv_mr,
+    into: *mut efadv_mr_attr,
+    length: u32,
+) -> c_int {
+    code(|| {
+        process().check_handle(mr, HandleType::Region)?;
+        let into = not_null(into)?;
+        let length = length as usize;
+        if length < size_of::<efadv_mr_attr>() {
+            return Err(INVALID);
+        }
+        // SAFETY: `into` is not null, so writable for `length` bytes, as required above.
+        unsafe { write_sized(into, &efadv_mr_attr::default(), length) };
+        Ok(())
+    })
 }
 
 /// See `ibv_dereg_mr(3)`.
