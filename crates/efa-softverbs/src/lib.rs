@@ -38,8 +38,11 @@
 //! Completion channels, on which a program sleeps until a completion queue has something. As with the real
 //! libefa, notification of solicited completions alone fails with `EOPNOTSUPP`.
 //!
-//! It doesn't offer shared receive queues, multicast, memory windows, and the transition of a queue pair
-//! back to RESET. These fail with `EOPNOTSUPP`.
+//! A queue pair that is moved back to RESET keeps its number. What was outstanding ends without completions, and
+//! completions of before that weren't polled are gone; those in a [ring](direct) stay there.
+//!
+//! It doesn't offer shared receive queues, multicast and memory windows, and doesn't resize completion queues, as no
+//! interface and libefa do. These fail with `EOPNOTSUPP`.
 //!
 //! # Threads and forks
 //!

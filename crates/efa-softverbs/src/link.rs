@@ -135,6 +135,22 @@ impl Link {
         each!(Self, self, link => link.destroy_address_handle(handle));
     }
 
+    /// Creates a queue pair with the number of one that was retired.
+    pub(crate) fn create_queue_pair_again(
+        &self,
+        number: &KeptNumber,
+        options: QueuePairOptions,
+    ) -> Result<LinkQueuePair, DeviceError> {
+        Ok(match self {
+            Self::Shm(link) => {
+                LinkQueuePair::Shm(Box::new(link.create_queue_pair_again(number, options)?))
+            }
+            Self::Tcp(link) => {
+                LinkQueuePair::Tcp(Box::new(link.create_queue_pair_again(number, options)?))
+            }
+        })
+    }
+
     pub(crate) fn create_queue_pair(
         &self,
         options: QueuePairOptions,

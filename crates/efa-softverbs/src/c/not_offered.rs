@@ -1,5 +1,7 @@
 //! Functions of libibverbs and libefa that this device doesn't offer; they fail with `EOPNOTSUPP`.
 //!
+//! `ibv_resize_cq` is one of them, as with libefa on every interface.
+//!
 //! They are exported because the real ones would take our objects for theirs and crash. None declares
 //! its parameters, as none reads them; the C calling convention allows that.
 

@@ -89,6 +89,16 @@ impl Rings {
         })
     }
 
+    /// As they were made: the program begins at their starts again.
+    pub(super) fn reset(&mut self) {
+        self.send.reset();
+        self.receive.reset();
+        self.doorbells.reset();
+        self.collected = ReceiveBuffers::default();
+        self.use_ = RingUse::Open;
+        self.complained = false;
+    }
+
     /// Address of the page of the doorbells.
     fn page(&self) -> usize {
         self.doorbells.address(Doorbell::Send).addr()

@@ -71,6 +71,7 @@ functions! {
     ibv_get_cq_event(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int;
     ibv_ack_cq_events(*mut ibv_cq, c_uint);
     ibv_destroy_cq(*mut ibv_cq) -> c_int;
+    ibv_resize_cq(*mut ibv_cq, c_int) -> c_int;
     ibv_create_qp(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
     ibv_modify_qp(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
     ibv_query_qp(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr) -> c_int;

@@ -97,6 +97,18 @@ fn queries_return_device_and_port_attributes() {
     }
 }
 
+/// No interface has it, and programs go on without.
+#[test]
+fn resizing_a_completion_queue_is_refused() {
+    LazyLock::force(&HOST);
+    let end = Endpoint::in_reset(QpOptions::default());
+    // SAFETY: all arguments are valid.
+    let result = unsafe { (verbs().ibv_resize_cq)(end.cq.cast(), 2048) };
+    assert_eq!(result, libc::EOPNOTSUPP);
+    // SAFETY: the queue exists.
+    assert_eq!(unsafe { (*end.cq).cq_base.cqe }, 1024, "as it was");
+}
+
 #[test]
 fn completion_queue_has_at_most_max_cqe_entries() {
     LazyLock::force(&HOST);

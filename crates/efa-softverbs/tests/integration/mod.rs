@@ -10,6 +10,7 @@ mod messages;
 mod objects;
 mod rdma;
 mod refused;
+mod reset;
 
 use std::ffi::CStr;
 use std::sync::LazyLock;

@@ -288,6 +288,31 @@ fn receive_of_three_descriptors_is_filled_in_their_order() {
 }
 
 #[test]
+fn rings_begin_at_their_starts_after_a_reset() {
+    let options = QpOptions { sends: 4, receives: 4, ..QpOptions::default() };
+    let mut pair = Pair::new(options);
+    for round in 0..3 {
+        // In the middle of a turn; the receives of `a` stay outstanding, and one is half written.
+        for id in 0..6 {
+            pair.receive(id, 0, 64);
+            pair.send(pair.request(id).inline(b"before"));
+            assert_eq!((pair.a.wait().id, pair.b.wait().id), (id, id), "round {round}");
+        }
+        let entry = pair.local(0, 64);
+        pair.a.post_receive(7, entry);
+        pair.a.post_receive_bytes(8, entry, 0x40);
+        pair.a.ring_receives();
+        pair.a.reset(options);
+        pair.b.reset(options);
+        assert_eq!((pair.a.poll(), pair.b.poll()), (None, None));
+    }
+    pair.receive(9, 100, 64);
+    pair.send(pair.request(10).inline(b"after"));
+    assert_eq!((pair.a.wait().id, pair.b.wait().id), (10, 9));
+    assert_eq!(pair.memory[1].bytes()[100..105], *b"after");
+}
+
+#[test]
 fn doorbell_beyond_the_ring_fails_the_queue_pair() {
     let mut pair = Pair::new(QpOptions::default());
     pair.receive(7, 0, 64);
