@@ -31,7 +31,7 @@
 //! # What the device offers
 //!
 //! SRD and UD queue pairs, address handles, completion queues with and without the sender's GID,
-//! memory regions, RDMA read and write, immediate data of sends and writes. On the shm link between
+//! memory regions, also of files (dmabuf), RDMA read and write, immediate data of sends and writes. On the shm link between
 //! processes of one user: all with the same [name](settings) are on one host. On the tcp link between
 //! hosts, each with its IP address. The device's capability bits say which RDMA operations it offers.
 //!

@@ -43,7 +43,7 @@ not_offered! { number -> c_int:
 }
 
 not_offered! { pointer -> *mut c_void:
-    ibv_create_srq ibv_create_ah_from_wc ibv_reg_dmabuf_mr
+    ibv_create_srq ibv_create_ah_from_wc
     ibv_import_device ibv_import_pd ibv_import_mr ibv_import_dm
     efadv_create_comp_cntr ibv_create_comp_cntr
     ibv_alloc_dmah ibv_reg_mr_ex ibv_alloc_buf ibv_reg_buf_mr

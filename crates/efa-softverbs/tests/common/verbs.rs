@@ -59,6 +59,7 @@ functions! {
     ibv_alloc_pd(*mut ibv_context) -> *mut ibv_pd;
     ibv_dealloc_pd(*mut ibv_pd) -> c_int;
     ibv_reg_mr(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr;
+    ibv_reg_dmabuf_mr(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
     ibv_reg_mr_iova(*mut ibv_pd, *mut c_void, usize, u64, c_int) -> *mut ibv_mr;
     ibv_reg_mr_iova2(*mut ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut ibv_mr;
     ibv_dereg_mr(*mut ibv_mr) -> c_int;

@@ -6,6 +6,7 @@
 mod channels;
 mod completions;
 mod device;
+mod files;
 mod messages;
 mod objects;
 mod rdma;
