@@ -116,6 +116,14 @@ struct Run {
     /// only this host reaches]
     #[arg(long, value_name = "IP", requires = "link", value_parser = host_address)]
     address: Option<IpAddr>,
+    /// Generation of EFA interfaces that the device is like: 1 (p4d), 2 (p5), 3 (p5en) or 4 (the newest). It
+    /// decides the operations and attributes that no other option names [default: 4]
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<u64>::new().range(1..=4))]
+    generation: Option<u64>,
+    /// Whether programs may ask that immediate data of a peer's write uses no receive buffer [default: on from
+    /// generation 3 on, if the device writes]
+    #[arg(long, value_name = "SWITCH")]
+    unsolicited: Option<Switch>,
     /// Largest datagram in bytes [default: 8928]
     #[arg(long, value_name = "BYTES",
         value_parser = RangedU64ValueParser::<u64>::new().range(1024..=32768))]
@@ -147,6 +155,22 @@ struct Run {
     /// The program and its arguments
     #[arg(value_name = "PROGRAM", required = true, last = true)]
     program: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Switch {
+    On,
+    Off,
+}
+
+impl Switch {
+    /// The value of the variable.
+    const fn setting(self) -> &'static str {
+        match self {
+            Self::On => "1",
+            Self::Off => "0",
+        }
+    }
 }
 
 /// Who watches the doorbells of the direct data path.
@@ -396,6 +420,8 @@ impl Run {
         let properties = [
             ("EFA_SOFT_LINK", self.link.map(|link| link.setting().to_owned())),
             (ADDRESS, self.address.map(|address| address.to_string())),
+            ("EFA_SOFT_GENERATION", self.generation.map(|number| number.to_string())),
+            ("EFA_SOFT_UNSOLICITED", self.unsolicited.map(|switch| switch.setting().to_owned())),
             ("EFA_SOFT_RDMA", device_rdma.map(|which| which.setting().to_owned())),
             ("EFA_SOFT_MTU", self.mtu.map(|number| number.to_string())),
             ("EFA_SOFT_REORDER", reorder.map(|number| number.to_string())),
@@ -453,11 +479,13 @@ mod tests {
     fn options_become_their_variables() {
         let options = "--device-name a --directory /d --device-rdma none --mtu 4096 --reorder 7 \
             --rnr 0.25 --devices 2 --direct trap --capture /c/%p.pcapng --statistics --shm-transfer \
-            --link tcp --address fd00::7";
+            --link tcp --address fd00::7 --generation 2 --unsolicited off";
         let expected = [
             ("EFA_SOFT_NAME", "a"),
             ("EFA_SOFT_LINK", "tcp"),
             ("EFA_SOFT_ADDRESS", "fd00::7"),
+            ("EFA_SOFT_GENERATION", "2"),
+            ("EFA_SOFT_UNSOLICITED", "0"),
             ("EFA_SOFT_RDMA", "none"),
             ("EFA_SOFT_MTU", "4096"),
             ("EFA_SOFT_REORDER", "7"),

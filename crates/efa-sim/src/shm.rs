@@ -150,7 +150,7 @@ use self::memory::HostMemory;
 use self::ring::{MAX_MTU, MAX_SLOTS};
 use crate::book::Book;
 use crate::faults::FaultOptions;
-use crate::link::vendor_part_id;
+use crate::link::{KeptNumber, vendor_part_id};
 use crate::record::SharedSink;
 use crate::region::{KeyTable, MAX_REGIONS, SoftRegion};
 use efa_device::{
@@ -273,6 +273,20 @@ pub struct ShmDevice {
 pub const READS_PAY_FROM: u64 = 12 << 10;
 
 impl ShmDevice {
+    /// Creates a queue pair with the number of one of this device that was
+    /// [retired](ShmQueuePair::retire). What peers have sent to that one doesn't reach it.
+    ///
+    /// # Errors
+    /// As [`create_queue_pair`](efa_device::Device::create_queue_pair), and for a number of another link. After an
+    /// error of the system the number may be free.
+    pub fn create_queue_pair_again(
+        &self,
+        number: &KeptNumber,
+        options: QueuePairOptions,
+    ) -> Result<ShmQueuePair, DeviceError> {
+        link::create(self, &self.settings, options, Some(number))
+    }
+
     /// Opens a host, and removes files of dead processes.
     ///
     /// # Errors
@@ -393,7 +407,7 @@ impl Device for ShmDevice {
     }
 
     fn create_queue_pair(&self, options: QueuePairOptions) -> Result<ShmQueuePair, DeviceError> {
-        link::create(self, &self.settings, options)
+        link::create(self, &self.settings, options, None)
     }
 
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<SoftRegion, RegisterError> {

@@ -127,7 +127,7 @@ pub use self::wire::{VERSION, Violation};
 use crate::book::Book;
 use crate::fork::Opener;
 use crate::keys::Slots;
-use crate::link::{system, vendor_part_id};
+use crate::link::{KeptNumber, system, vendor_part_id};
 use crate::record::SharedSink;
 use crate::region::{KeyTable, MAX_REGIONS, SoftRegion};
 
@@ -243,6 +243,20 @@ pub struct TcpDevice {
 }
 
 impl TcpDevice {
+    /// Creates a queue pair with the number of one of this device that was
+    /// [retired](TcpQueuePair::retire).
+    ///
+    /// # Errors
+    /// As [`create_queue_pair`](efa_device::Device::create_queue_pair), and for a number of another link. After an
+    /// error of the system the number may be free.
+    pub fn create_queue_pair_again(
+        &self,
+        number: &KeptNumber,
+        options: QueuePairOptions,
+    ) -> Result<TcpQueuePair, DeviceError> {
+        link::create(self, options, Some(number))
+    }
+
     /// Opens a host.
     ///
     /// # Errors
@@ -336,7 +350,7 @@ impl Device for TcpDevice {
     }
 
     fn create_queue_pair(&self, options: QueuePairOptions) -> Result<TcpQueuePair, DeviceError> {
-        link::create(self, options)
+        link::create(self, options, None)
     }
 
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<SoftRegion, RegisterError> {

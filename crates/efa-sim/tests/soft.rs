@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use common::Directory;
 use efa_device::*;
-use efa_sim::SoftDevice;
 use efa_sim::local::{LocalFabric, LocalOptions};
-use efa_sim::shm::{ShmDevice, ShmOptions};
-use efa_sim::tcp::{TcpDevice, TcpOptions};
+use efa_sim::shm::{ShmDevice, ShmOptions, ShmQueuePair};
+use efa_sim::tcp::{TcpDevice, TcpOptions, TcpQueuePair};
+use efa_sim::{KeptNumber, SoftDevice};
 
 /// Polls both in turn, ten microseconds apart, until the first has a completion.
 fn wait<Q: QueuePair>(now: &mut Time, qp: &mut Q, other: &mut Q) -> Completion<Q::Packet> {
@@ -162,4 +162,84 @@ fn queue_pairs_move_to_other_threads() {
     check::<SoftDevice>();
     check::<efa_sim::SoftQueuePair>();
     check::<efa_sim::SoftRegion>();
+}
+
+/// What a peer sent before is gone or fails; what it sends afterwards arrives.
+fn number_is_used_again<D: Device>(
+    device: D,
+    retire: impl Fn(D::QueuePair) -> KeptNumber,
+    again: impl Fn(&KeptNumber, QueuePairOptions) -> Result<D::QueuePair, DeviceError>,
+) {
+    let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(5));
+    let mut a = device.create_queue_pair(options).unwrap();
+    let mut b = device.create_queue_pair(options).unwrap();
+    let QueuePairAddress { gid, qpn, qkey } = b.address();
+    let address_handle = a.create_address_handle(gid).unwrap();
+    let destination = Destination { address_handle, qpn, qkey };
+    let mut now = Time::ZERO;
+    for round in 0..3 {
+        let mut packet = a.allocate_packet().unwrap();
+        packet.as_mut()[0] = round;
+        let id = WorkId(round.into());
+        let request = SendRequest { id, packet, length: 1, destination, immediate: None };
+        let buffer = b.allocate_packet().unwrap();
+        b.post_receive(buffer).unwrap();
+        a.post_send(request).unwrap();
+        let (mut sent, mut received) = (false, false);
+        for _ in 0..100_000 {
+            now += Duration::from_micros(10);
+            match a.poll(now) {
+                Some(Completion::Send { id: of, result: Ok(()), .. }) if of == id => sent = true,
+                None => {}
+                Some(_) => panic!("another completion"),
+            }
+            match b.poll(now) {
+                Some(Completion::Receive { packet, length: 1, .. }) => {
+                    received = packet.as_ref()[0] == round;
+                }
+                None => {}
+                Some(_) => panic!("another completion"),
+            }
+            if sent && received {
+                break;
+            }
+        }
+        assert!(sent && received, "round {round}");
+        let number = retire(b);
+        b = again(&number, options).unwrap();
+        drop(number);
+        assert_eq!(b.address().qpn, qpn);
+        let other = device.create_queue_pair(options).unwrap();
+        assert_ne!(other.address().qpn, qpn);
+    }
+}
+
+#[test]
+fn queue_pair_with_the_number_of_a_retired_one_exchanges_messages() {
+    let directory = Directory::new();
+    let options = ShmOptions::new("host").with(|o| o.directory = Some(directory.path().into()));
+    let shm = ShmDevice::open(options).unwrap();
+    let of = shm.clone();
+    number_is_used_again(shm, ShmQueuePair::retire, |number, options| {
+        of.create_queue_pair_again(number, options)
+    });
+    drop(of);
+    let tcp = TcpDevice::open(TcpOptions::new([127, 0, 0, 1])).unwrap();
+    let of = tcp.clone();
+    let retire = |queue_pair: TcpQueuePair| queue_pair.retire().unwrap();
+    number_is_used_again(tcp, retire, |number, options| {
+        of.create_queue_pair_again(number, options)
+    });
+}
+
+#[test]
+fn number_of_another_link_is_refused() {
+    let directory = Directory::new();
+    let options = ShmOptions::new("host").with(|o| o.directory = Some(directory.path().into()));
+    let shm = ShmDevice::open(options).unwrap();
+    let tcp = TcpDevice::open(TcpOptions::new([127, 0, 0, 1])).unwrap();
+    let number = shm.create_queue_pair(QueuePairOptions::default()).unwrap().retire();
+    let refused = tcp.create_queue_pair_again(&number, QueuePairOptions::default()).unwrap_err();
+    assert!(refused.to_string().contains("it is of another link"), "{refused}");
+    drop(number);
 }

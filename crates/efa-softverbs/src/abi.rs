@@ -665,6 +665,18 @@ pub struct efadv_rq_depth_attr {
     pub _end: u32,
 }
 
+/// As of rdma-core 50.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct efadv_mr_attr {
+    pub comp_mask: u64,
+    /// Which of the following are valid.
+    pub ic_id_validity: u16,
+    pub recv_ic_id: u16,
+    pub rdma_read_ic_id: u16,
+    pub rdma_recv_ic_id: u16,
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct efadv_ah_attr {

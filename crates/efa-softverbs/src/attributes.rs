@@ -4,7 +4,10 @@ use std::ffi::{c_char, c_int};
 
 use crate::abi::*;
 use crate::boundary::{INVALID, Outcome};
-use crate::device::{Device, MAX_INLINE, MAX_RECEIVE_SGE, MAX_SEND_SGE, USUAL_INLINE, VENDOR_ID};
+use crate::device::{
+    Device, MAX_RECEIVE_SGE, MAX_SEND_RING, MAX_SEND_SGE, USUAL_INLINE, VENDOR_ID,
+};
+use crate::direct::send::DescriptorSize;
 
 /// Most entries of a completion queue.
 pub(crate) const MAX_COMPLETIONS: u32 = 1 << 16;
@@ -15,10 +18,8 @@ const MAX_COMPLETION_QUEUES: c_int = 1024;
 const MAX_DOMAINS: c_int = 1024;
 /// Most local entries of an RDMA operation.
 const MAX_RDMA_SGE: u32 = 1;
-/// `active_width` and `active_speed` of the port, in InfiniBand's encoding: 4X of 25 Gbit/s (EDR), as
-/// EFA interfaces report.
+/// `active_width` of the port, in InfiniBand's encoding: four lanes, as EFA interfaces report.
 const WIDTH_4X: u8 = 2;
-const SPEED_EDR: u8 = 32;
 const PHYSICAL_STATE_LINK_UP: u8 = 5;
 
 /// The interface's half of the GID, in network byte order.
@@ -51,7 +52,8 @@ pub(crate) fn device_attributes(device: &Device) -> ibv_device_attr {
     attributes.max_mr_size = limits.max_region_size;
     attributes.page_size_cap = 4096;
     attributes.vendor_id = VENDOR_ID;
-    attributes.vendor_part_id = limits.vendor_part_id;
+    attributes.vendor_part_id = vendor_part_id(device);
+    attributes.hw_ver = vendor_part_id(device);
     attributes.max_qp = number(device.link.max_queue_pairs());
     attributes.max_qp_wr = number(limits.max_send.min(limits.max_receive));
     attributes.max_sge = number(MAX_SEND_SGE.min(MAX_RECEIVE_SGE));
@@ -65,6 +67,16 @@ pub(crate) fn device_attributes(device: &Device) -> ibv_device_attr {
     attributes.max_pkeys = 1;
     attributes.phys_port_cnt = 1;
     attributes
+}
+
+/// The part id of the generation. A device without reads is one of those before the first, as libfabric from 1.18 on
+/// aborts if another doesn't read.
+fn vendor_part_id(device: &Device) -> u32 {
+    if device.rdma().read {
+        device.settings.generation.vendor_part_id()
+    } else {
+        device.link.attributes().vendor_part_id
+    }
 }
 
 pub(crate) fn extended_device_attributes(device: &Device) -> ibv_device_attr_ex {
@@ -86,7 +98,7 @@ pub(crate) fn port_attributes(device: &Device) -> ibv_port_attr {
     attributes.max_msg_sz = u32::try_from(device.settings.mtu).unwrap_or(u32::MAX);
     attributes.pkey_tbl_len = 1;
     attributes.active_width = WIDTH_4X;
-    attributes.active_speed = SPEED_EDR;
+    attributes.active_speed = device.settings.generation.lane_speed();
     attributes.phys_state = PHYSICAL_STATE_LINK_UP;
     attributes.link_layer = IBV_LINK_LAYER_UNSPECIFIED;
     attributes
@@ -115,25 +127,54 @@ pub(crate) fn efa_attributes(device: &Device) -> efadv_device_attr {
         max_sq_sge: short(MAX_SEND_SGE),
         max_rq_sge: short(MAX_RECEIVE_SGE),
         inline_buf_size: short(USUAL_INLINE),
-        // Newer releases: the inline size that is possible, on hardware with a shallower queue.
-        reserved: short(MAX_INLINE).to_ne_bytes(),
+        // Newer releases: the inline size that is possible, with long descriptors.
+        reserved: short(device.max_inline()).to_ne_bytes(),
         device_caps: capabilities,
         max_rdma_size: u32::try_from(max_rdma_size).unwrap_or(u32::MAX),
     }
 }
 
-/// The deepest send queue with these properties. All that are possible allow the same depth.
+/// The deepest send queue with these properties: one with descriptors of 128 bytes has half the entries.
 pub(crate) fn max_send_depth(device: &Device, wanted: &efadv_sq_depth_attr) -> Outcome<usize> {
+    let offered = if device.offers_inline_writes() { EFADV_SQ_DEPTH_ATTR_INLINE_WRITE } else { 0 };
     let possible = wanted.comp_mask == 0
-        && wanted.flags & !EFADV_SQ_DEPTH_ATTR_INLINE_WRITE == 0
+        && wanted.flags & !offered == 0
         && wanted.max_send_sge as usize <= MAX_SEND_SGE
         && wanted.max_rdma_sge <= MAX_RDMA_SGE
-        && wanted.max_inline_data as usize <= MAX_INLINE;
-    if possible { Ok(device.link.attributes().max_send) } else { Err(INVALID) }
+        && wanted.max_inline_data as usize <= device.max_inline();
+    if !possible {
+        return Err(INVALID);
+    }
+    let inline_writes = wanted.flags & EFADV_SQ_DEPTH_ATTR_INLINE_WRITE != 0;
+    Ok(send_depth(device, wanted.max_inline_data, inline_writes))
 }
 
-/// The deepest receive queue with these properties.
+fn send_depth(device: &Device, inline: u32, inline_writes: bool) -> usize {
+    let descriptor = DescriptorSize::of(inline, inline_writes).bytes();
+    device.link.attributes().max_send.min(MAX_SEND_RING / descriptor)
+}
+
+/// The deepest receive queue with these properties. Each scatter entry takes one of the queue.
 pub(crate) fn max_receive_depth(device: &Device, wanted: &efadv_rq_depth_attr) -> Outcome<usize> {
     let possible = wanted.comp_mask == 0 && wanted.max_recv_sge as usize <= MAX_RECEIVE_SGE;
-    if possible { Ok(device.link.attributes().max_receive) } else { Err(INVALID) }
+    if possible { Ok(receive_depth(device, wanted.max_recv_sge)) } else { Err(INVALID) }
+}
+
+fn receive_depth(device: &Device, entries: u32) -> usize {
+    device.link.attributes().max_receive / (entries as usize).max(1)
+}
+
+/// Fails with `EINVAL` for queues that the device doesn't have.
+pub(crate) fn check_queues(device: &Device, cap: &ibv_qp_cap, inline_writes: bool) -> Outcome<()> {
+    let fits = cap.max_send_sge as usize <= MAX_SEND_SGE
+        && cap.max_recv_sge as usize <= MAX_RECEIVE_SGE
+        && cap.max_inline_data as usize <= device.max_inline()
+        && cap.max_send_wr as usize <= send_depth(device, cap.max_inline_data, inline_writes)
+        && cap.max_recv_wr as usize <= receive_depth(device, cap.max_recv_sge);
+    if fits { Ok(()) } else { Err(INVALID) }
+}
+
+/// The speed of the port in units of 100 Mbit/s.
+pub(crate) fn port_speed(device: &Device) -> u64 {
+    device.settings.generation.gigabits() * 10
 }

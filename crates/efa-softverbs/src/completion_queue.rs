@@ -21,6 +21,7 @@ use crate::boundary::{BUSY, INVALID, Outcome, UNSUPPORTED};
 use crate::channel::{Channel, Notifier};
 use crate::completion::Completion;
 use crate::direct::ring::CompletionRing;
+use crate::message::report;
 use crate::process::{generation, lock, lock_in_time};
 use crate::queue_pair::{QueuePair, Serial};
 
@@ -31,6 +32,8 @@ const IDLE_POLLS: u32 = 256;
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
     generation: u32,
+    /// Most completions that the program hasn't polled.
+    depth: usize,
     /// Whether it can have a ring.
     direct: bool,
     completions: Mutex<Completions>,
@@ -44,6 +47,8 @@ pub(crate) struct CompletionQueue {
 #[derive(Debug, Default)]
 struct Completions {
     queued: VecDeque<Completion>,
+    /// Whether completions were lost.
+    is_overrun: bool,
     /// Whether the next completion is announced.
     armed: bool,
     /// Where completions of queue pairs with rings are, if the program has asked for it.
@@ -57,9 +62,10 @@ impl Completions {
 }
 
 impl CompletionQueue {
-    pub(crate) fn new(channel: Option<Arc<Channel>>, direct: bool) -> Self {
+    pub(crate) fn new(depth: usize, channel: Option<Arc<Channel>>, direct: bool) -> Self {
         Self {
             generation: generation(),
+            depth,
             direct,
             completions: Mutex::default(),
             notifier: channel.map(Notifier::new),
@@ -75,13 +81,30 @@ impl CompletionQueue {
         self.generation == generation()
     }
 
+    /// Queues a completion. In a full queue it takes the place of the oldest: an interface doesn't know what the program
+    /// has polled.
     #[inline]
     pub(crate) fn push(&self, completion: Completion) {
         let mut completions = lock(&self.completions);
+        if completions.queued.len() >= self.depth {
+            self.overrun(&mut completions);
+        }
         completions.queued.push_back(completion);
         if completions.disarm() {
             drop(completions);
             self.notify();
+        }
+    }
+
+    #[cold]
+    fn overrun(&self, completions: &mut Completions) {
+        completions.queued.pop_front();
+        if !std::mem::replace(&mut completions.is_overrun, true) {
+            report(&format_args!(
+                "a completion queue of {} entries is overrun, and completions are lost: it must have an entry for \
+                 each request that is outstanding or not polled",
+                self.depth
+            ));
         }
     }
 
@@ -213,6 +236,11 @@ impl CompletionQueue {
         let mut completions = lock_in_time(&self.completions)?;
         completions.queued.retain(|completion| completion.serial != queue_pair.serial());
         Ok(())
+    }
+
+    /// Removes the completions of a queue pair.
+    pub(crate) fn forget(&self, serial: Serial) {
+        lock(&self.completions).queued.retain(|completion| completion.serial != serial);
     }
 
     /// Fails with `EBUSY` while a queue pair completes here.

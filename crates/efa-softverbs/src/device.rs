@@ -34,9 +34,13 @@ use crate::sysfs::{self, Sysfs};
 pub(crate) const VENDOR_ID: u32 = 0x1d0f;
 /// Most gather entries of a send.
 pub(crate) const MAX_SEND_SGE: usize = 2;
-/// Most scatter entries of a receive.
-pub(crate) const MAX_RECEIVE_SGE: usize = 1;
-/// Most inline data of a send in bytes.
+/// Most scatter entries of a receive, as interfaces report.
+pub(crate) const MAX_RECEIVE_SGE: usize = 3;
+/// Most entries of all receives that a queue pair has posted.
+pub(crate) const MAX_RECEIVE_ENTRIES: usize = 1 << 15;
+/// Bytes of the longest ring of sends.
+pub(crate) const MAX_SEND_RING: usize = 1 << 18;
+/// Most inline data of a send in bytes, with descriptors of 128 bytes.
 pub(crate) const MAX_INLINE: usize = 80;
 /// The same of queue pairs with descriptors of 64 bytes, which all programs know.
 pub(crate) const USUAL_INLINE: usize = 32;
@@ -242,6 +246,16 @@ impl Device {
     /// Which RDMA operations the device offers.
     pub(crate) fn rdma(&self) -> Rdma {
         self.link.attributes().rdma
+    }
+
+    /// Most inline data of a send in bytes.
+    pub(crate) fn max_inline(&self) -> usize {
+        if self.settings.generation.has_long_descriptors() { MAX_INLINE } else { USUAL_INLINE }
+    }
+
+    /// Whether the data of RDMA writes may be inline.
+    pub(crate) fn offers_inline_writes(&self) -> bool {
+        self.rdma().write && self.settings.generation.has_long_descriptors()
     }
 
     /// Prints the counters once, if the settings ask for that and the device was used.

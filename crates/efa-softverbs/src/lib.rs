@@ -31,15 +31,18 @@
 //! # What the device offers
 //!
 //! SRD and UD queue pairs, address handles, completion queues with and without the sender's GID,
-//! memory regions, RDMA read and write, immediate data of sends and writes. On the shm link between
+//! memory regions, also of files (dmabuf), RDMA read and write, immediate data of sends and writes. On the shm link between
 //! processes of one user: all with the same [name](settings) are on one host. On the tcp link between
 //! hosts, each with its IP address. The device's capability bits say which RDMA operations it offers.
 //!
 //! Completion channels, on which a program sleeps until a completion queue has something. As with the real
 //! libefa, notification of solicited completions alone fails with `EOPNOTSUPP`.
 //!
-//! It doesn't offer shared receive queues, multicast, memory windows, and the transition of a queue pair
-//! back to RESET. These fail with `EOPNOTSUPP`.
+//! A queue pair that is moved back to RESET keeps its number. What was outstanding ends without completions, and
+//! completions of before that weren't polled are gone; those in a [ring](direct) stay there.
+//!
+//! It doesn't offer shared receive queues, multicast and memory windows, and doesn't resize completion queues, as no
+//! interface and libefa do. These fail with `EOPNOTSUPP`.
 //!
 //! # Threads and forks
 //!
@@ -82,6 +85,7 @@ mod completion_queue;
 mod device;
 pub mod direct;
 mod domain;
+pub mod generation;
 mod link;
 #[allow(unsafe_code)]
 mod memory;

@@ -15,6 +15,7 @@ use efa_sim::shm::{ShmDevice, ShmOptions, ShmQueuePair};
 use efa_sim::tcp::{TcpDevice, TcpOptions, TcpQueuePair};
 use efa_sim::{KeptNumber, SoftRegion};
 
+use crate::device::MAX_RECEIVE_ENTRIES;
 use crate::settings::{LinkSettings, Settings};
 
 /// Pause before another attempt at a receiver without buffers, once it has had some.
@@ -70,6 +71,7 @@ impl Link {
                 options.rnr_delay = RNR_DELAY;
                 options.rnr_at_start = false;
                 options.rdma = rdma;
+                options.max_receive = MAX_RECEIVE_ENTRIES;
                 options.kernel_copies = settings.copies;
                 Ok(Self::Shm(ShmDevice::open(options)?))
             }
@@ -81,6 +83,7 @@ impl Link {
                 options.rnr_delay = RNR_DELAY;
                 options.rnr_at_start = false;
                 options.rdma = rdma;
+                options.max_receive = MAX_RECEIVE_ENTRIES;
                 Ok(Self::Tcp(TcpDevice::open(options)?))
             }
         }
@@ -130,6 +133,22 @@ impl Link {
 
     pub(crate) fn destroy_address_handle(&self, handle: AddressHandle) {
         each!(Self, self, link => link.destroy_address_handle(handle));
+    }
+
+    /// Creates a queue pair with the number of one that was retired.
+    pub(crate) fn create_queue_pair_again(
+        &self,
+        number: &KeptNumber,
+        options: QueuePairOptions,
+    ) -> Result<LinkQueuePair, DeviceError> {
+        Ok(match self {
+            Self::Shm(link) => {
+                LinkQueuePair::Shm(Box::new(link.create_queue_pair_again(number, options)?))
+            }
+            Self::Tcp(link) => {
+                LinkQueuePair::Tcp(Box::new(link.create_queue_pair_again(number, options)?))
+            }
+        })
     }
 
     pub(crate) fn create_queue_pair(

@@ -1,12 +1,13 @@
 //! Memory of the program that the device reads and writes: checks at registration, and copies.
 
 use std::ffi::c_void;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::ptr::NonNull;
 
 use efa_sim::region::{KeyTable, Use};
 
 use crate::abi::ibv_sge;
-use crate::boundary::{Errno, Outcome};
+use crate::boundary::{Errno, INVALID, Outcome};
 use crate::queue_pair::Locked;
 
 /// Pages that one call of `mincore` reports on.
@@ -65,6 +66,63 @@ fn last_errno() -> Option<i32> {
     std::io::Error::last_os_error().raw_os_error()
 }
 
+/// A part of a file, mapped for the device. Dropping it unmaps it.
+#[derive(Debug)]
+pub(crate) struct MappedFile {
+    mapping: NonNull<u8>,
+    mapped: usize,
+    /// Where the part begins in the mapping.
+    at: usize,
+}
+
+impl MappedFile {
+    /// Maps `length` bytes from `offset` on. Fails with `EINVAL` for a part that is not in the file, and for what can't
+    /// be mapped.
+    pub(crate) fn new(
+        file: BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+        writes: bool,
+    ) -> Outcome<Self> {
+        let stat = rustix::fs::fstat(file)?;
+        let size = u64::try_from(stat.st_size).map_err(|_| INVALID)?;
+        let end = offset.checked_add(length as u64).ok_or(INVALID)?;
+        // Buffers of drivers have no size here. Beyond the end of a file, an access would end the process.
+        let is_file = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
+        if length == 0 || (is_file && end > size) {
+            return Err(INVALID);
+        }
+        let at = (offset % page_size() as u64) as usize;
+        let start = libc::off_t::try_from(offset - at as u64).map_err(|_| INVALID)?;
+        let mapped = length.checked_add(at).ok_or(INVALID)?;
+        let access = libc::PROT_READ | if writes { libc::PROT_WRITE } else { 0 };
+        let (anywhere, file) = (std::ptr::null_mut(), file.as_raw_fd());
+        // SAFETY: the kernel chooses the place, so no memory of the program is replaced.
+        let mapping =
+            unsafe { libc::mmap(anywhere, mapped, access, libc::MAP_SHARED, file, start) };
+        if mapping == libc::MAP_FAILED {
+            return Err(match last_errno() {
+                Some(libc::ENODEV) | None => INVALID,
+                Some(errno) => Errno(errno),
+            });
+        }
+        let mapping = NonNull::new(mapping.cast()).ok_or(INVALID)?;
+        Ok(Self { mapping, mapped, at })
+    }
+
+    /// The first byte of the part.
+    pub(crate) fn base(&self) -> *mut c_void {
+        self.mapping.as_ptr().wrapping_add(self.at).cast()
+    }
+}
+
+impl Drop for MappedFile {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's. The region of it was revoked, or never made.
+        unsafe { libc::munmap(self.mapping.as_ptr().cast(), self.mapped) };
+    }
+}
+
 /// The address of an entry's memory, if its key is registered, covers it, and allows `wanted`.
 #[inline]
 pub(crate) fn locate(keys: &KeyTable, entry: &ibv_sge, wanted: Use) -> Option<u64> {
@@ -91,10 +149,30 @@ pub(crate) fn copy_from(
     Some(())
 }
 
+/// Copies `bytes` into the memory of entries, `offset` bytes from its start; `None` if a key doesn't allow that or the
+/// entries are too short.
+#[inline]
+pub(crate) fn scatter(
+    locked: &Locked,
+    keys: &KeyTable,
+    entries: &[ibv_sge],
+    mut offset: usize,
+    mut bytes: &[u8],
+) -> Option<()> {
+    for entry in entries {
+        let length = entry.length as usize;
+        let (now, rest) = bytes.split_at(length.saturating_sub(offset).min(bytes.len()));
+        copy_into(locked, keys, entry, offset, now)?;
+        offset = offset.saturating_sub(length);
+        bytes = rest;
+    }
+    bytes.is_empty().then_some(())
+}
+
 /// Copies `bytes` into an entry's memory, `offset` bytes from its start; `None` if the key doesn't
 /// allow that or the entry is too short.
 #[inline]
-pub(crate) fn copy_into(
+fn copy_into(
     _locked: &Locked,
     keys: &KeyTable,
     entry: &ibv_sge,

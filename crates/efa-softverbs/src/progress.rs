@@ -49,7 +49,10 @@ impl Progress {
     /// Makes progress for `queue_pair` until it is dropped.
     pub(crate) fn watch(&self, queue_pair: &Arc<QueuePair>) {
         let mut watched = lock(&self.watched);
-        watched.queue_pairs.push(Arc::downgrade(queue_pair));
+        // One that was reset is known already.
+        if !watched.queue_pairs.iter().any(|known| known.as_ptr() == Arc::as_ptr(queue_pair)) {
+            watched.queue_pairs.push(Arc::downgrade(queue_pair));
+        }
         if !watched.thread_runs {
             watched.thread_runs = start();
         }

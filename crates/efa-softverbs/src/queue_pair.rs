@@ -21,7 +21,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use efa_device::{
-    Destination, Qkey, Qpn, QueuePairOptions, RegionRange, RemoteMemory, SendRequest, Status,
+    Destination, DeviceError, Qkey, Qpn, QueuePairOptions, RegionRange, RemoteMemory, SendRequest,
+    Status,
 };
 use efa_sim::faults::Faults;
 use efa_sim::{KeptNumber, SoftRegion};
@@ -33,9 +34,10 @@ pub(crate) use self::sleep::Look;
 use self::sleep::NextLook;
 pub(crate) use self::state::{ModifyRequest, QpState};
 use crate::abi::*;
+use crate::attributes::check_queues;
 use crate::boundary::{INVALID, Outcome, UNSUPPORTED};
 use crate::completion_queue::CompletionQueue;
-use crate::device::{Device, MAX_INLINE, MAX_RECEIVE_SGE, MAX_SEND_SGE};
+use crate::device::{Device, MAX_RECEIVE_SGE};
 use crate::link::LinkQueuePair;
 use crate::message::{report, reported};
 use crate::process::{generation, lock, lock_in_time};
@@ -100,6 +102,7 @@ pub(crate) struct QueuePair {
     cap: ibv_qp_cap,
     signals_all: bool,
     inline_writes: bool,
+    template: LinkTemplate,
     /// Whether the program polled since the progress thread checked.
     polled: AtomicBool,
     /// Whether the program posts by rings, so that completions are in rings too.
@@ -124,8 +127,24 @@ type Packet = SendRequest<Box<[u8]>>;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Receive {
     pub(crate) wr_id: u64,
-    /// The buffer, by its key: the program may deregister it.
-    pub(crate) entry: ibv_sge,
+    /// The buffers, by their keys: the program may deregister them. Those that it didn't give have no bytes.
+    pub(crate) entries: [ibv_sge; MAX_RECEIVE_SGE],
+}
+
+impl Receive {
+    /// Fails with `EINVAL` for more buffers than the device has for a receive.
+    #[inline]
+    pub(crate) fn new(wr_id: u64, list: &[ibv_sge]) -> Outcome<Self> {
+        let mut entries = [ibv_sge { addr: 0, length: 0, lkey: 0 }; MAX_RECEIVE_SGE];
+        entries.get_mut(..list.len()).ok_or(INVALID)?.copy_from_slice(list);
+        Ok(Self { wr_id, entries })
+    }
+
+    /// The bytes of all buffers.
+    #[inline]
+    fn length(&self) -> usize {
+        self.entries.iter().map(|entry| entry.length as usize).sum()
+    }
 }
 
 /// An RDMA read or write that a program posts.
@@ -185,6 +204,41 @@ pub(crate) struct Locked {
     rings: Option<Box<Rings>>,
 }
 
+/// How the link's queue pair is made, when a queue pair is created and when it is reset.
+#[derive(Clone, Copy, Debug)]
+struct LinkTemplate {
+    send_depth: usize,
+    receive_depth: usize,
+    waitable: bool,
+    takes_buffers_for_writes: bool,
+}
+
+impl LinkTemplate {
+    /// Makes one, with the number of one that was retired if it is `again`.
+    fn create(
+        self,
+        device: &Device,
+        again: Option<&KeptNumber>,
+    ) -> Result<LinkQueuePair, DeviceError> {
+        let options = QueuePairOptions::default().with(|options| {
+            // Unpredictable, so no datagram is accepted before the program sets a key.
+            options.qkey = Qkey(fastrand::u32(..));
+            options.send_depth = self.send_depth;
+            options.receive_depth = self.receive_depth;
+            options.rnr_retry = RETRY_FOREVER;
+            options.waitable = self.waitable;
+        });
+        let mut link = match again {
+            None => device.link.create_queue_pair(options)?,
+            Some(number) => device.link.create_queue_pair_again(number, options)?,
+        };
+        if self.takes_buffers_for_writes {
+            link.take_buffers_for_writes();
+        }
+        Ok(link)
+    }
+}
+
 /// The operations that a queue pair of this device can be created for.
 fn offered_operations(device: &Device, transport: Transport) -> u64 {
     let mut operations = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
@@ -197,16 +251,6 @@ fn offered_operations(device: &Device, transport: Transport) -> u64 {
     operations
 }
 
-fn check_cap(cap: &ibv_qp_cap, device: &Device) -> Outcome<()> {
-    let limits = device.link.attributes();
-    let fits = cap.max_send_wr as usize <= limits.max_send
-        && cap.max_recv_wr as usize <= limits.max_receive
-        && cap.max_send_sge as usize <= MAX_SEND_SGE
-        && cap.max_recv_sge as usize <= MAX_RECEIVE_SGE
-        && cap.max_inline_data as usize <= MAX_INLINE;
-    if fits { Ok(()) } else { Err(INVALID) }
-}
-
 impl QueuePair {
     /// Creates a queue pair in the state RESET.
     pub(crate) fn create(
@@ -216,24 +260,19 @@ impl QueuePair {
         receive_queue: Arc<CompletionQueue>,
     ) -> Outcome<Arc<Self>> {
         let &QpInitAttr { transport, cap, signals_all, inline_writes, .. } = attributes;
-        check_cap(&cap, &device)?;
+        check_queues(&device, &cap, inline_writes)?;
         if attributes.operations & !offered_operations(&device, transport) != 0 {
             return Err(UNSUPPORTED);
         }
-        let options = QueuePairOptions::default().with(|options| {
-            // Unpredictable, so no datagram is accepted before the program sets a key.
-            options.qkey = Qkey(fastrand::u32(..));
-            options.send_depth = cap.max_send_wr as usize;
-            options.receive_depth = cap.max_recv_wr as usize;
-            options.rnr_retry = RETRY_FOREVER;
-            options.waitable =
-                [&send_queue, &receive_queue].into_iter().any(|queue| queue.notifier().is_some())
-                    || device.settings.direct == DirectPath::Trap;
-        });
-        let mut link = device.link.create_queue_pair(options).map_err(reported)?;
-        if !attributes.unsolicited_writes {
-            link.take_buffers_for_writes();
-        }
+        let waits =
+            [&send_queue, &receive_queue].into_iter().any(|queue| queue.notifier().is_some());
+        let template = LinkTemplate {
+            send_depth: cap.max_send_wr as usize,
+            receive_depth: cap.max_recv_wr as usize,
+            waitable: waits || device.settings.direct == DirectPath::Trap,
+            takes_buffers_for_writes: !attributes.unsolicited_writes,
+        };
+        let link = template.create(&device, None).map_err(reported)?;
         let number = link.address().qpn;
         let locked = Locked {
             state: QpState::Reset,
@@ -262,6 +301,7 @@ impl QueuePair {
             cap,
             signals_all,
             inline_writes,
+            template,
             polled: AtomicBool::new(false),
             uses_rings: AtomicBool::new(false),
             traps: AtomicBool::new(false),
@@ -342,6 +382,9 @@ impl QueuePair {
         self.with_lock(|locked| {
             let before = locked.state;
             let after = request.check(before)?;
+            if after == QpState::Reset && before != QpState::Reset {
+                self.reset(locked)?;
+            }
             if let Some(link) = &mut locked.link {
                 if let Some(qkey) = request.qkey {
                     link.set_qkey(qkey);
@@ -358,6 +401,31 @@ impl QueuePair {
             self.serve(locked);
             Ok((before, after))
         })
+    }
+
+    /// Moves to the state RESET. What is outstanding ends without completions, and those that the program hasn't polled
+    /// are gone. In the state ERR if the link can't go on.
+    #[cold]
+    fn reset(&self, locked: &mut Locked) -> Outcome<()> {
+        self.retire(locked);
+        self.abandon(locked);
+        for queue in [&self.send_queue, &self.receive_queue] {
+            queue.forget(self.serial);
+        }
+        let number = locked.kept_number.as_ref().ok_or(INVALID)?;
+        locked.link = Some(self.template.create(&self.device, Some(number)).map_err(reported)?);
+        locked.kept_number = None;
+        locked.prepared = None;
+        (locked.send_credits, locked.receive_credits) = (0, 0);
+        locked.faults = Faults::new(self.device.settings.faults(), self.number);
+        locked.rnr_retry = RETRY_FOREVER;
+        if let Some(rings) = &mut locked.rings {
+            rings.reset();
+            self.uses_rings.store(true, Ordering::Relaxed);
+        }
+        locked.state = QpState::Reset;
+        self.stay_awake();
+        Ok(())
     }
 
     /// Moves to the state ERR, and completes everything outstanding as flushed.

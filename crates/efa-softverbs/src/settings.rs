@@ -6,11 +6,12 @@
 //! | `EFA_SOFT_ADDRESS` | on tcp, this host's IP address, as the other hosts reach it | `127.0.0.1`, which other hosts don't reach; a message warns |
 //! | `EFA_SOFT_NAME` | on shm, the name of the host: processes with the same name reach each other | `default` |
 //! | `EFA_SOFT_DIRECTORY` | on shm, the directory of the hosts, which must belong to the user | `/dev/shm/efa-<uid>` |
+//! | `EFA_SOFT_GENERATION` | the [generation](crate::generation) of EFA interfaces that the device is like, 1 to 4 | 4, the newest |
 //! | `EFA_SOFT_MTU` | largest datagram in bytes, 1024 to 32768 | 8928 |
 //! | `EFA_SOFT_DEVICES` | number of devices, 1 to 16, each on a host of its own; 1 on tcp | 1 |
-//! | `EFA_SOFT_RDMA` | RDMA operations that the device offers: `read`, `write`, `read,write` or `none` | `read,write` |
+//! | `EFA_SOFT_RDMA` | RDMA operations that the device offers: `read`, `write`, `read,write` or `none` | those of the generation: `read` for 1, otherwise `read,write` |
 //! | `EFA_SOFT_COPIES` | on shm, `0`: reads and writes are always requested from the process with the memory, as between [containers](efa_sim::shm#rdma) | `1`: the kernel copies where it can |
-//! | `EFA_SOFT_UNSOLICITED` | `1`: queue pairs can be created for which immediate data of a write uses no receive buffer (rdma-core 52 and newer) | `0` |
+//! | `EFA_SOFT_UNSOLICITED` | `1`: queue pairs can be created for which immediate data of a write uses no receive buffer (rdma-core 52 and newer); `0`: they can't | `1` where the generation has it and the device writes |
 //! | `EFA_SOFT_NOTIFICATIONS` | `0`: completion queues with a completion channel are refused, as by interfaces without that capability | `1` |
 //! | `EFA_SOFT_REORDER` | delays datagrams at random, so that they arrive out of order: the seed | in order |
 //! | `EFA_SOFT_RNR` | probability, 0 to 1, that a datagram finds the receiver not ready (RNR) | 0 |
@@ -54,6 +55,7 @@ use std::path::PathBuf;
 use efa_device::DeviceAttributes;
 use efa_sim::faults::{FaultOptions, Refusals};
 
+use crate::generation::Generation;
 use crate::link::DEFAULT_ADDRESS;
 
 /// The link under the device.
@@ -89,6 +91,8 @@ pub struct Settings {
     pub name: String,
     /// Directory of the hosts, on shm, instead of the default.
     pub directory: Option<PathBuf>,
+    /// The interfaces that the device is like.
+    pub generation: Generation,
     /// Largest datagram in bytes.
     pub mtu: usize,
     /// Number of devices.
@@ -127,12 +131,13 @@ impl Default for Settings {
             link: LinkSettings::Shm,
             name: "default".into(),
             directory: None,
+            generation: Generation::default(),
             mtu: DeviceAttributes::default().mtu,
             devices: 1,
             rdma_read: true,
             rdma_write: true,
             copies: true,
-            unsolicited_writes: false,
+            unsolicited_writes: true,
             notifications: true,
             reorder: None,
             receiver_not_ready: 0.0,
@@ -222,6 +227,10 @@ impl Settings {
         let path = |value: &str| Some(PathBuf::from(value)).filter(|path| path.is_absolute());
         let directory = read.parse("EFA_SOFT_DIRECTORY", "an absolute path", path)?;
         let sysfs = read.parse("EFA_SOFT_SYSFS", "an absolute path", path)?;
+        let generation = read.parse("EFA_SOFT_GENERATION", "a number from 1 to 4", |value| {
+            value.parse().ok().and_then(Generation::from_number)
+        })?;
+        let generation = generation.unwrap_or(default.generation);
         let mtu = read.parse("EFA_SOFT_MTU", "a number from 1024 to 32768", |value| {
             value.parse().ok().filter(|mtu| (1024..=32768).contains(mtu))
         })?;
@@ -260,17 +269,20 @@ impl Settings {
             _ => None,
         })?;
         let notifications = read.parse("EFA_SOFT_NOTIFICATIONS", "0 or 1", zero_or_one)?;
-        let (rdma_read, rdma_write) = rdma.unwrap_or((default.rdma_read, default.rdma_write));
+        let (rdma_read, rdma_write) = rdma.unwrap_or((true, generation.writes()));
+        let unsolicited_writes =
+            unsolicited_writes.unwrap_or(rdma_write && generation.unsolicited_writes());
         Ok(Self {
             link,
             name: name.unwrap_or(default.name),
             directory,
+            generation,
             mtu: mtu.unwrap_or(default.mtu),
             devices: devices.unwrap_or(default.devices),
             rdma_read,
             rdma_write,
             copies: copies.unwrap_or(default.copies),
-            unsolicited_writes: unsolicited_writes.unwrap_or(default.unsolicited_writes),
+            unsolicited_writes,
             notifications: notifications.unwrap_or(default.notifications),
             reorder,
             receiver_not_ready: rnr.unwrap_or(default.receiver_not_ready),
@@ -346,6 +358,7 @@ mod tests {
         let settings = parse(&[
             ("EFA_SOFT_NAME", "a.b-c_1"),
             ("EFA_SOFT_DIRECTORY", "/tmp/x"),
+            ("EFA_SOFT_GENERATION", "2"),
             ("EFA_SOFT_MTU", "4096"),
             ("EFA_SOFT_DEVICES", "2"),
             ("EFA_SOFT_RDMA", "read"),
@@ -365,6 +378,7 @@ mod tests {
             link: LinkSettings::Shm,
             name: "a.b-c_1".into(),
             directory: Some("/tmp/x".into()),
+            generation: Generation::Second,
             mtu: 4096,
             devices: 2,
             rdma_read: true,
@@ -383,6 +397,24 @@ mod tests {
         };
         assert_eq!(settings, Ok(expected.clone()));
         assert_eq!([expected.host(0), expected.host(1)], ["a.b-c_1", "a.b-c_1.1"]);
+    }
+
+    #[test]
+    fn generation_decides_what_its_options_leave_open() {
+        let offered = |variables: &[_]| {
+            let settings = parse(variables).unwrap();
+            [settings.rdma_read, settings.rdma_write, settings.unsolicited_writes]
+        };
+        let of = |number| offered(&[("EFA_SOFT_GENERATION", number)]);
+        assert_eq!(of("1"), [true, false, false]);
+        assert_eq!(of("2"), [true, true, false]);
+        assert_eq!(of("3"), [true; 3]);
+        assert_eq!((of("4"), offered(&[])), ([true; 3], [true; 3]));
+        let first = ("EFA_SOFT_GENERATION", "1");
+        assert_eq!(offered(&[first, ("EFA_SOFT_RDMA", "read,write")]), [true, true, false]);
+        assert_eq!(offered(&[first, ("EFA_SOFT_UNSOLICITED", "1")]), [true, false, true]);
+        assert_eq!(offered(&[("EFA_SOFT_RDMA", "read")]), [true, false, false]);
+        assert_eq!(offered(&[("EFA_SOFT_UNSOLICITED", "0")]), [true, true, false]);
     }
 
     #[test]
@@ -410,6 +442,9 @@ mod tests {
             ("EFA_SOFT_NAME", ".hidden"),
             ("EFA_SOFT_NAME", "a/b"),
             ("EFA_SOFT_DIRECTORY", "relative"),
+            ("EFA_SOFT_GENERATION", "0"),
+            ("EFA_SOFT_GENERATION", "5"),
+            ("EFA_SOFT_GENERATION", "p5"),
             ("EFA_SOFT_MTU", "1023"),
             ("EFA_SOFT_MTU", "32769"),
             ("EFA_SOFT_MTU", "8k"),

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use efa_device::{DeviceError, Gid, Qpn};
 use rustix::fs::{
     AtFlags, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags, Stat, chmod, chmodat,
-    fallocate, fchmod, flock, fstat, linkat, mkdirat, mknodat, openat, statat, unlinkat,
+    fallocate, fchmod, flock, fstat, linkat, mkdirat, mknodat, openat, renameat, statat, unlinkat,
 };
 use rustix::io::{Errno, retry_on_intr};
 use rustix::time::{ClockId, clock_gettime};
@@ -381,6 +381,40 @@ impl HostDirectory {
             self.remove(name);
             if let Some((filled, qpn)) = linked? {
                 return Ok((file, filled, qpn));
+            }
+        }
+        Err(inconsistent(&self.path, "files are removed as soon as they are created".into()))
+    }
+
+    /// Creates a queue pair file as [`create_queue_pair`](Self::create_queue_pair), which takes the place of the file
+    /// of `qpn`.
+    pub(super) fn replace_queue_pair<T>(
+        &self,
+        length: usize,
+        fill: impl Fn(&OwnedFd) -> Result<T, Errno>,
+        publish: impl Fn(&T, Qpn),
+        qpn: Qpn,
+    ) -> Result<(OwnedFd, T), DeviceError> {
+        self.check_process()?;
+        for _ in 0..16 {
+            let (name, file) = self.create_locked(FileName::New, length)?;
+            let filled = fill(&file).map_err(|errno| self.error("mapping", name, errno));
+            let target = FileName::QueuePair(qpn);
+            let renamed = filled.and_then(|filled| {
+                publish(&filled, qpn);
+                match renameat(&self.file, name.to_string(), &self.file, target.to_string()) {
+                    Ok(()) => Ok(Some(filled)),
+                    Err(Errno::NOENT) => Ok(None),
+                    Err(errno) => Err(self.error("naming", target, errno)),
+                }
+            });
+            match renamed {
+                Ok(Some(filled)) => return Ok((file, filled)),
+                Ok(None) => {}
+                Err(error) => {
+                    self.remove(name);
+                    return Err(error);
+                }
             }
         }
         Err(inconsistent(&self.path, "files are removed as soon as they are created".into()))

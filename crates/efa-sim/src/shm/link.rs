@@ -91,16 +91,19 @@ pub struct ShmLink {
     mailbox: Mailbox,
 }
 
-/// Creates a queue pair.
+/// Creates a queue pair, with the number of one that was retired if it is `again`.
 pub(super) fn create(
     device: &ShmDevice,
     settings: &ShmOptions,
     options: QueuePairOptions,
+    again: Option<&KeptNumber>,
 ) -> Result<ShmQueuePair, DeviceError> {
     let attributes = granted(&device.attributes, &options)?;
     let fifo = options.waitable.then(|| Fifo::create(&device.directory)).transpose()?;
     let nonce = fifo.as_ref().map_or(0, Fifo::nonce);
-    let mailbox = Mailbox::create(&device.directory, settings.max_peers, attributes.mtu, nonce)?;
+    let (directory, peers) = (&device.directory, settings.max_peers);
+    let again = again.map(KeptNumber::by).transpose()?;
+    let mailbox = Mailbox::create(directory, peers, attributes.mtu, nonce, again.as_deref())?;
     let local = Arc::new(Local {
         directory: Arc::clone(&device.directory),
         sender: mailbox.as_sender(),
@@ -157,7 +160,8 @@ impl LinkQueuePair<ShmLink> {
     /// Ends the queue pair as a device ends one that has failed: nobody reaches it any more, and no
     /// other queue pair gets its number before the result is dropped.
     pub fn retire(self) -> KeptNumber {
-        KeptNumber::new(self.link.mailbox.name())
+        let name = self.link.mailbox.name();
+        KeptNumber::new(self.link.mailbox.qpn(), name)
     }
 
     /// Sets how often the device tries again when a receiver is not ready; 7 means without end. It

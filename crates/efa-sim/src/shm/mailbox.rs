@@ -29,7 +29,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use efa_device::{DeviceError, Qpn};
 use rustix::fs::fstat;
@@ -163,16 +163,20 @@ pub(super) struct Mailbox {
 pub(super) struct Name {
     directory: Arc<HostDirectory>,
     qpn: Qpn,
+    /// Whether the file of this name is another's now.
+    is_replaced: AtomicBool,
     /// Holds the lock.
     _file: Descriptor,
 }
 
 impl Mailbox {
+    /// Creates the file; with `again` in the place of one that was closed.
     pub(super) fn create(
         directory: &Arc<HostDirectory>,
         peers: usize,
         mtu: usize,
         wake: u64,
+        again: Option<&Name>,
     ) -> Result<Self, DeviceError> {
         let peers = peers.clamp(1, MAX_PEERS);
         let generation = fastrand::u32(1..);
@@ -193,8 +197,18 @@ impl Mailbox {
             store(header, NUMBER, u64::from(qpn.0));
             store(header, 0, MAGIC);
         };
-        let (file, (header, board), qpn) = directory.create_queue_pair(length, fill, publish)?;
-        let name = Name { directory: Arc::clone(directory), qpn, _file: file.into() };
+        let (file, (header, board), qpn) = match again {
+            None => directory.create_queue_pair(length, fill, publish)?,
+            Some(Name { qpn, .. }) => {
+                let (file, filled) = directory.replace_queue_pair(length, fill, publish, *qpn)?;
+                (file, filled, *qpn)
+            }
+        };
+        if let Some(name) = again {
+            name.is_replaced.store(true, Ordering::Relaxed);
+        }
+        let (directory, is_replaced) = (Arc::clone(directory), AtomicBool::new(false));
+        let name = Name { directory, qpn, is_replaced, _file: file.into() };
         Ok(Self { header, board, name: Arc::new(name), generation })
     }
 
@@ -271,7 +285,9 @@ impl Drop for Mailbox {
 
 impl Drop for Name {
     fn drop(&mut self) {
-        self.directory.remove(FileName::QueuePair(self.qpn));
+        if !*self.is_replaced.get_mut() {
+            self.directory.remove(FileName::QueuePair(self.qpn));
+        }
     }
 }
 

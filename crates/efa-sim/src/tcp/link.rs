@@ -100,15 +100,23 @@ pub struct TcpLink {
     received: u64,
 }
 
-/// Creates a queue pair.
+/// Creates a queue pair, with the number of one that was retired if it is `again`.
 pub(super) fn create(
     device: &TcpDevice,
     options: QueuePairOptions,
+    again: Option<&KeptNumber>,
 ) -> Result<TcpQueuePair, DeviceError> {
     device.opener.check(|| device.attributes.name.clone())?;
     let attributes = granted(&device.attributes, &options)?;
     let settings = &device.options;
-    let listener = listen(settings)?;
+    let listener = match again {
+        None => Arc::new(listen(settings)?),
+        Some(number) => {
+            let listener: Arc<Listener> = number.by()?;
+            listener.reopen(WAITING).map_err(|errno| system("listening again", errno))?;
+            listener
+        }
+    };
     let qpn = listener.port().map_err(|errno| system("getsockname", errno))?;
     let poller = Poller::new().map_err(|errno| system("epoll_create", errno))?;
     poller.add_listener(&listener).map_err(|errno| system("epoll_ctl", errno))?;
@@ -126,7 +134,7 @@ pub(super) fn create(
         incoming: Slab::new(),
         outgoing: Slab::new(),
         connections: HashMap::new(),
-        listener: Arc::new(listener),
+        listener,
         accept_pending: false,
         poller,
         dirty: Vec::new(),
@@ -163,10 +171,10 @@ impl LinkQueuePair<TcpLink> {
     /// # Errors
     /// [`DeviceError::System`] if the port can't be reserved. The queue pair has ended all the same.
     pub fn retire(self) -> Result<KeptNumber, DeviceError> {
-        let listener = Arc::clone(&self.link.listener);
+        let (listener, qpn) = (Arc::clone(&self.link.listener), self.link.me.qpn);
         drop(self);
         listener.close().map_err(|errno| system("keeping a port", errno))?;
-        Ok(KeptNumber::new(listener))
+        Ok(KeptNumber::new(qpn, listener))
     }
 
     /// Counts since the queue pair was created.

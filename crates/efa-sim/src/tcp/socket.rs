@@ -178,6 +178,13 @@ impl Listener {
         }
     }
 
+    /// Accepts connections again after [`close`](Self::close).
+    pub(super) fn reopen(&self, backlog: usize) -> Result<(), Errno> {
+        // Closed connections may still use the port.
+        sockopt::set_socket_reuseaddr(&self.0, true)?;
+        net::listen(&self.0, i32::try_from(backlog).unwrap_or(i32::MAX))
+    }
+
     /// The next connection and who made it; `None` if there is none.
     pub(super) fn accept(
         &self,

@@ -59,6 +59,8 @@ impl CompletionQueueObject {
         if !channel.is_null() && !device.settings.notifications {
             return Err(UNSUPPORTED);
         }
+        // As libefa rounds it.
+        let entries = entries.checked_next_power_of_two().ok_or(INVALID)?;
         let channel_ref = ChannelRef::of(channel, context)?;
         let mut ex: ibv_cq_ex = zeroed();
         ex.cq_base.context = context;
@@ -85,6 +87,7 @@ impl CompletionQueueObject {
             ex,
             efa: efadv_cq_newer { first, wc_is_unsolicited: Some(is_unsolicited) },
             queue: Arc::new(CompletionQueue::new(
+                entries as usize,
                 channel_ref.as_ref().map(ChannelRef::channel),
                 device.settings.direct != DirectPath::Off,
             )),

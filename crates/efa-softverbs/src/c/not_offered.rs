@@ -1,5 +1,7 @@
 //! Functions of libibverbs and libefa that this device doesn't offer; they fail with `EOPNOTSUPP`.
 //!
+//! `ibv_resize_cq` is one of them, as with libefa on every interface.
+//!
 //! They are exported because the real ones would take our objects for theirs and crash. None declares
 //! its parameters, as none reads them; the C calling convention allows that.
 
@@ -30,8 +32,7 @@ not_offered! { code -> c_int:
     ibv_resize_cq
     ibv_query_ece ibv_set_ece
     ibv_resolve_eth_l2_from_gid
-    efadv_query_mr
-    ibv_query_port_speed ibv_dealloc_dmah _ibv_query_comp_cntr_caps ibv_qp_attach_comp_cntr
+    ibv_dealloc_dmah _ibv_query_comp_cntr_caps ibv_qp_attach_comp_cntr
     ibv_destroy_comp_cntr ibv_set_comp_cntr ibv_set_err_comp_cntr ibv_inc_comp_cntr
     ibv_inc_err_comp_cntr ibv_read_comp_cntr ibv_read_err_comp_cntr
 }
@@ -42,7 +43,7 @@ not_offered! { number -> c_int:
 }
 
 not_offered! { pointer -> *mut c_void:
-    ibv_create_srq ibv_create_ah_from_wc ibv_reg_dmabuf_mr
+    ibv_create_srq ibv_create_ah_from_wc
     ibv_import_device ibv_import_pd ibv_import_mr ibv_import_dm
     efadv_create_comp_cntr ibv_create_comp_cntr
     ibv_alloc_dmah ibv_reg_mr_ex ibv_alloc_buf ibv_reg_buf_mr

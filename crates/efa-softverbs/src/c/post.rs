@@ -171,14 +171,10 @@ unsafe fn read_receive(request: &ibv_recv_wr, queue_pair: &QueuePair) -> Outcome
     // SAFETY: `sg_list` points to `num_sge` entries, as required above, which the program leaves alone
     // during the call.
     let list = unsafe { read_list(request.sg_list, request.num_sge, most)? };
-    let wr_id = request.wr_id;
-    let Some(&entry) = list.first() else {
-        return Ok(Receive { wr_id, entry: ibv_sge { addr: 0, length: 0, lkey: 0 } });
-    };
-    if entry.length > 0 {
-        locate(queue_pair.device().link.keys(), &entry, Use::LocalWrite).ok_or(INVALID)?;
+    for entry in list.iter().filter(|entry| entry.length > 0) {
+        locate(queue_pair.device().link.keys(), entry, Use::LocalWrite).ok_or(INVALID)?;
     }
-    Ok(Receive { wr_id, entry })
+    Receive::new(request.wr_id, list)
 }
 
 /// See `ibv_post_recv(3)`. Posts the requests before the first that it refuses; it refuses one whose key

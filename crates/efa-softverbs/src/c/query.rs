@@ -8,7 +8,7 @@ use super::{not_null, read_sized, write_sized};
 use crate::abi::*;
 use crate::attributes::{
     PARTITION_KEY, check_port, device_attributes, efa_attributes, extended_device_attributes,
-    gid_entry, max_receive_depth, max_send_depth, port_attributes,
+    gid_entry, max_receive_depth, max_send_depth, port_attributes, port_speed,
 };
 use crate::boundary::{INVALID, code, negative, number};
 
@@ -203,6 +203,25 @@ extern "C" fn ibv_get_pkey_index(context: *mut ibv_context, port: u8, pkey: u16)
         device_of(context)?;
         check_port(port.into())?;
         if pkey == PARTITION_KEY { Ok(0) } else { Err(INVALID) }
+    })
+}
+
+/// See `ibv_query_port_speed(3)`: in units of 100 Mbit/s.
+///
+/// # Safety
+/// `into` must be null or valid.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_port_speed(
+    context: *mut ibv_context,
+    port: u32,
+    into: *mut u64,
+) -> c_int {
+    code(|| {
+        let device = device_of(context)?;
+        check_port(port)?;
+        // SAFETY: `into` is not null, so valid for writing, as required above.
+        unsafe { not_null(into)?.write(port_speed(&device)) };
+        Ok(())
     })
 }
 

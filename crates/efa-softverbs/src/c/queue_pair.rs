@@ -233,10 +233,10 @@ unsafe extern "C" fn efadv_create_qp_ex(
         if wanted.comp_mask != 0 || wanted.reserved != 0 || qp_type != Some(IBV_QPT_DRIVER) {
             return Err(INVALID);
         }
-        let rdma = device_of(context)?.rdma();
+        let device = device_of(context)?;
         let offered = [
-            (rdma.unsolicited_write_receive, EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV),
-            (rdma.write, EFADV_QP_FLAGS_INLINE_WRITE),
+            (device.rdma().unsolicited_write_receive, EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV),
+            (device.offers_inline_writes(), EFADV_QP_FLAGS_INLINE_WRITE),
         ];
         let offered = offered.iter().filter(|(is_offered, _)| *is_offered);
         let offered = offered.fold(0, |flags, (_, flag)| flags | flag);

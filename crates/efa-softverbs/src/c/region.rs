@@ -1,6 +1,7 @@
 //! Memory regions.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
 use efa_device::{Access, Region as _};
@@ -8,11 +9,15 @@ use efa_sim::SoftRegion;
 use efa_sim::region::RawMemory;
 
 use super::domain::domain_of;
+use super::{not_null, write_sized};
 use crate::abi::*;
-use crate::boundary::{BUSY, INVALID, Outcome, UNSUPPORTED, code, pointer};
+use crate::boundary::{BUSY, Errno, INVALID, Outcome, UNSUPPORTED, code, pointer};
 use crate::domain::DomainRef;
-use crate::memory::check_accessible;
+use crate::memory::{MappedFile, check_accessible};
 use crate::process::{HandleType, process};
+
+/// The page of which the kernel compares the offset and the address of a part of a file.
+const PAGE: u64 = 4096;
 
 /// The object that an `ibv_mr` is a member of.
 #[repr(C)]
@@ -20,17 +25,58 @@ struct RegionObject {
     /// First, so that the handle is a pointer to the object.
     ibv: ibv_mr,
     /// The members that follow `ibv` in rdma-core's `verbs_mr`, which code built on its internal headers reads: the
-    /// type, 0 for memory of the program, and the access flags.
+    /// type, 0 for memory of the program and 3 for a file, and the access flags.
     _kind_and_access: [c_uint; 2],
     region: SoftRegion,
+    /// What is mapped for it.
+    _file: Option<MappedFile>,
     _domain: DomainRef,
 }
 
-/// Registers `length` bytes at `address`, which peers and work requests name by addresses from `start`
-/// on.
+/// Where the bytes of a region are.
+#[derive(Clone, Copy)]
+enum Bytes {
+    /// At an address of the program.
+    At(*mut c_void),
+    /// In a file, from an offset on.
+    In { file: c_int, offset: u64 },
+}
+
+impl Bytes {
+    /// Address of the first byte, which requests name unless the program says otherwise; the `addr` of the region.
+    fn start(self) -> *mut c_void {
+        match self {
+            Self::At(address) => address,
+            Self::In { offset, .. } => std::ptr::without_provenance_mut(offset as usize),
+        }
+    }
+
+    /// The first byte, and what keeps it mapped.
+    fn locate(self, length: usize, writes: bool) -> Outcome<(*mut c_void, Option<MappedFile>)> {
+        let Self::In { file, offset } = self else { return Ok((self.start(), None)) };
+        if file < 0 {
+            return Err(Errno(libc::EBADF));
+        }
+        // SAFETY: the descriptor is the caller's, who keeps it open during the call. If it isn't open, the system says
+        // so.
+        let file = unsafe { BorrowedFd::borrow_raw(file) };
+        let mapped = MappedFile::new(file, offset, length, writes)?;
+        Ok((mapped.base(), Some(mapped)))
+    }
+
+    /// The type of the region in `verbs_mr`.
+    fn kind(self) -> c_uint {
+        match self {
+            Self::At(_) => 0,
+            Self::In { .. } => 3,
+        }
+    }
+}
+
+/// Registers `length` bytes, which peers and work requests name by addresses from `start` on.
 fn register(
     pd: *mut ibv_pd,
-    address: *mut c_void,
+    bytes: Bytes,
     length: usize,
     start: u64,
     access: c_uint,
@@ -55,6 +101,7 @@ fn register(
         if remote_write && !local_write {
             return Err(INVALID);
         }
+        let (address, file) = bytes.locate(length, local_write)?;
         let base = NonNull::new(address.cast::<u8>()).ok_or(INVALID)?;
         // Work requests name the memory by its address from now on.
         let end = (base.as_ptr().expose_provenance() as u64).checked_add(length as u64);
@@ -64,17 +111,42 @@ fn register(
         check_accessible(base, length, local_write)?;
         let access = Access { remote_read: has(IBV_ACCESS_REMOTE_READ), remote_write };
         let raw = RawMemory { base, length, address: start, local_write, access };
-        // SAFETY: `ibv_reg_mr(3)` asks the program to keep the memory mapped, and to leave it to the
-        // device as far as `access` says, until it deregisters the region; `ibv_dereg_mr` revokes it.
+        // SAFETY: `ibv_reg_mr(3)` asks the program to keep the memory mapped, and the file as long as it is, and to
+        // leave it to the device as far as `access` says, until it deregisters the region; `ibv_dereg_mr` revokes it
+        // before it unmaps what was mapped here.
         let region = unsafe { device.link.keys().register_raw(raw)? };
         let key = region.remote_key();
-        let ibv = ibv_mr { context, pd, addr: address, length, handle: key, lkey: key, rkey: key };
-        let object =
-            Box::new(RegionObject { ibv, _kind_and_access: [0, flags], region, _domain: domain });
+        let addr = bytes.start();
+        let ibv = ibv_mr { context, pd, addr, length, handle: key, lkey: key, rkey: key };
+        let kind_and_access = [bytes.kind(), flags];
+        let object = Box::new(RegionObject {
+            ibv,
+            _kind_and_access: kind_and_access,
+            region,
+            _file: file,
+            _domain: domain,
+        });
         let mr = Box::into_raw(object).cast();
         process().add_handle(mr, HandleType::Region, context);
         Ok(mr)
     })
+}
+
+/// See `ibv_reg_dmabuf_mr(3)`: memory of a file that can be mapped, such as one of `memfd_create(2)`. The device maps it.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_reg_dmabuf_mr(
+    pd: *mut ibv_pd,
+    offset: u64,
+    length: usize,
+    start: u64,
+    file: c_int,
+    access: c_int,
+) -> *mut ibv_mr {
+    // As the kernel asks.
+    if offset % PAGE != start % PAGE {
+        return pointer(|| Err(INVALID));
+    }
+    register(pd, Bytes::In { file, offset }, length, start, access.cast_unsigned())
 }
 
 /// See `ibv_reg_mr(3)`.
@@ -85,7 +157,7 @@ extern "C" fn ibv_reg_mr(
     length: usize,
     access: c_int,
 ) -> *mut ibv_mr {
-    register(pd, address, length, address as u64, access.cast_unsigned())
+    register(pd, Bytes::At(address), length, address as u64, access.cast_unsigned())
 }
 
 /// See `ibv_reg_mr_iova(3)`.
@@ -97,7 +169,7 @@ extern "C" fn ibv_reg_mr_iova(
     start: u64,
     access: c_int,
 ) -> *mut ibv_mr {
-    register(pd, address, length, start, access.cast_unsigned())
+    register(pd, Bytes::At(address), length, start, access.cast_unsigned())
 }
 
 /// As [`ibv_reg_mr_iova`], with unsigned access flags.
@@ -109,7 +181,30 @@ extern "C" fn ibv_reg_mr_iova2(
     start: u64,
     access: c_uint,
 ) -> *mut ibv_mr {
-    register(pd, address, length, start, access)
+    register(pd, Bytes::At(address), length, start, access)
+}
+
+/// See `efadv_query_mr(3)`. The memory is reached without an interconnect, so none of the numbers is valid.
+///
+/// # Safety
+/// `into` must be null or writable for `length` bytes.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn efadv_query_mr(
+    mr: *mut ibv_mr,
+    into: *mut efadv_mr_attr,
+    length: u32,
+) -> c_int {
+    code(|| {
+        process().check_handle(mr, HandleType::Region)?;
+        let into = not_null(into)?;
+        let length = length as usize;
+        if length < size_of::<efadv_mr_attr>() {
+            return Err(INVALID);
+        }
+        // SAFETY: `into` is not null, so writable for `length` bytes, as required above.
+        unsafe { write_sized(into, &efadv_mr_attr::default(), length) };
+        Ok(())
+    })
 }
 
 /// See `ibv_dereg_mr(3)`.

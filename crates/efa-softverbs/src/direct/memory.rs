@@ -140,6 +140,13 @@ impl Doorbells {
         self.page.allow_writing(true)
     }
 
+    /// Sets both to 0.
+    pub(crate) fn reset(&self) {
+        for which in [Doorbell::Send, Doorbell::Receive] {
+            self.cell(which).store(0, Ordering::Release);
+        }
+    }
+
     /// Does a write of the program that has faulted.
     pub(crate) fn ring(&self, address: usize, count: u32) {
         for which in [Doorbell::Send, Doorbell::Receive] {

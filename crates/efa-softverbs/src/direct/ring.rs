@@ -73,6 +73,14 @@ impl RequestRing {
         self.size
     }
 
+    /// Begins at the start again, with zeros.
+    pub(crate) fn reset(&mut self) {
+        self.read = 0;
+        for word in self.pages.words() {
+            word.store(0, Ordering::Relaxed);
+        }
+    }
+
     /// How many descriptors are new, when the doorbell says `rung`. Its lower 16 bits count.
     #[inline]
     pub(crate) fn count(&self, rung: u32) -> Result<u16, DoorbellError> {

@@ -49,6 +49,12 @@ pub enum DescriptorSize {
 }
 
 impl DescriptorSize {
+    /// That of a queue with so many inline bytes in a send.
+    #[must_use]
+    pub const fn of(max_inline: u32, inline_writes: bool) -> Self {
+        if max_inline as usize > MAX_INLINE_64 || inline_writes { Self::Long } else { Self::Short }
+    }
+
     /// In bytes.
     #[must_use]
     pub const fn bytes(self) -> usize {

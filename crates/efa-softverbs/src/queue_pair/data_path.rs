@@ -273,7 +273,7 @@ impl QueuePair {
     /// The longest datagram in bytes that a receive can take; `None` if it is shorter than the
     /// headroom.
     pub(super) fn capacity(&self, receive: &Receive) -> Option<usize> {
-        let capacity = (receive.entry.length as usize).checked_sub(self.headroom())?;
+        let capacity = receive.length().checked_sub(self.headroom())?;
         Some(capacity.min(self.device().settings.mtu))
     }
 
@@ -331,12 +331,12 @@ impl QueuePair {
         length: usize,
         (source, immediate): (Source, Option<u32>),
     ) {
-        let Some(&Receive { wr_id, entry }) = locked.receives.front() else { return };
+        let Some(&Receive { wr_id, entries }) = locked.receives.front() else { return };
         let (keys, headroom) = (self.device().link.keys(), self.headroom());
-        let copied = memory::copy_into(locked, keys, &entry, headroom, &packet[..length]);
+        let copied = memory::scatter(locked, keys, &entries, headroom, &packet[..length]);
         self.take_receive(locked, packet);
         if copied.is_none() {
-            // The program has deregistered the buffer.
+            // The program has deregistered a buffer.
             return self.fail_receive(wr_id, Status::BadLocalKey);
         }
         self.device().statistics.received(length);

@@ -12,11 +12,9 @@ use crate::abi::{IBV_WC_RDMA_READ, IBV_WC_RDMA_WRITE, IBV_WC_SEND, ibv_sge};
 use crate::boundary::{Errno, INTERRUPTED, INVALID, Outcome, UNSUPPORTED, value};
 use crate::device::Device;
 use crate::direct::memory::{Doorbell, Doorbells};
-use crate::direct::receive::{self, ReceiveDescriptor};
+use crate::direct::receive::{self, ReceiveBuffers, ReceiveError};
 use crate::direct::ring::{Copied, RequestRing};
-use crate::direct::send::{
-    self, Buffer, Data, DescriptorSize, MAX_INLINE_64, Remote, SendDescriptor, SendFormat,
-};
+use crate::direct::send::{self, Buffer, Data, DescriptorSize, Remote, SendDescriptor, SendFormat};
 use crate::direct::trap;
 use crate::memory;
 use crate::message::report;
@@ -29,6 +27,8 @@ use crate::work_request::{Operation, SendData, Target, WorkRequest};
 pub(super) struct Rings {
     send: RequestRing,
     receive: RequestRing,
+    /// Of a receive whose last descriptor is still to be read.
+    collected: ReceiveBuffers,
     format: SendFormat,
     doorbells: Doorbells,
     use_: RingUse,
@@ -65,19 +65,20 @@ pub(crate) struct RingInfo {
 const MAX_BATCH: u32 = 32;
 
 impl Rings {
-    /// Ids have 64 bits: programs that know 16 only leave the others zero.
+    /// Ids have 64 bits where the generation has them: programs that know 16 only leave the others zero.
     fn new(queue_pair: &QueuePair) -> Outcome<Self> {
         let cap = queue_pair.cap();
         let inline_writes = queue_pair.inline_writes();
-        let size = if cap.max_inline_data as usize > MAX_INLINE_64 || inline_writes {
-            DescriptorSize::Long
-        } else {
-            DescriptorSize::Short
-        };
-        let format = SendFormat { size, long_ids: true, inline_writes };
+        let size = DescriptorSize::of(cap.max_inline_data, inline_writes);
+        let long_ids = queue_pair.device().settings.generation.has_long_ids();
+        let format = SendFormat { size, long_ids, inline_writes };
         Ok(Self {
             send: RequestRing::new(cap.max_send_wr, size.bytes())?,
-            receive: RequestRing::new(cap.max_recv_wr, receive::SIZE)?,
+            receive: RequestRing::new(
+                cap.max_recv_wr.saturating_mul(cap.max_recv_sge.max(1)),
+                receive::SIZE,
+            )?,
+            collected: ReceiveBuffers::default(),
             format,
             doorbells: match queue_pair.device().settings.direct {
                 DirectPath::Trap => Doorbells::that_trap()?,
@@ -86,6 +87,16 @@ impl Rings {
             use_: RingUse::Open,
             complained: false,
         })
+    }
+
+    /// As they were made: the program begins at their starts again.
+    pub(super) fn reset(&mut self) {
+        self.send.reset();
+        self.receive.reset();
+        self.doorbells.reset();
+        self.collected = ReceiveBuffers::default();
+        self.use_ = RingUse::Open;
+        self.complained = false;
     }
 
     /// Address of the page of the doorbells.
@@ -226,7 +237,7 @@ impl QueuePair {
         if locked.state == QpState::Reset {
             return false;
         }
-        let Rings { send, receive, format, doorbells, use_, complained } = rings;
+        let Rings { send, receive, collected, format, doorbells, use_, complained } = rings;
         let has_failed = locked.state == QpState::Error;
         let receives = receive.count(doorbells.rung(Doorbell::Receive));
         // Sends wait until the queue pair may send.
@@ -262,7 +273,11 @@ impl QueuePair {
             }
         };
         for _ in 0..receives {
-            self.post_described_receive(locked, &receive.take(), &mut complain);
+            let copied = receive.take();
+            let Some(bytes) = copied.bytes().first_chunk() else { continue };
+            collected.add(bytes, &mut |request_id, buffers| {
+                self.post_described_receive(locked, request_id, buffers, &mut complain);
+            });
         }
         for _ in 0..sends {
             self.post_described_send(locked, &send.take(), *format, &mut complain);
@@ -273,17 +288,15 @@ impl QueuePair {
     fn post_described_receive(
         &self,
         locked: &mut Locked,
-        copied: &Copied,
+        request_id: u16,
+        buffers: Result<&[Buffer], ReceiveError>,
         complain: &mut dyn FnMut(&dyn Display),
     ) {
-        let Some(bytes) = copied.bytes().first_chunk() else { return };
-        let (request_id, receive) = match ReceiveDescriptor::parse(bytes) {
-            Ok(ReceiveDescriptor { request_id, buffer }) => {
-                (request_id, self.receive_into(request_id, &buffer))
-            }
-            Err((request_id, error)) => {
+        let receive = match buffers {
+            Ok(buffers) => self.receive_into(request_id, buffers),
+            Err(error) => {
                 complain(&error);
-                (request_id, Err(error.status()))
+                Err(error.status())
             }
         };
         let result = match receive {
@@ -300,15 +313,18 @@ impl QueuePair {
         }
     }
 
-    /// A receive into a buffer, whose key is checked unless the buffer is empty.
-    fn receive_into(&self, request_id: u16, buffer: &Buffer) -> Result<Receive, Status> {
-        let entry = entry_of(self.device(), buffer)?;
-        let is_there = memory::locate(self.device().link.keys(), &entry, Use::LocalWrite).is_some();
-        if entry.length == 0 || is_there {
-            Ok(Receive { wr_id: request_id.into(), entry })
-        } else {
-            Err(Status::BadLocalKey)
+    /// A receive into buffers, whose keys are checked where they have bytes.
+    fn receive_into(&self, request_id: u16, buffers: &[Buffer]) -> Result<Receive, Status> {
+        let mut receive = Receive::new(request_id.into(), &[]).map_err(|_| Status::BadLength)?;
+        for (into, buffer) in receive.entries.iter_mut().zip(buffers) {
+            let entry = entry_of(self.device(), buffer)?;
+            let keys = self.device().link.keys();
+            if entry.length > 0 && memory::locate(keys, &entry, Use::LocalWrite).is_none() {
+                return Err(Status::BadLocalKey);
+            }
+            *into = entry;
         }
+        Ok(receive)
     }
 
     fn post_described_send(

@@ -1,8 +1,8 @@
 //! The states of a queue pair, and the transitions between them.
 //!
 //! ```text
-//!  RESET ──► INIT ──► RTR ──► RTS ──► ERR       (ERR also from INIT and RTR; no way back to RESET)
-//!            queue    │       can send
+//!  RESET ──► INIT ──► RTR ──► RTS ──► ERR       ERR also from INIT and RTR, RESET from all:
+//!            queue    │       can send          what is outstanding ends without completions
 //!            key      can receive
 //! ```
 
@@ -102,19 +102,18 @@ impl ModifyRequest {
         })
     }
 
-    /// Checks the transition against the table of the kernel's driver, without those back to RESET;
-    /// returns the state that it leads to.
+    /// Checks the transition against the table of the kernel's driver; returns the state that it
+    /// leads to.
     pub(super) fn check(&self, from: QpState) -> Outcome<QpState> {
         use QpState::{Error, Init, Reset, Rtr, Rts};
         let to = self.state.unwrap_or(from);
         let (required, optional) = match (from, to) {
-            (Reset, Reset) | (Init | Rtr | Rts | Error, Error) => (0, 0),
+            (_, Reset) | (Init | Rtr | Rts | Error, Error) => (0, 0),
             (Reset, Init) => (IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY, 0),
             (Init, Init) => (0, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY),
             (Init, Rtr) => (0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY),
             (Rtr, Rts) => (IBV_QP_SQ_PSN, IBV_QP_CUR_STATE | IBV_QP_QKEY | IBV_QP_RNR_RETRY),
             (Rts, Rts) => (0, IBV_QP_CUR_STATE | IBV_QP_QKEY),
-            (_, Reset) => return Err(UNSUPPORTED),
             _ => return Err(INVALID),
         };
         let complete = self.mask & required == required;

@@ -52,12 +52,14 @@ functions! {
     ibv_close_device(*mut ibv_context) -> c_int;
     ibv_query_device(*mut ibv_context, *mut ibv_device_attr) -> c_int;
     ibv_query_port(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int;
+    ibv_query_port_speed(*mut ibv_context, u32, *mut u64) -> c_int;
     ibv_query_gid(*mut ibv_context, u8, c_int, *mut ibv_gid) -> c_int;
     ibv_query_pkey(*mut ibv_context, u8, c_int, *mut u16) -> c_int;
     ibv_get_pkey_index(*mut ibv_context, u8, u16) -> c_int;
     ibv_alloc_pd(*mut ibv_context) -> *mut ibv_pd;
     ibv_dealloc_pd(*mut ibv_pd) -> c_int;
     ibv_reg_mr(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr;
+    ibv_reg_dmabuf_mr(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
     ibv_reg_mr_iova(*mut ibv_pd, *mut c_void, usize, u64, c_int) -> *mut ibv_mr;
     ibv_reg_mr_iova2(*mut ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut ibv_mr;
     ibv_dereg_mr(*mut ibv_mr) -> c_int;
@@ -70,6 +72,7 @@ functions! {
     ibv_get_cq_event(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int;
     ibv_ack_cq_events(*mut ibv_cq, c_uint);
     ibv_destroy_cq(*mut ibv_cq) -> c_int;
+    ibv_resize_cq(*mut ibv_cq, c_int) -> c_int;
     ibv_create_qp(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
     ibv_modify_qp(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
     ibv_query_qp(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr) -> c_int;
@@ -80,6 +83,7 @@ functions! {
     efadv_query_device(*mut ibv_context, *mut efadv_device_attr, u32) -> c_int;
     efadv_get_max_sq_depth(*mut ibv_context, *mut efadv_sq_depth_attr, u32) -> c_int;
     efadv_get_max_rq_depth(*mut ibv_context, *mut efadv_rq_depth_attr, u32) -> c_int;
+    efadv_query_mr(*mut ibv_mr, *mut efadv_mr_attr, u32) -> c_int;
     efadv_query_ah(*mut ibv_ah, *mut efadv_ah_attr, u32) -> c_int;
     efadv_create_cq(*mut ibv_context, *mut ibv_cq_init_attr_ex, *mut efadv_cq_init_attr, u32)
         -> *mut ibv_cq_ex;
@@ -158,6 +162,8 @@ pub(crate) struct QpOptions {
     pub(crate) unsolicited: bool,
     /// Whether the data of RDMA writes may be inline.
     pub(crate) inline_writes: bool,
+    /// Most buffers of a receive.
+    pub(crate) receive_entries: u32,
     /// Whether the completion queue has a completion channel.
     pub(crate) channel: bool,
 }
@@ -180,6 +186,7 @@ impl Default for QpOptions {
             max_inline: 32,
             unsolicited: false,
             inline_writes: false,
+            receive_entries: 1,
             channel: false,
         }
     }
@@ -320,9 +327,14 @@ impl Endpoint {
 
     /// Posts a receive; returns the error number.
     pub(crate) fn post_receive(&self, wr_id: u64, entry: ibv_sge) -> c_int {
-        let mut entry = entry;
-        let mut request =
-            ibv_recv_wr { wr_id, next: null_mut(), sg_list: &raw mut entry, num_sge: 1 };
+        self.post_receive_list(wr_id, &[entry])
+    }
+
+    /// Posts a receive with several buffers; returns the error number.
+    pub(crate) fn post_receive_list(&self, wr_id: u64, entries: &[ibv_sge]) -> c_int {
+        let sg_list = entries.as_ptr().cast_mut();
+        let num_sge = entries.len() as c_int;
+        let mut request = ibv_recv_wr { wr_id, next: null_mut(), sg_list, num_sge };
         let mut bad = null_mut();
         // SAFETY: called as C does, through the context; the request is valid.
         unsafe {
@@ -603,7 +615,7 @@ pub(crate) fn create_with(
         max_send_wr: options.sends,
         max_recv_wr: options.receives,
         max_send_sge: 2,
-        max_recv_sge: 1,
+        max_recv_sge: options.receive_entries,
         max_inline_data: options.max_inline,
     };
     let v = verbs();

@@ -288,3 +288,43 @@ fn failed_queue_pair_keeps_its_number_until_destroyed() {
     }
     destroy(handle);
 }
+
+/// An interface doesn't know what the program has polled: it writes on.
+#[test]
+fn overrun_of_a_completion_queue_loses_the_oldest_completions() {
+    let (a, b) = pair(QpOptions::default());
+    let v = verbs();
+    // SAFETY: all arguments are valid, and what is made is destroyed and not used afterwards.
+    unsafe {
+        let small = (v.ibv_create_cq)(a.context, 3, null_mut(), null_mut(), 0);
+        assert_eq!((*small).cqe, 4, "a power of two");
+        let qp = create_with(a.context, a.pd, [small.cast(), a.cq], QpOptions::default());
+        let other = Endpoint { qp, ..a };
+        assert_eq!(connect(&other, 7), 0);
+        let handle = a.handle(b.gid());
+        let to = (handle, b.number(), b.qkey);
+        // Sends of unregistered memory complete at once.
+        let unregistered = ibv_sge { addr: 1, length: 1, lkey: 1 };
+        let poll = || {
+            let mut completions: [ibv_wc; 8] = zeroed();
+            let poll = (*a.context).ops.poll_cq.unwrap();
+            let count = poll(small, 8, completions.as_mut_ptr());
+            completions[..count as usize].iter().map(|wc| wc.wr_id).collect::<Vec<_>>()
+        };
+        for wr_id in 0..4 {
+            assert_eq!(other.post_send(wr_id, to, &[unregistered], 0), 0);
+        }
+        assert_eq!(poll(), [0, 1, 2, 3], "a full queue loses nothing");
+        for wr_id in 4..10 {
+            assert_eq!(other.post_send(wr_id, to, &[unregistered], 0), 0);
+        }
+        assert_eq!(poll(), [6, 7, 8, 9]);
+        // The queue goes on.
+        assert_eq!(other.post_send(10, to, &[unregistered], 0), 0);
+        assert_eq!(poll(), [10]);
+        assert_eq!((v.ibv_destroy_qp)(qp), 0);
+        std::mem::forget(other);
+        assert_eq!((v.ibv_destroy_cq)(small), 0);
+        destroy(handle);
+    }
+}

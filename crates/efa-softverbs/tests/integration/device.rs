@@ -59,11 +59,11 @@ fn queries_return_device_and_port_attributes() {
     // SAFETY: all arguments are valid or what is tested.
     unsafe {
         assert_eq!((v.ibv_query_device)(context, &raw mut device), 0);
-        assert_eq!((device.vendor_id, device.vendor_part_id), (0x1d0f, 0xefa2));
+        assert_eq!((device.vendor_id, device.vendor_part_id), (0x1d0f, 0xefa4));
         assert_eq!((device.phys_port_cnt, device.max_sge_rd), (1, 1));
         assert_eq!((v.ibv_query_port)(context, 1, &raw mut port), 0);
         assert_eq!((port.state, port.max_msg_sz, port.gid_tbl_len), (IBV_PORT_ACTIVE, 8928, 1));
-        assert_eq!((port.active_width, port.active_speed), (2, 32), "4X, 25 Gbit/s");
+        assert_eq!((port.active_width, port.active_speed), (2, 128), "4X, 100 Gbit/s");
         assert_eq!((v.ibv_query_gid)(context, 1, 0, &raw mut gid), 0);
         match LINK {
             "shm" => assert_eq!(gid.raw[..2], [0xfe, 0x80]),
@@ -72,8 +72,10 @@ fn queries_return_device_and_port_attributes() {
         assert_eq!((v.ibv_query_pkey)(context, 1, 0, &raw mut pkey), 0);
         assert_eq!((v.ibv_get_pkey_index)(context, 1, pkey), 0);
         assert_eq!((v.efadv_query_device)(context, &raw mut efa, whole), 0);
-        assert_eq!(efa.device_caps, 0b1111, "read, RNR retry, GID of the source, write");
-        assert_eq!((efa.max_sq_sge, efa.max_rq_sge, efa.inline_buf_size), (2, 1, 32));
+        assert_eq!(efa.device_caps, 0b11111, "read, RNR, GID of the source, write, unsolicited");
+        assert_eq!((efa.max_sq_sge, efa.max_rq_sge, efa.inline_buf_size), (2, 3, 32));
+        assert_eq!((efa.max_sq_wr, efa.max_rq_wr), (4096, 32768));
+        assert_eq!((device.max_sge, device.max_qp_wr), (2, 4096), "of both queues");
         // Through the context, with a structure longer than this library knows.
         let vctx: *mut verbs_context = context.byte_sub(offset_of!(verbs_context, context)).cast();
         assert_eq!((*vctx).sz, size_of::<verbs_context>());
@@ -93,6 +95,18 @@ fn queries_return_device_and_port_attributes() {
         assert_eq!((v.ibv_close_device)(context), 0);
         assert_eq!((v.ibv_close_device)(context), libc::EINVAL);
     }
+}
+
+/// No interface has it, and programs go on without.
+#[test]
+fn resizing_a_completion_queue_is_refused() {
+    LazyLock::force(&HOST);
+    let end = Endpoint::in_reset(QpOptions::default());
+    // SAFETY: all arguments are valid.
+    let result = unsafe { (verbs().ibv_resize_cq)(end.cq.cast(), 2048) };
+    assert_eq!(result, libc::EOPNOTSUPP);
+    // SAFETY: the queue exists.
+    assert_eq!(unsafe { (*end.cq).cq_base.cqe }, 1024, "as it was");
 }
 
 #[test]
@@ -143,6 +157,74 @@ fn queue_pair_numbers_differ_in_lower_bits_of_max_qp() {
     }
 }
 
+/// Queues of the depths that `efadv_get_max_…_depth` reports can be created, deeper ones not.
+#[test]
+fn queue_pair_has_at_most_the_depths_that_are_reported() {
+    LazyLock::force(&HOST);
+    let end = Endpoint::in_reset(QpOptions::default());
+    for (sends, max_inline, inline_writes, receives, receive_entries) in
+        [(4096, 32, false, 32768, 1), (2048, 33, false, 16384, 2), (2048, 0, true, 10922, 3)]
+    {
+        let deepest = QpOptions {
+            sends,
+            max_inline,
+            inline_writes,
+            receives,
+            receive_entries,
+            ..QpOptions::default()
+        };
+        for (options, possible) in [
+            (deepest, true),
+            (QpOptions { sends: sends + 1, ..deepest }, false),
+            (QpOptions { receives: receives + 1, ..deepest }, false),
+            (QpOptions { receives: 1, receive_entries: 4, ..deepest }, false),
+        ] {
+            let qp = create(end.context, end.pd, end.cq, options);
+            assert_eq!(!qp.is_null(), possible, "{sends} sends, {receives} receives");
+            match possible {
+                // SAFETY: the queue pair was created here and is not used afterwards.
+                true => assert_eq!(unsafe { (verbs().ibv_destroy_qp)(qp) }, 0),
+                false => assert_eq!(errno(), libc::EINVAL),
+            }
+        }
+    }
+}
+
+#[test]
+fn port_speed_is_in_units_of_100_megabits() {
+    LazyLock::force(&HOST);
+    let (v, context, mut speed) = (verbs(), open(), 0);
+    // SAFETY: all arguments are valid or what is tested.
+    unsafe {
+        assert_eq!((v.ibv_query_port_speed)(context, 1, &raw mut speed), 0);
+        assert_eq!(speed, 4000, "4 lanes of 100 Gbit/s");
+        assert_eq!((v.ibv_query_port_speed)(context, 2, &raw mut speed), libc::EINVAL);
+        assert_eq!((v.ibv_query_port_speed)(context, 1, null_mut()), libc::EINVAL);
+        assert_eq!((v.ibv_close_device)(context), 0);
+        assert_eq!((v.ibv_query_port_speed)(context, 1, &raw mut speed), libc::EINVAL);
+    }
+}
+
+/// A program sees by the validity that there is no interconnect with a number.
+#[test]
+fn query_of_a_region_reports_no_interconnects() {
+    LazyLock::force(&HOST);
+    let (v, end) = (verbs(), Endpoint::in_reset(QpOptions::default()));
+    let memory = Memory::of(&[0; 8]);
+    let region = end.register(&memory, IBV_ACCESS_LOCAL_WRITE);
+    let unset = efadv_mr_attr { ic_id_validity: 7, recv_ic_id: 7, ..efadv_mr_attr::default() };
+    let mut longer = [unset; 2];
+    // SAFETY: all arguments are valid or what is tested.
+    unsafe {
+        assert_eq!((v.efadv_query_mr)(region, longer.as_mut_ptr(), 32), 0);
+        assert_eq!(longer, [efadv_mr_attr::default(); 2]);
+        assert_eq!((v.efadv_query_mr)(region, longer.as_mut_ptr(), 15), libc::EINVAL);
+        assert_eq!((v.efadv_query_mr)(region, null_mut(), 16), libc::EINVAL);
+        deregister(region);
+        assert_eq!((v.efadv_query_mr)(region, longer.as_mut_ptr(), 16), libc::EINVAL);
+    }
+}
+
 /// `efadv_get_max_sq_depth` and `efadv_get_max_rq_depth`, which libfabric 2 calls, return negative error
 /// numbers.
 #[test]
@@ -168,11 +250,16 @@ fn max_queue_depth_is_reported_for_possible_attributes() {
         assert_eq!((v.efadv_query_device)(context, &raw mut efa, 32), 0);
         let newer = u16::from_ne_bytes(efa.reserved);
         assert_eq!((efa.inline_buf_size, newer), (32, 80), "inline_buf_size_ex of newer releases");
-        assert_eq!(send(2, 1, 80, 24), efa.max_sq_wr.cast_signed());
-        assert_eq!(receive(1, 16), efa.max_rq_wr.cast_signed());
+        assert_eq!(send(2, 1, 32, 24), efa.max_sq_wr.cast_signed());
+        assert_eq!([send(2, 1, 33, 24), send(2, 1, 80, 24)], [2048; 2], "128 bytes each");
+        assert_eq!([0, 1, 2, 3].map(|entries| receive(entries, 16)), [32768, 32768, 16384, 10922]);
+        let mut inline_writes = efadv_sq_depth_attr { flags: 1, ..efadv_sq_depth_attr::default() };
+        assert_eq!((v.efadv_get_max_sq_depth)(context, &raw mut inline_writes, 24), 2048);
+        inline_writes.flags = 2;
+        assert_eq!((v.efadv_get_max_sq_depth)(context, &raw mut inline_writes, 24), -libc::EINVAL);
         let wrong = [send(3, 1, 0, 24), send(1, 2, 0, 24), send(1, 1, 81, 24), send(1, 1, 0, 16)];
         assert_eq!(wrong, [-libc::EINVAL; 4]);
-        assert_eq!([receive(2, 16), receive(1, 8)], [-libc::EINVAL; 2]);
+        assert_eq!([receive(4, 16), receive(1, 8)], [-libc::EINVAL; 2]);
         assert_eq!((v.ibv_close_device)(context), 0);
         assert_eq!(send(1, 1, 0, 24), -libc::EINVAL, "of a closed context");
     }

@@ -279,3 +279,54 @@ fn threads_share_queue_pair_without_losing_completions() {
     destroy(handle);
     deregister(into);
 }
+
+/// On SRD and on UD, where 40 bytes stay free in front.
+#[test]
+fn message_of_two_buffers_fills_up_to_three_in_their_order() {
+    for ud in [false, true] {
+        let options = QpOptions { ud, receive_entries: 3, ..QpOptions::default() };
+        let (a, b) = pair(options);
+        let headroom = if ud { 40 } else { 0 };
+        let (from, into) = (Memory::of(b"....one, two, three"), Memory::of(&[b'.'; 300]));
+        let (out, buffers) = (a.register(&from, 0), b.register(&into, IBV_ACCESS_LOCAL_WRITE));
+        let handle = a.handle(b.gid());
+        let to = (handle, b.number(), b.qkey);
+        // The headroom, and the message, go across buffers; the last one isn't filled.
+        let entries = [sge(buffers, 200, 30), sge(buffers, 100, 15), sge(buffers, 0, 50)];
+        assert_eq!(b.post_receive_list(1, &entries), 0);
+        assert_eq!(b.post_receive_list(2, &entries[..0]), if ud { libc::EINVAL } else { 0 });
+        assert_eq!(b.post_receive_list(3, &[entries[0]; 4]), libc::EINVAL, "four buffers");
+        assert_eq!(a.post_send(1, to, &[sge(out, 4, 5), sge(out, 9, 10)], 0), 0);
+        let (seen, sent) = (b.wait(), a.wait());
+        assert_eq!((seen.wr_id, seen.status, sent.status), (1, IBV_WC_SUCCESS, IBV_WC_SUCCESS));
+        assert_eq!(seen.length, headroom + 15);
+        let bytes = into.bytes();
+        let order: Vec<_> = [&bytes[200..230], &bytes[100..115], &bytes[..50]].concat();
+        let expected = [&vec![b'.'; headroom as usize][..], b"one, two, three"].concat();
+        assert_eq!(order[..expected.len()], expected);
+        assert_eq!(bytes.iter().filter(|byte| **byte != b'.').count(), 15, "nothing else");
+        destroy(handle);
+        [out, buffers].into_iter().for_each(deregister);
+    }
+}
+
+#[test]
+fn receive_whose_second_buffer_is_deregistered_completes_with_protection_error() {
+    let (a, b) = pair(QpOptions { receive_entries: 2, ..QpOptions::default() });
+    let memory = Memory::of(&[0; 16]);
+    let kept = b.register(&memory, IBV_ACCESS_LOCAL_WRITE);
+    let gone = b.register(&memory, IBV_ACCESS_LOCAL_WRITE);
+    let read_only = b.register(&memory, 0);
+    let handle = a.handle(b.gid());
+    let wrong = [sge(kept, 0, 8), sge(read_only, 8, 8)];
+    assert_eq!(b.post_receive_list(1, &wrong), libc::EINVAL);
+    assert_eq!(b.post_receive_list(1, &[sge(kept, 0, 8), sge(gone, 8, 8)]), 0);
+    deregister(gone);
+    let to = (handle, b.number(), b.qkey);
+    assert_eq!(a.post_send(1, to, &[inline(&[7; 12])], IBV_SEND_INLINE), 0);
+    let seen = b.wait();
+    assert_eq!((seen.wr_id, seen.status), (1, IBV_WC_LOC_PROT_ERR));
+    assert_eq!(a.wait().status, IBV_WC_SUCCESS);
+    destroy(handle);
+    [kept, read_only].into_iter().for_each(deregister);
+}

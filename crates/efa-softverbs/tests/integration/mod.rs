@@ -6,10 +6,12 @@
 mod channels;
 mod completions;
 mod device;
+mod files;
 mod messages;
 mod objects;
 mod rdma;
 mod refused;
+mod reset;
 
 use std::ffi::CStr;
 use std::sync::LazyLock;

@@ -45,12 +45,16 @@ fn settings_change_devices_mtu_and_capabilities() {
     let look =
         |settings: &[(&str, &str)]| printed(&host.run("settings::child_queries_devices", settings));
     let lines = look(&[]);
-    assert_eq!(lines[0], "1 8928 0xf 1073741824");
+    assert_eq!(lines[0], "1 8928 0x1f 1073741824");
     assert!(!Path::new(&lines[1]).exists(), "{} was not removed", lines[1]);
     let several = [("EFA_SOFT_DEVICES", "3"), ("EFA_SOFT_MTU", "4096")];
-    assert_eq!(look(&several)[0], "3 4096 0xf 1073741824");
+    assert_eq!(look(&several)[0], "3 4096 0x1f 1073741824");
     assert_eq!(look(&[("EFA_SOFT_RDMA", "read")])[0], "1 8928 0x7 1073741824");
     assert_eq!(look(&[("EFA_SOFT_RDMA", "none")])[0], "1 8928 0x6 0");
+    assert_eq!(look(&[("EFA_SOFT_UNSOLICITED", "0")])[0], "1 8928 0xf 1073741824");
+    let first = ("EFA_SOFT_GENERATION", "1");
+    assert_eq!(look(&[first])[0], "1 8928 0x7 1073741824");
+    assert_eq!(look(&[first, ("EFA_SOFT_RDMA", "read,write")])[0], "1 8928 0xf 1073741824");
 }
 
 /// Tries each RDMA operation, offered or not; prints the capabilities.
@@ -66,7 +70,8 @@ fn child_tries_each_capability() {
     let (read, write) = (EFADV_DEVICE_ATTR_CAPS_RDMA_READ, EFADV_DEVICE_ATTR_CAPS_RDMA_WRITE);
     let others = EFADV_DEVICE_ATTR_CAPS_RNR_RETRY | EFADV_DEVICE_ATTR_CAPS_CQ_WITH_SGID;
     // Each `Endpoint` uses the others: a completion queue with the sender's GID, and RNR retries.
-    assert_eq!(efa.device_caps & !(read | write), others);
+    let unsolicited = EFADV_DEVICE_ATTR_CAPS_UNSOLICITED_WRITE_RECV;
+    assert_eq!(efa.device_caps & !(read | write | unsolicited), others);
     assert_eq!(efa.max_rdma_size > 0, efa.device_caps & (read | write) != 0);
     let sends = QpOptions { operations: IBV_QP_EX_WITH_SEND, ..QpOptions::default() };
     let (plain, b) = (Endpoint::new(sends), Endpoint::new(sends));
@@ -113,11 +118,69 @@ fn child_tries_each_capability() {
 fn device_offers_exactly_its_capabilities() {
     for link in LINKS {
         let host = Host::new(link);
-        for (which, caps) in [("read,write", 15), ("read", 7), ("write", 14), ("none", 6)] {
+        for (which, caps) in [("read,write", 31), ("read", 7), ("write", 30), ("none", 6)] {
             let output =
                 host.run("settings::child_tries_each_capability", &[("EFA_SOFT_RDMA", which)]);
             assert_eq!(printed(&output), [caps.to_string()], "{link} {which}");
         }
+    }
+}
+
+/// Prints what tells generations apart, and tries what only some offer.
+#[test]
+#[ignore = "a child"]
+fn child_looks_at_its_generation() {
+    begin();
+    let v = verbs();
+    let end = Endpoint::in_reset(QpOptions {
+        operations: IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_READ,
+        ..QpOptions::default()
+    });
+    let mut device: ibv_device_attr = zeroed();
+    let mut port: ibv_port_attr = zeroed();
+    let mut efa = efadv_device_attr::default();
+    // SAFETY: all arguments are valid.
+    unsafe {
+        assert_eq!((v.ibv_query_device)(end.context, &raw mut device), 0);
+        assert_eq!((v.ibv_query_port)(end.context, 1, &raw mut port), 0);
+        assert_eq!((v.efadv_query_device)(end.context, &raw mut efa, 40), 0);
+    }
+    let most_inline: u32 = u16::from_ne_bytes(efa.reserved).into();
+    assert_eq!(device.hw_ver, device.vendor_part_id);
+    print(format!(
+        "{:#x} {} {:#x} {most_inline}",
+        device.vendor_part_id, port.active_speed, efa.device_caps
+    ));
+    let sends = QpOptions { operations: IBV_QP_EX_WITH_SEND, ..QpOptions::default() };
+    let create = |options| {
+        let qp = create(end.context, end.pd, end.cq, options);
+        if qp.is_null() {
+            return errno();
+        }
+        // SAFETY: the queue pair was created here and is not used afterwards.
+        unsafe { (v.ibv_destroy_qp)(qp) }
+    };
+    assert_eq!(create(QpOptions { max_inline: most_inline, ..sends }), 0);
+    assert_eq!(create(QpOptions { max_inline: most_inline + 1, ..sends }), libc::EINVAL);
+    print(create(QpOptions { operations: IBV_QP_EX_WITH_RDMA_WRITE, ..sends }));
+    print(create(QpOptions { unsolicited: true, ..sends }));
+    print(create(QpOptions { inline_writes: true, ..sends }));
+}
+
+#[test]
+fn generation_decides_attributes_and_refusals() {
+    const NO: i32 = libc::EOPNOTSUPP;
+    for (number, attributes, refusals) in [
+        ("1", "0xefa1 32 0x7 32", [NO, NO, NO]),
+        ("2", "0xefa2 32 0xf 32", [0, NO, NO]),
+        ("3", "0xefa3 64 0x1f 32", [0, 0, NO]),
+        ("4", "0xefa4 128 0x1f 80", [0, 0, 0]),
+    ] {
+        let settings = [("EFA_SOFT_GENERATION", number)];
+        let output = Host::new("shm").run("settings::child_looks_at_its_generation", &settings);
+        let expected: Vec<_> =
+            [attributes.to_owned()].into_iter().chain(refusals.map(|r| r.to_string())).collect();
+        assert_eq!(printed(&output), expected, "generation {number}");
     }
 }
 

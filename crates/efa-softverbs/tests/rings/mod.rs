@@ -265,6 +265,53 @@ fn wrong_receive_completes_with_an_error() {
     assert_eq!((pair.a.wait().status, pair.b.wait().id), (0, 4));
 }
 
+/// Also if the program rings the doorbell between the descriptors.
+#[test]
+fn receive_of_three_descriptors_is_filled_in_their_order() {
+    let mut pair = Pair::new(QpOptions { receive_entries: 3, ..QpOptions::default() });
+    let entries = [pair.peers(100, 4), pair.peers(50, 4), pair.peers(0, 40)];
+    for (entry, control) in entries.into_iter().zip([0x40, 0, 0x80]) {
+        pair.b.post_receive_bytes(1, entry, control);
+        pair.b.ring_receives();
+    }
+    pair.receive(2, 200, 64);
+    pair.send(pair.request(3).inline(b"one, two, three"));
+    pair.send(pair.request(4).inline(b"more"));
+    for (id, length) in [(1, 15), (2, 4)] {
+        let seen = pair.b.wait();
+        assert_eq!((seen.id, seen.status, seen.length), (id, 0, length));
+        assert_eq!(pair.a.wait().status, 0);
+    }
+    let into = pair.memory[1].bytes();
+    assert_eq!([&into[100..104], &into[50..54], &into[..7]].concat(), b"one, two, three");
+    assert_eq!(into[200..204], *b"more");
+}
+
+#[test]
+fn rings_begin_at_their_starts_after_a_reset() {
+    let options = QpOptions { sends: 4, receives: 4, ..QpOptions::default() };
+    let mut pair = Pair::new(options);
+    for round in 0..3 {
+        // In the middle of a turn; the receives of `a` stay outstanding, and one is half written.
+        for id in 0..6 {
+            pair.receive(id, 0, 64);
+            pair.send(pair.request(id).inline(b"before"));
+            assert_eq!((pair.a.wait().id, pair.b.wait().id), (id, id), "round {round}");
+        }
+        let entry = pair.local(0, 64);
+        pair.a.post_receive(7, entry);
+        pair.a.post_receive_bytes(8, entry, 0x40);
+        pair.a.ring_receives();
+        pair.a.reset(options);
+        pair.b.reset(options);
+        assert_eq!((pair.a.poll(), pair.b.poll()), (None, None));
+    }
+    pair.receive(9, 100, 64);
+    pair.send(pair.request(10).inline(b"after"));
+    assert_eq!((pair.a.wait().id, pair.b.wait().id), (10, 9));
+    assert_eq!(pair.memory[1].bytes()[100..105], *b"after");
+}
+
 #[test]
 fn doorbell_beyond_the_ring_fails_the_queue_pair() {
     let mut pair = Pair::new(QpOptions::default());

@@ -194,6 +194,15 @@ impl Program {
         Self { send, receive, completions: cq.buffer, entries: cq.num_entries, consumed: 0, end }
     }
 
+    /// Moves the queue pair to RESET and back; the program begins at the starts of its rings again.
+    pub(crate) fn reset(&mut self, options: QpOptions) {
+        let mut attributes: ibv_qp_attr = zeroed();
+        attributes.qp_state = IBV_QPS_RESET;
+        assert_eq!(self.end.modify(&mut attributes, IBV_QP_STATE), 0);
+        (self.send.count, self.receive.count) = (0, 0);
+        self.end.make_ready(options);
+    }
+
     pub(crate) fn query(&self, length: u32) -> Result<(efadv_wq_attr, efadv_wq_attr), i32> {
         query(&self.end, length)
     }
