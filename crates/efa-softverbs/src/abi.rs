@@ -20,9 +20,13 @@
 
 #![allow(non_camel_case_types, missing_docs)]
 
+mod counter;
+
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::mem::offset_of;
 use std::sync::atomic::AtomicI32;
+
+pub use self::counter::*;
 
 /// A C structure of which zeros are a valid value: it consists of numbers, raw pointers and optional
 /// function pointers.

@@ -119,6 +119,9 @@ pub(crate) fn efa_attributes(device: &Device) -> efadv_device_attr {
     if rdma.unsolicited_write_receive {
         capabilities |= EFADV_DEVICE_ATTR_CAPS_UNSOLICITED_WRITE_RECV;
     }
+    if device.settings.counters {
+        capabilities |= EFADV_DEVICE_ATTR_CAPS_COMP_CNTR;
+    }
     let max_rdma_size = if rdma.read || rdma.write { limits.max_rdma_size } else { 0 };
     efadv_device_attr {
         comp_mask: 0,

@@ -24,6 +24,7 @@
 mod channel;
 mod completion_queue;
 mod context;
+mod counter;
 mod direct;
 pub(crate) mod domain;
 mod hooks;

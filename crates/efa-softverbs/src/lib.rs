@@ -38,6 +38,8 @@
 //! Completion channels, on which a program sleeps until a completion queue has something. As with the real
 //! libefa, notification of solicited completions alone fails with `EOPNOTSUPP`.
 //!
+//! Completion counters of the operations of this side, if the [settings] ask for them.
+//!
 //! A queue pair that is moved back to RESET keeps its number. What was outstanding ends without completions, and
 //! completions of before that weren't polled are gone; those in a [ring](direct) stay there.
 //!
@@ -82,6 +84,7 @@ mod channel;
 mod clock;
 mod completion;
 mod completion_queue;
+mod counter;
 mod device;
 pub mod direct;
 mod domain;

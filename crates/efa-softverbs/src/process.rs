@@ -32,6 +32,7 @@ pub(crate) enum HandleType {
     AddressHandle,
     Channel,
     CompletionQueue,
+    Counter,
     QueuePair,
 }
 

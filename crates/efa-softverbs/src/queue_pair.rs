@@ -18,7 +18,7 @@ mod state;
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use efa_device::{
     Destination, DeviceError, Qkey, Qpn, QueuePairOptions, RegionRange, RemoteMemory, SendRequest,
@@ -35,8 +35,9 @@ use self::sleep::NextLook;
 pub(crate) use self::state::{ModifyRequest, QpState};
 use crate::abi::*;
 use crate::attributes::check_queues;
-use crate::boundary::{INVALID, Outcome, UNSUPPORTED};
+use crate::boundary::{BUSY, INVALID, Outcome, UNSUPPORTED};
 use crate::completion_queue::CompletionQueue;
+use crate::counter::{COUNTED, Counter};
 use crate::device::{Device, MAX_RECEIVE_SGE};
 use crate::link::LinkQueuePair;
 use crate::message::{report, reported};
@@ -103,6 +104,8 @@ pub(crate) struct QueuePair {
     signals_all: bool,
     inline_writes: bool,
     template: LinkTemplate,
+    /// By operation, as in [`COUNTED`].
+    counters: [OnceLock<Arc<Counter>>; COUNTED.len()],
     /// Whether the program polled since the progress thread checked.
     polled: AtomicBool,
     /// Whether the program posts by rings, so that completions are in rings too.
@@ -302,6 +305,7 @@ impl QueuePair {
             signals_all,
             inline_writes,
             template,
+            counters: Default::default(),
             polled: AtomicBool::new(false),
             uses_rings: AtomicBool::new(false),
             traps: AtomicBool::new(false),
@@ -403,6 +407,39 @@ impl QueuePair {
         })
     }
 
+    /// Has a counter count these operations. Fails with `EOPNOTSUPP` for one that isn't counted, with `EBUSY` for one that
+    /// another counter counts, and with `EINVAL` in the states from RTR on.
+    pub(crate) fn attach(&self, counter: &Arc<Counter>, operations: u32) -> Outcome<()> {
+        self.with_lock(|locked| {
+            if locked.state > QpState::Init {
+                return Err(INVALID);
+            }
+            if operations & !COUNTED.iter().sum::<u32>() != 0 {
+                return Err(UNSUPPORTED);
+            }
+            let places = COUNTED.iter().zip(&self.counters);
+            let places = places.filter(|(operation, _)| operations & **operation != 0);
+            if places.clone().any(|(_, place)| place.get().is_some()) {
+                return Err(BUSY);
+            }
+            for (_, place) in places {
+                if place.set(Arc::clone(counter)).is_ok() {
+                    counter.attach();
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Counts a completion.
+    #[inline]
+    fn count(&self, operation: u32, is_success: bool) {
+        let place = COUNTED.iter().position(|counted| *counted == operation);
+        if let Some(counter) = place.and_then(|place| self.counters[place].get()) {
+            counter.count(is_success);
+        }
+    }
+
     /// Moves to the state RESET. What is outstanding ends without completions, and those that the program hasn't polled
     /// are gone. In the state ERR if the link can't go on.
     #[cold]
@@ -459,6 +496,7 @@ impl QueuePair {
         self.stay_awake();
         self.close_rings(&locked)?;
         drop(locked);
+        self.counters.iter().filter_map(OnceLock::get).for_each(|counter| counter.detach());
         self.send_queue.remove(self)?;
         self.receive_queue.remove(self)?;
         // From here on nothing of it can be taken for the next queue pair with this number. The

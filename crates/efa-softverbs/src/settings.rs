@@ -13,6 +13,7 @@
 //! | `EFA_SOFT_COPIES` | on shm, `0`: reads and writes are always requested from the process with the memory, as between [containers](efa_sim::shm#rdma) | `1`: the kernel copies where it can |
 //! | `EFA_SOFT_UNSOLICITED` | `1`: queue pairs can be created for which immediate data of a write uses no receive buffer (rdma-core 52 and newer); `0`: they can't | `1` where the generation has it and the device writes |
 //! | `EFA_SOFT_NOTIFICATIONS` | `0`: completion queues with a completion channel are refused, as by interfaces without that capability | `1` |
+//! | `EFA_SOFT_COUNTERS` | `1`: the device offers completion counters of sends, receives, reads and writes (rdma-core 65 and newer), but not of peers' reads and writes, which libfabric needs for counters of remote operations | `0` |
 //! | `EFA_SOFT_REORDER` | delays datagrams at random, so that they arrive out of order: the seed | in order |
 //! | `EFA_SOFT_RNR` | probability, 0 to 1, that a datagram finds the receiver not ready (RNR) | 0 |
 //! | `EFA_SOFT_RNR_EACH` | for each value of the first byte of a datagram, how many datagrams fail with RNR before one is delivered | 0 |
@@ -107,6 +108,8 @@ pub struct Settings {
     pub unsolicited_writes: bool,
     /// Whether completion queues can have a completion channel.
     pub notifications: bool,
+    /// Whether queue pairs can have completion counters.
+    pub counters: bool,
     /// Seed for delays of datagrams.
     pub reorder: Option<u64>,
     /// Probability that a datagram finds the receiver not ready.
@@ -139,6 +142,7 @@ impl Default for Settings {
             copies: true,
             unsolicited_writes: true,
             notifications: true,
+            counters: false,
             reorder: None,
             receiver_not_ready: 0.0,
             not_ready_of_each: 0,
@@ -269,6 +273,7 @@ impl Settings {
             _ => None,
         })?;
         let notifications = read.parse("EFA_SOFT_NOTIFICATIONS", "0 or 1", zero_or_one)?;
+        let counters = read.parse("EFA_SOFT_COUNTERS", "0 or 1", zero_or_one)?;
         let (rdma_read, rdma_write) = rdma.unwrap_or((true, generation.writes()));
         let unsolicited_writes =
             unsolicited_writes.unwrap_or(rdma_write && generation.unsolicited_writes());
@@ -284,6 +289,7 @@ impl Settings {
             copies: copies.unwrap_or(default.copies),
             unsolicited_writes,
             notifications: notifications.unwrap_or(default.notifications),
+            counters: counters.unwrap_or(default.counters),
             reorder,
             receiver_not_ready: rnr.unwrap_or(default.receiver_not_ready),
             not_ready_of_each: of_each.unwrap_or(default.not_ready_of_each),
@@ -365,6 +371,7 @@ mod tests {
             ("EFA_SOFT_COPIES", "0"),
             ("EFA_SOFT_UNSOLICITED", "1"),
             ("EFA_SOFT_NOTIFICATIONS", "0"),
+            ("EFA_SOFT_COUNTERS", "1"),
             ("EFA_SOFT_REORDER", "18446744073709551615"),
             ("EFA_SOFT_RNR", "0.25"),
             ("EFA_SOFT_RNR_EACH", "2"),
@@ -386,6 +393,7 @@ mod tests {
             copies: false,
             unsolicited_writes: true,
             notifications: false,
+            counters: true,
             reorder: Some(u64::MAX),
             receiver_not_ready: 0.25,
             not_ready_of_each: 2,

@@ -10,7 +10,7 @@ use rustix::event::EventfdFlags;
 
 use super::completion_queue::{self, create_cq_ex};
 use super::queue_pair::{self, create_qp_ex};
-use super::{channel, domain, post, query, region};
+use super::{channel, counter, domain, post, query, region};
 use crate::abi::*;
 use crate::attributes::guid;
 use crate::boundary::{BUSY, Errno, INVALID, Outcome, code, number, pointer, value};
@@ -143,6 +143,7 @@ extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     code(|| {
         process().remove_handle(context, HandleType::Context)?;
         destroy_all(context, HandleType::QueuePair, queue_pair::destroy)?;
+        destroy_all(context, HandleType::Counter, counter::destroy)?;
         destroy_all(context, HandleType::AddressHandle, domain::destroy_address_handle)?;
         destroy_all(context, HandleType::Region, region::deregister)?;
         destroy_all(context, HandleType::CompletionQueue, completion_queue::destroy)?;

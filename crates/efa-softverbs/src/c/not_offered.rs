@@ -32,9 +32,7 @@ not_offered! { code -> c_int:
     ibv_resize_cq
     ibv_query_ece ibv_set_ece
     ibv_resolve_eth_l2_from_gid
-    ibv_dealloc_dmah _ibv_query_comp_cntr_caps ibv_qp_attach_comp_cntr
-    ibv_destroy_comp_cntr ibv_set_comp_cntr ibv_set_err_comp_cntr ibv_inc_comp_cntr
-    ibv_inc_err_comp_cntr ibv_read_comp_cntr ibv_read_err_comp_cntr
+    ibv_dealloc_dmah
 }
 
 not_offered! { number -> c_int:
@@ -45,7 +43,6 @@ not_offered! { number -> c_int:
 not_offered! { pointer -> *mut c_void:
     ibv_create_srq ibv_create_ah_from_wc
     ibv_import_device ibv_import_pd ibv_import_mr ibv_import_dm
-    efadv_create_comp_cntr ibv_create_comp_cntr
     ibv_alloc_dmah ibv_reg_mr_ex ibv_alloc_buf ibv_reg_buf_mr
 }
 

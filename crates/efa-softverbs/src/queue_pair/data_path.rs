@@ -18,7 +18,7 @@ use super::{
     Locked, Packet, QpState, QueuePair, RETRY_FOREVER, RdmaOpcode, RdmaWork, Receive, Serial,
     Transport,
 };
-use crate::abi::{IBV_WC_RECV, IBV_WC_SEND};
+use crate::abi::*;
 use crate::boundary::{FULL, INVALID, Outcome};
 use crate::clock::now;
 use crate::completion::Completion;
@@ -303,6 +303,12 @@ impl QueuePair {
     /// Completes a send, read or write.
     pub(super) fn complete_send(&self, wr_id: u64, opcode: c_int, result: Result<(), Status>) {
         self.device().statistics.completed(result);
+        let counted = match opcode {
+            IBV_WC_RDMA_READ => IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_READ,
+            IBV_WC_RDMA_WRITE => IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_WRITE,
+            _ => IBV_QP_ATTACH_COMP_CNTR_OP_SEND,
+        };
+        self.count(counted, result.is_ok());
         self.push(&self.send_queue, Completion::without_data(self.id(), wr_id, opcode, result));
     }
 
@@ -340,6 +346,7 @@ impl QueuePair {
             return self.fail_receive(wr_id, Status::BadLocalKey);
         }
         self.device().statistics.received(length);
+        self.count(IBV_QP_ATTACH_COMP_CNTR_OP_RECV, true);
         let length = length + headroom;
         self.push(
             &self.receive_queue,
@@ -372,6 +379,7 @@ impl QueuePair {
     /// Completes a receive without a message.
     #[cold]
     pub(super) fn fail_receive(&self, wr_id: u64, status: Status) {
+        self.count(IBV_QP_ATTACH_COMP_CNTR_OP_RECV, false);
         let completion = Completion::without_data(self.id(), wr_id, IBV_WC_RECV, Err(status));
         self.push(&self.receive_queue, completion);
     }

@@ -84,6 +84,19 @@ functions! {
     efadv_get_max_sq_depth(*mut ibv_context, *mut efadv_sq_depth_attr, u32) -> c_int;
     efadv_get_max_rq_depth(*mut ibv_context, *mut efadv_rq_depth_attr, u32) -> c_int;
     efadv_query_mr(*mut ibv_mr, *mut efadv_mr_attr, u32) -> c_int;
+    _ibv_query_comp_cntr_caps(*mut ibv_context, *mut ibv_comp_cntr_caps, usize) -> c_int;
+    ibv_create_comp_cntr(*mut ibv_context, *mut ibv_comp_cntr_init_attr) -> *mut ibv_comp_cntr;
+    efadv_create_comp_cntr(*mut ibv_context, *mut ibv_comp_cntr_init_attr,
+        *mut efadv_comp_cntr_init_attr, u32) -> *mut ibv_comp_cntr;
+    ibv_destroy_comp_cntr(*mut ibv_comp_cntr) -> c_int;
+    ibv_qp_attach_comp_cntr(*mut ibv_qp, *mut ibv_comp_cntr, *mut ibv_qp_attach_comp_cntr_attr)
+        -> c_int;
+    ibv_set_comp_cntr(*mut ibv_comp_cntr, u64) -> c_int;
+    ibv_set_err_comp_cntr(*mut ibv_comp_cntr, u64) -> c_int;
+    ibv_inc_comp_cntr(*mut ibv_comp_cntr, u64) -> c_int;
+    ibv_inc_err_comp_cntr(*mut ibv_comp_cntr, u64) -> c_int;
+    ibv_read_comp_cntr(*mut ibv_comp_cntr, *mut u64) -> c_int;
+    ibv_read_err_comp_cntr(*mut ibv_comp_cntr, *mut u64) -> c_int;
     efadv_query_ah(*mut ibv_ah, *mut efadv_ah_attr, u32) -> c_int;
     efadv_create_cq(*mut ibv_context, *mut ibv_cq_init_attr_ex, *mut efadv_cq_init_attr, u32)
         -> *mut ibv_cq_ex;

@@ -9,6 +9,7 @@
 mod channels;
 #[path = "../common/mod.rs"]
 mod common;
+mod counters;
 mod faults;
 mod forks;
 mod loading;

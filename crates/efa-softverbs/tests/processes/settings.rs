@@ -52,6 +52,7 @@ fn settings_change_devices_mtu_and_capabilities() {
     assert_eq!(look(&[("EFA_SOFT_RDMA", "read")])[0], "1 8928 0x7 1073741824");
     assert_eq!(look(&[("EFA_SOFT_RDMA", "none")])[0], "1 8928 0x6 0");
     assert_eq!(look(&[("EFA_SOFT_UNSOLICITED", "0")])[0], "1 8928 0xf 1073741824");
+    assert_eq!(look(&[("EFA_SOFT_COUNTERS", "1")])[0], "1 8928 0x5f 1073741824");
     let first = ("EFA_SOFT_GENERATION", "1");
     assert_eq!(look(&[first])[0], "1 8928 0x7 1073741824");
     assert_eq!(look(&[first, ("EFA_SOFT_RDMA", "read,write")])[0], "1 8928 0xf 1073741824");
