@@ -291,7 +291,8 @@ const ALL: Access = Access { remote_read: true, remote_write: true };
 
 #[test]
 fn remote_memory_is_read_and_written() {
-    on_soft_device("remote_memory_is_read_and_written", &[], || {
+    let settings = [("EFA_SOFT_UNSOLICITED", "0")];
+    on_soft_device("remote_memory_is_read_and_written", &settings, || {
         let device = device();
         let (mut a, mut b) = pair(&device);
         let to = destination(&mut a, b.address());
