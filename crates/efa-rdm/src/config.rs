@@ -21,8 +21,9 @@ pub struct Config {
     /// (`FI_EFA_INTER_MAX_MEDIUM_MESSAGE_SIZE`).
     pub max_medium: u64,
     /// Shortest message in bytes that the receiver reads from the sender's memory, if both devices can
-    /// (`FI_EFA_INTER_MIN_READ_MESSAGE_SIZE`). `None`: the device says from which length on its reads pay
-    /// ([`reads_pay_from`](efa_device::DeviceAttributes::reads_pay_from)), 1 MiB on hardware as in libfabric.
+    /// (`FI_EFA_INTER_MIN_READ_MESSAGE_SIZE`). `None`: 1 MiB, as in libfabric, and between endpoints of
+    /// this implementation from the length on for which the device says that its reads pay
+    /// ([`reads_pay_from`](efa_device::DeviceAttributes::reads_pay_from)).
     pub min_read: Option<u64>,
     /// Shortest write in bytes that the target reads from the writer's memory, if both devices can read
     /// but not write (`FI_EFA_INTER_MIN_READ_WRITE_SIZE`).

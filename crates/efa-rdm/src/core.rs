@@ -14,7 +14,7 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use efa_device::{DeviceError, QueuePair, QueuePairAddress, Time};
-use efa_handshake::AddressHeader;
+use efa_handshake::{AddressHeader, Extras};
 use efa_proto::{Connid, RawAddress, ReqOptions, UserRecvQp};
 
 use crate::bounds::Excess;
@@ -34,7 +34,7 @@ use crate::work::Work;
 #[derive(Debug)]
 pub(crate) struct Core<Q: QueuePair, B> {
     pub(crate) config: Config,
-    /// Shortest message that the receiver reads: the application's choice, or the device's.
+    /// Shortest message that a receiver reads: the application's choice, or the device's.
     pub(crate) min_read: u64,
     pub(crate) local: QueuePairAddress,
     pub(crate) transmit: Transmit<Q, B>,
@@ -53,10 +53,26 @@ pub(crate) struct Core<Q: QueuePair, B> {
     pub(crate) keyed: Option<Arc<dyn KeyedRegions<Q::Region>>>,
 }
 
+/// libfabric's default of `FI_EFA_INTER_MIN_READ_MESSAGE_SIZE`.
+const MIN_READ_OF_LIBFABRIC: u64 = 1 << 20;
+
 /// How long nothing is sent to a peer after the device lacked something for that.
 const LACK_PAUSE: Duration = Duration::from_millis(10);
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
+    /// Shortest message that this peer reads. The device's choice is for endpoints of this implementation: libfabric
+    /// gives no answer for a message that is longer than its receive if it is to read it.
+    pub(crate) fn min_read_by(&self, peer: PeerId) -> u64 {
+        let is_ours = || {
+            let extras = self.peers.active(peer).and_then(|active| active.handshake.extras());
+            extras.is_some_and(|extras| extras.contains(Extras::PEER_ERROR_20))
+        };
+        match self.config.min_read {
+            None if !is_ours() => self.min_read.max(MIN_READ_OF_LIBFABRIC),
+            _ => self.min_read,
+        }
+    }
+
     /// The header options of requests to a peer: address or connid, and CQ data.
     pub(crate) fn request_options(&self, peer: PeerId, cq_data: Option<u64>) -> ReqOptions {
         use efa_handshake::AddressHeader;

@@ -398,8 +398,8 @@ attributes! {
         at_least max_regions: usize,
         /// Longest memory region in bytes.
         at_least max_region_size: u64,
-        /// Shortest message in bytes that a receiver reads by RDMA, unless
-        /// [`Config::min_read`](crate::Config::min_read) says otherwise.
+        /// Shortest message in bytes that a receiver of this implementation reads by RDMA, unless
+        /// [`Config::min_read`](crate::Config::min_read) says otherwise. libfabric reads from 1 MiB on.
         free reads_pay_from: u64,
     }
 }

@@ -87,6 +87,8 @@ impl<'a> Place<'a> {
             }
             Stack::Rust => {
                 let mut command = Command::new(&self.built.rust_peer);
+                // Scenarios know what goes in packets of which type.
+                command.env("FI_EFA_INTER_MIN_READ_MESSAGE_SIZE", (1 << 20).to_string());
                 command.env("EFA_SOFT_NAME", host).env("EFA_SOFT_DIRECTORY", &self.hosts);
                 command.env("EFA_SOFT_RDMA", cell.rdma.setting());
                 command.env("EFA_SOFT_CAPTURE", &traces.capture);
