@@ -34,8 +34,10 @@ use crate::work::Work;
 #[derive(Debug)]
 pub(crate) struct Core<Q: QueuePair, B> {
     pub(crate) config: Config,
-    /// Shortest message that a receiver reads: the application's choice, or the device's.
+    /// Shortest message that a receiver reads: the application's choice, or the device's. No empty message is read.
     pub(crate) min_read: u64,
+    /// The same for peers of other implementations.
+    pub(crate) min_read_of_others: u64,
     pub(crate) local: QueuePairAddress,
     pub(crate) transmit: Transmit<Q, B>,
     pub(crate) peers: Peers<Q::Packet, B>,
@@ -54,23 +56,24 @@ pub(crate) struct Core<Q: QueuePair, B> {
 }
 
 /// libfabric's default of `FI_EFA_INTER_MIN_READ_MESSAGE_SIZE`.
-const MIN_READ_OF_LIBFABRIC: u64 = 1 << 20;
+pub(crate) const MIN_READ_OF_LIBFABRIC: u64 = 1 << 20;
 
 /// How long nothing is sent to a peer after the device lacked something for that.
 const LACK_PAUSE: Duration = Duration::from_millis(10);
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
-    /// Shortest message that this peer reads. The device's choice is for endpoints of this implementation: libfabric
-    /// gives no answer for a message that is longer than its receive if it is to read it.
-    pub(crate) fn min_read_by(&self, peer: PeerId) -> u64 {
-        let is_ours = || {
-            let extras = self.peers.active(peer).and_then(|active| active.handshake.extras());
-            extras.is_some_and(|extras| extras.contains(Extras::PEER_ERROR_20))
-        };
-        match self.config.min_read {
-            None if !is_ours() => self.min_read.max(MIN_READ_OF_LIBFABRIC),
-            _ => self.min_read,
-        }
+    /// Whether a message is long enough to be read by this peer. The device's choice is for endpoints of this
+    /// implementation: libfabric gives no answer for a message that is longer than its receive if it is to read it.
+    #[inline]
+    pub(crate) fn may_be_read(&self, peer: PeerId, length: u64) -> bool {
+        length >= self.min_read_of_others || (length >= self.min_read && self.is_ours(peer))
+    }
+
+    /// Whether a peer has announced that it is of this implementation.
+    #[cold]
+    fn is_ours(&self, peer: PeerId) -> bool {
+        let extras = self.peers.active(peer).and_then(|active| active.handshake.extras());
+        extras.is_some_and(|extras| extras.contains(Extras::PEER_ERROR_20))
     }
 
     /// The header options of requests to a peer: address or connid, and CQ data.

@@ -68,9 +68,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             Subprotocol::LongCts
         } else {
             let fits = self.core.left_of_packet(rtm.len());
-            // An empty message is never read, whatever the settings.
-            let may_be_long = length > 0 && length >= self.core.min_read;
-            let long = may_be_long && length >= self.core.min_read_by(peer);
+            let long = self.core.may_be_read(peer, length);
             let readable = long && self.make_readable(id, peer);
             let runting = readable && level != Level::Delivery && self.core.may_runt(peer);
             let message = Inputs {

@@ -407,8 +407,8 @@ impl LocalDevice {
             device: self.clone(),
             endpoint,
             address: QueuePairAddress { gid: self.gid, qpn, qkey },
-            attributes: Box::new(attributes),
-            held: HeldHandles::default(),
+            attributes,
+            held: Box::default(),
             bell,
         }
     }
@@ -460,8 +460,9 @@ pub struct LocalQueuePair {
     device: LocalDevice,
     endpoint: EndpointId,
     address: QueuePairAddress,
-    attributes: Box<DeviceAttributes>,
-    held: HeldHandles,
+    attributes: DeviceAttributes,
+    /// Boxed, as it is rarely used.
+    held: Box<HeldHandles>,
     /// The eventfd of a waitable queue pair.
     bell: Option<Arc<OwnedFd>>,
 }
