@@ -297,11 +297,6 @@ fn sender_that_does_not_poll_loses_no_packets() {
         b.post_receive(packet).unwrap();
     }
     let mut arrived = 0;
-    // The system connects and delivers in its own time.
-    let begun = std::time::Instant::now();
-    while arrived == 0 && begun.elapsed() < Duration::from_secs(20) {
-        arrived += usize::from(b.poll(at(0)).is_some());
-    }
     for second in 0..60 {
         for _ in 0..200 {
             arrived += usize::from(b.poll(at(second * 1000)).is_some());
