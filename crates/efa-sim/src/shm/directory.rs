@@ -34,6 +34,8 @@ use crate::link::system;
 const FILE_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 /// The file with the next queue pair number.
 const NEXT: &str = "next";
+/// How often a file is created that others remove at once.
+const ATTEMPTS: usize = 16;
 /// The file with the host's GID.
 const GID: &str = "gid";
 /// Longest host name in bytes.
@@ -165,24 +167,21 @@ impl HostDirectory {
 
     /// The GID that all processes of the host use: that of the first.
     fn agree_on_gid(&self) -> Result<Gid, DeviceError> {
-        // A sweep of another process may remove the file before it has its name.
-        for _ in 0..16 {
-            if let Some(gid) = self.read_gid()? {
-                return Ok(gid);
-            }
-            let (name, file) = self.create_locked(FileName::New, self.gid.0.len())?;
-            let written = rustix::io::pwrite(&file, &self.gid.0, 0);
+        if let Some(gid) = self.read_gid()? {
+            return Ok(gid);
+        }
+        let (_, gid) = self.name_new(self.gid.0.len(), |name, file| {
+            let written = rustix::io::pwrite(file, &self.gid.0, 0);
             let linked = written.and_then(|_| {
                 linkat(&self.file, name.to_string(), &self.file, GID, AtFlags::empty())
             });
-            self.remove(name);
             match linked {
-                Ok(()) => return Ok(self.gid),
-                Err(Errno::EXIST | Errno::NOENT) => {}
-                Err(errno) => return Err(self.error("naming", name, errno)),
+                Ok(()) => Ok(Some(self.gid)),
+                Err(Errno::EXIST | Errno::NOENT) => self.read_gid(),
+                Err(errno) => Err(self.error("naming", name, errno)),
             }
-        }
-        Err(inconsistent(&self.path, "files are removed as soon as they are created".into()))
+        })?;
+        Ok(gid)
     }
 
     fn read_gid(&self) -> Result<Option<Gid>, DeviceError> {
@@ -345,7 +344,7 @@ impl HostDirectory {
         create: impl Fn(u64) -> Result<Option<(FileName, OwnedFd)>, DeviceError>,
     ) -> Result<(FileName, OwnedFd), DeviceError> {
         // A sweep of another process may remove the file before it is locked, if this process is slow.
-        for _ in 0..16 {
+        for _ in 0..ATTEMPTS {
             let Some((name, file)) = create(fastrand::u64(1..))? else { continue };
             let locked = try_lock(&file, FlockOperation::NonBlockingLockExclusive)
                 .and_then(|locked| Ok(locked && fstat(&file)?.st_nlink > 0))
@@ -354,13 +353,37 @@ impl HostDirectory {
                 return Ok((name, file));
             }
         }
-        Err(inconsistent(&self.path, "files are removed as soon as they are created".into()))
+        Err(self.swept())
     }
 
     /// Links a file under another name.
     pub(super) fn link(&self, from: FileName, to: FileName) -> Result<(), DeviceError> {
         linkat(&self.file, from.to_string(), &self.file, to.to_string(), AtFlags::empty())
             .map_err(|errno| self.error("naming", to, errno))
+    }
+
+    /// Creates a locked file of `length` zero bytes under a temporary name; `give_name` gives it its own, and returns
+    /// `None` if it was removed.
+    fn name_new<T>(
+        &self,
+        length: usize,
+        give_name: impl Fn(FileName, &OwnedFd) -> Result<Option<T>, DeviceError>,
+    ) -> Result<(OwnedFd, T), DeviceError> {
+        // A sweep of another process may remove the file before it has its name.
+        for _ in 0..ATTEMPTS {
+            let (name, file) = self.create_locked(FileName::New, length)?;
+            let named = give_name(name, &file);
+            self.remove(name);
+            if let Some(named) = named? {
+                return Ok((file, named));
+            }
+        }
+        Err(self.swept())
+    }
+
+    /// All attempts to create a file have failed.
+    fn swept(&self) -> DeviceError {
+        inconsistent(&self.path, "files are removed as soon as they are created".into())
     }
 
     /// Creates a queue pair file: `fill` initialises it, locked and under a temporary name; then it is linked
@@ -371,19 +394,12 @@ impl HostDirectory {
         fill: impl Fn(&OwnedFd) -> Result<T, Errno>,
         publish: impl Fn(&T, Qpn),
     ) -> Result<(OwnedFd, T, Qpn), DeviceError> {
-        for _ in 0..16 {
-            let (name, file) = self.create_locked(FileName::New, length)?;
-            let filled = fill(&file).map_err(|errno| self.error("mapping", name, errno));
-            let linked = filled.and_then(|filled| {
-                let qpn = self.link_queue_pair(name, |qpn| publish(&filled, qpn))?;
-                Ok(qpn.map(|qpn| (filled, qpn)))
-            });
-            self.remove(name);
-            if let Some((filled, qpn)) = linked? {
-                return Ok((file, filled, qpn));
-            }
-        }
-        Err(inconsistent(&self.path, "files are removed as soon as they are created".into()))
+        let (file, (filled, qpn)) = self.name_new(length, |name, file| {
+            let filled = fill(file).map_err(|errno| self.error("mapping", name, errno))?;
+            let qpn = self.link_queue_pair(name, |qpn| publish(&filled, qpn))?;
+            Ok(qpn.map(|qpn| (filled, qpn)))
+        })?;
+        Ok((file, filled, qpn))
     }
 
     /// Creates a queue pair file as [`create_queue_pair`](Self::create_queue_pair), which takes the place of the file
@@ -396,28 +412,16 @@ impl HostDirectory {
         qpn: Qpn,
     ) -> Result<(OwnedFd, T), DeviceError> {
         self.check_process()?;
-        for _ in 0..16 {
-            let (name, file) = self.create_locked(FileName::New, length)?;
-            let filled = fill(&file).map_err(|errno| self.error("mapping", name, errno));
-            let target = FileName::QueuePair(qpn);
-            let renamed = filled.and_then(|filled| {
-                publish(&filled, qpn);
-                match renameat(&self.file, name.to_string(), &self.file, target.to_string()) {
-                    Ok(()) => Ok(Some(filled)),
-                    Err(Errno::NOENT) => Ok(None),
-                    Err(errno) => Err(self.error("naming", target, errno)),
-                }
-            });
-            match renamed {
-                Ok(Some(filled)) => return Ok((file, filled)),
-                Ok(None) => {}
-                Err(error) => {
-                    self.remove(name);
-                    return Err(error);
-                }
+        let target = FileName::QueuePair(qpn);
+        self.name_new(length, |name, file| {
+            let filled = fill(file).map_err(|errno| self.error("mapping", name, errno))?;
+            publish(&filled, qpn);
+            match renameat(&self.file, name.to_string(), &self.file, target.to_string()) {
+                Ok(()) => Ok(Some(filled)),
+                Err(Errno::NOENT) => Ok(None),
+                Err(errno) => Err(self.error("naming", target, errno)),
             }
-        }
-        Err(inconsistent(&self.path, "files are removed as soon as they are created".into()))
+        })
     }
 
     /// Links the file under the next free number; `None` if it was removed.
