@@ -339,6 +339,28 @@ impl KeyTable {
         part.ok_or(Status::RemoteBadAddress)
     }
 
+    /// Copies all of `into` from memory that a remote interface names, to be sent to it.
+    ///
+    /// # Errors
+    /// As [`part`](Self::part), also if the region was revoked meanwhile or isn't mapped.
+    pub(crate) fn read_remotely(
+        &self,
+        memory: RemoteMemory,
+        into: &mut [u8],
+    ) -> Result<(), Status> {
+        let part = self.part(memory, into.len(), Use::RemoteRead)?;
+        all_of(part.region.read(part.offset, into), into.len())
+    }
+
+    /// Stores bytes of a remote interface in the memory that it names.
+    ///
+    /// # Errors
+    /// As [`read_remotely`](Self::read_remotely).
+    pub(crate) fn write_remotely(&self, memory: RemoteMemory, bytes: &[u8]) -> Result<(), Status> {
+        let part = self.part(memory, bytes.len(), Use::RemoteWrite)?;
+        all_of(part.region.write(part.offset, bytes), bytes.len())
+    }
+
     /// The key with these lower bits, at least those of the index: programs that write descriptors name a key by
     /// 24 bits. `None` if there is none. Takes no lock. Always `None` on the local link.
     #[must_use]
@@ -491,6 +513,11 @@ impl Region for SoftRegion {
         lock_within(&self.0.memory).is_some_and(|memory| memory.is_of_others())
             && Self::revoke(self)
     }
+}
+
+/// Whether all bytes were copied.
+fn all_of(copied: usize, wanted: usize) -> Result<(), Status> {
+    if copied == wanted { Ok(()) } else { Err(Status::RemoteBadAddress) }
 }
 
 #[cfg(test)]

@@ -3,13 +3,12 @@
 
 use std::collections::VecDeque;
 
-use efa_device::{DeviceError, Qpn, Region as _, RemoteMemory, Status, Time};
+use efa_device::{DeviceError, Qpn, RemoteMemory, Status, Time};
 
 use super::directory::{FileName, HostDirectory};
 use super::mailbox::Sender;
 use super::ring::{ADDRESS, Arrived, Awaited, Broken, Kind, RingReceiver, WRITTEN};
 use super::wake::Waker;
-use crate::keys::Use;
 use crate::link::{Delivered, ReceiveQueue};
 
 /// Most packets taken from a ring in one poll, so that no sender starves the others.
@@ -152,7 +151,7 @@ impl Incoming {
                 receive(written);
                 continue;
             }
-            if matches!(arrived.kind, Kind::Read | Kind::Write) {
+            if arrived.kind.is_request() {
                 self.serve(queue, arrived);
                 continue;
             }
@@ -203,30 +202,21 @@ impl Incoming {
     /// Carries out a request to read or write memory of this process.
     #[cold]
     fn serve(&mut self, queue: &ReceiveQueue<'_>, arrived: Arrived) {
-        let (address, key) = (self.ring.requested_address(), arrived.qkey.0);
-        let (length, wanted) = match arrived.kind {
-            Kind::Read => (arrived.immediate as usize, Use::RemoteRead),
-            _ => (arrived.length - ADDRESS, Use::RemoteWrite),
-        };
+        let memory = RemoteMemory { address: self.ring.requested_address(), key: arrived.qkey.0 };
+        let is_read = arrived.kind == Kind::Read;
+        let length = if is_read { arrived.immediate as usize } else { arrived.length - ADDRESS };
         let bytes = &mut self.passing;
         bytes.resize(length, 0);
-        let served =
-            queue.keys.part(RemoteMemory { address, key }, length, wanted).and_then(|part| {
-                let copied = match arrived.kind {
-                    Kind::Read => part.region.read(part.offset, bytes),
-                    _ => {
-                        self.ring.copy_data(bytes);
-                        part.region.write(part.offset, bytes)
-                    }
-                };
-                // Less if the region was revoked meanwhile, or isn't mapped.
-                if copied == length { Ok(()) } else { Err(Status::RemoteBadAddress) }
-            });
-        match (served, arrived.kind) {
-            (Ok(()), Kind::Read) => self.ring.answer(bytes),
-            (Ok(()), _) => self.ring.answer(&[]),
-            (Err(status), _) => self.ring.reject(status),
+        let served = if is_read {
+            queue.keys.read_remotely(memory, bytes)
+        } else {
+            self.ring.copy_data(bytes);
+            queue.keys.write_remotely(memory, bytes)
+        };
+        if let Err(status) = served {
+            return self.reject(status);
         }
+        self.ring.answer(if is_read { bytes } else { &[] });
         self.waiting.pop_front();
     }
 
@@ -264,7 +254,7 @@ impl Incoming {
     /// Whether the next packet has arrived and needs no buffer.
     pub(super) fn has_request(&self) -> bool {
         let next = self.ring.peek().ok().flatten();
-        next.is_some_and(|arrived| matches!(arrived.kind, Kind::Read | Kind::Write))
+        next.is_some_and(|arrived| arrived.kind.is_request())
     }
 
     /// Whether packets have arrived.

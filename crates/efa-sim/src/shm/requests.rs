@@ -125,8 +125,13 @@ impl Requests {
 
     /// Ends an operation if it has its result.
     fn end(&mut self, key: usize) {
-        let Some(requested) = self.operations.get(key) else { return };
-        let Some(result) = requested.operation.result() else { return };
+        let requested = self.operations.get(key);
+        if let Some(result) = requested.and_then(|requested| requested.operation.result()) {
+            self.end_with(key, result);
+        }
+    }
+
+    fn end_with(&mut self, key: usize, result: Result<(), Status>) {
         let Requested { operation, peer, direction, length, .. } = self.operations.remove(key);
         self.beginning.retain(|&beginning| beginning != key);
         self.ended.push_back(Ended { id: operation.id, peer, direction, length, result });
@@ -142,10 +147,7 @@ impl Requests {
     pub(super) fn fail(&mut self, ring: usize, status: Status) {
         let of_ring = self.operations.iter().filter(|(_, requested)| requested.ring == ring);
         for key in of_ring.map(|(key, _)| key).collect::<Vec<_>>() {
-            let Requested { operation, peer, direction, length, .. } = self.operations.remove(key);
-            self.beginning.retain(|&beginning| beginning != key);
-            let result = Err(status);
-            self.ended.push_back(Ended { id: operation.id, peer, direction, length, result });
+            self.end_with(key, Err(status));
         }
     }
 }

@@ -113,6 +113,12 @@ impl Layout {
 }
 
 impl Kind {
+    /// Whether it asks for memory of the receiver's process, and needs no buffer.
+    #[inline]
+    pub(super) fn is_request(self) -> bool {
+        matches!(self, Self::Read | Self::Write)
+    }
+
     #[inline]
     fn encode(self) -> u64 {
         match self {

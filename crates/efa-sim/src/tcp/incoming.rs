@@ -387,13 +387,7 @@ impl Incoming {
                 }
                 Prefix::Write { address } => {
                     let memory = RemoteMemory { address, key: arrived.key };
-                    target.queue.keys.part(memory, payload.len(), Use::RemoteWrite).and_then(
-                        |part| {
-                            let written = part.region.write(part.offset, payload);
-                            let all = written == payload.len();
-                            if all { Ok(()) } else { Err(Status::RemoteBadAddress) }
-                        },
-                    )
+                    target.queue.keys.write_remotely(memory, payload)
                 }
             };
             if result.is_ok() {
