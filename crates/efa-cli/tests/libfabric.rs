@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use common::unreadable::{AS_USER, Unreadable};
-use common::{Running, Scratch, efa, run, until, with_c_packages};
+use common::{Running, Scratch, counter, efa, run, until, with_c_packages};
 use namespaces::Namespaces;
 
 /// `efa soft-efa run OPTIONS -- PROGRAM`, in a network namespace perhaps.
@@ -150,15 +150,6 @@ fn listens(process: u32, port: u16) -> bool {
 fn rows(text: &str, count: usize) -> usize {
     let answered = format!("={count}");
     text.lines().filter(|line| line.split_whitespace().nth(2) == Some(&answered)).count()
-}
-
-/// A counter of the device; 0 if the device was not used, as it prints no counters then.
-fn counter(text: &str, name: &str) -> u64 {
-    if !text.contains("efa-soft: efa_soft0 of process") {
-        return 0;
-    }
-    let (_, rest) = text.rsplit_once(&format!("{name} ")).unwrap_or_else(|| panic!("{text}"));
-    rest.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
 }
 
 /// Sizes that `fi_pingpong` runs by default, and as datagrams up to the MTU.

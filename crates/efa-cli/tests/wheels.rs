@@ -10,7 +10,7 @@ mod common;
 use std::path::PathBuf;
 use std::process::Command;
 
-use common::{Running, Scratch, efa, with_c_packages};
+use common::{Running, Scratch, counter, efa, with_c_packages};
 
 /// What selects libfabric's EFA provider for messages and windows.
 const OPEN_MPI: &str = "-n 3 --oversubscribe --bind-to none --mca pml cm --mca mtl ofi \
@@ -23,7 +23,8 @@ fn environment(name: &str) -> Option<PathBuf> {
     with_c_packages().then(|| PathBuf::from(wheels()).join(name))
 }
 
-/// Runs the program of all ranks, and has the device's counters prove that it was used: each rank has sent messages, and written and read memory.
+/// Runs the program of all ranks, and has the device's counters prove that it was used: each rank has sent messages, and
+/// written and read memory.
 fn run_ranks(name: &str, arguments: &[&str], change: impl Fn(&mut Command)) {
     let Some(environment) = environment(name) else { return };
     let directory = Scratch::new("wheels");
@@ -41,15 +42,9 @@ fn run_ranks(name: &str, arguments: &[&str], change: impl Fn(&mut Command)) {
     let lines: Vec<_> = outcome.stderr.lines().filter(of_device).collect();
     assert_eq!(lines.len(), 3, "{outcome:?}");
     for line in lines {
-        let used = ["sends", "reads", "writes"].iter().all(|word| count(line, word) > 0);
+        let used = ["sends", "reads", "writes"].iter().all(|word| counter(line, word) > 0);
         assert!(used, "{line}");
     }
-}
-
-/// The number after a word in a line of statistics.
-fn count(line: &str, word: &str) -> u64 {
-    let mut words = line.split([' ', ',']).skip_while(|found| *found != word);
-    words.nth(1).and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{word}: {line}"))
 }
 
 #[test]

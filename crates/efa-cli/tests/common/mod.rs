@@ -34,6 +34,15 @@ pub(crate) fn with_c_packages() -> bool {
     wanted
 }
 
+/// A counter of the device; 0 if the device was not used, as it prints no counters then.
+pub(crate) fn counter(text: &str, name: &str) -> u64 {
+    if !text.contains("efa-soft: efa_soft0 of process") {
+        return 0;
+    }
+    let (_, rest) = text.rsplit_once(&format!("{name} ")).unwrap_or_else(|| panic!("{text}"));
+    rest.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
+}
+
 /// How a run ended.
 #[derive(Debug)]
 pub(crate) struct Outcome {
