@@ -1,20 +1,40 @@
 //! Completion counters: how many requests of queue pairs have completed, and how many of them in error.
 
-use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::abi::*;
-use crate::boundary::{BUSY, Errno, INVALID, Outcome, UNSUPPORTED};
+use crate::boundary::{BUSY, INVALID, Outcome, UNSUPPORTED};
 use crate::memory::{MappedFile, check_accessible};
 
 /// The operations that are counted. Reads and writes of peers aren't: the kernel copies them, and nobody here sees them.
-pub(crate) const COUNTED: [u32; 4] = [
-    IBV_QP_ATTACH_COMP_CNTR_OP_SEND,
-    IBV_QP_ATTACH_COMP_CNTR_OP_RECV,
-    IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_READ,
-    IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_WRITE,
-];
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Counted {
+    Send,
+    Receive,
+    Read,
+    Write,
+}
+
+impl Counted {
+    pub(crate) const ALL: [Self; 4] = [Self::Send, Self::Receive, Self::Read, Self::Write];
+
+    /// `IBV_QP_ATTACH_COMP_CNTR_OP_…`
+    pub(crate) const fn flag(self) -> u32 {
+        match self {
+            Self::Send => IBV_QP_ATTACH_COMP_CNTR_OP_SEND,
+            Self::Receive => IBV_QP_ATTACH_COMP_CNTR_OP_RECV,
+            Self::Read => IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_READ,
+            Self::Write => IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_WRITE,
+        }
+    }
+
+    /// The flags of all.
+    pub(crate) fn flags() -> u32 {
+        Self::ALL.into_iter().map(Self::flag).sum()
+    }
+}
+
 /// Most counters of a context.
 pub(crate) const MAX_COUNTERS: usize = 1024;
 
@@ -95,16 +115,10 @@ impl Value {
                 Self::At(word)
             }
             EFADV_MEMORY_LOCATION_DMABUF => {
-                if place.fd < 0 {
-                    return Err(Errno(libc::EBADF));
-                }
+                let file = MappedFile::of_descriptor(place.fd, place.offset, LENGTH, true)?;
                 if !place.offset.is_multiple_of(LENGTH as u64) {
                     return Err(INVALID);
                 }
-                // SAFETY: the descriptor is the caller's, who keeps it open during the call. If it isn't open, the
-                // system says so.
-                let file = unsafe { BorrowedFd::borrow_raw(place.fd) };
-                let file = MappedFile::new(file, place.offset, LENGTH, true)?;
                 Self::In { file, is_readable: place.ptr != 0 }
             }
             _ => return Err(UNSUPPORTED),

@@ -1,6 +1,6 @@
 //! Memory of the program that the device reads and writes: checks at registration, and copies.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::ptr::NonNull;
 
@@ -76,14 +76,25 @@ pub(crate) struct MappedFile {
 }
 
 impl MappedFile {
-    /// Maps `length` bytes from `offset` on. Fails with `EINVAL` for a part that is not in the file, and for what can't
-    /// be mapped.
-    pub(crate) fn new(
-        file: BorrowedFd<'_>,
+    /// Maps a part of a program's file by its descriptor, which the program keeps open during the call. Fails with
+    /// `EBADF` for what is no descriptor, and otherwise as [`new`](Self::new).
+    pub(crate) fn of_descriptor(
+        file: c_int,
         offset: u64,
         length: usize,
         writes: bool,
     ) -> Outcome<Self> {
+        if file < 0 {
+            return Err(Errno(libc::EBADF));
+        }
+        // SAFETY: the caller keeps it open during the call. If it isn't open, the system says so.
+        let file = unsafe { BorrowedFd::borrow_raw(file) };
+        Self::new(file, offset, length, writes)
+    }
+
+    /// Maps `length` bytes from `offset` on. Fails with `EINVAL` for a part that is not in the file, and for what can't
+    /// be mapped.
+    fn new(file: BorrowedFd<'_>, offset: u64, length: usize, writes: bool) -> Outcome<Self> {
         let stat = rustix::fs::fstat(file)?;
         let size = u64::try_from(stat.st_size).map_err(|_| INVALID)?;
         let end = offset.checked_add(length as u64).ok_or(INVALID)?;

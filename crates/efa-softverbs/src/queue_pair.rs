@@ -37,7 +37,7 @@ use crate::abi::*;
 use crate::attributes::check_queues;
 use crate::boundary::{BUSY, INVALID, Outcome, UNSUPPORTED};
 use crate::completion_queue::CompletionQueue;
-use crate::counter::{COUNTED, Counter};
+use crate::counter::{Counted, Counter};
 use crate::device::{Device, MAX_RECEIVE_SGE};
 use crate::link::LinkQueuePair;
 use crate::message::{report, reported};
@@ -104,8 +104,8 @@ pub(crate) struct QueuePair {
     signals_all: bool,
     inline_writes: bool,
     template: LinkTemplate,
-    /// By operation, as in [`COUNTED`].
-    counters: [OnceLock<Arc<Counter>>; COUNTED.len()],
+    /// By [operation](Counted).
+    counters: [OnceLock<Arc<Counter>>; Counted::ALL.len()],
     /// Whether the program polled since the progress thread checked.
     polled: AtomicBool,
     /// Whether the program posts by rings, so that completions are in rings too.
@@ -414,11 +414,11 @@ impl QueuePair {
             if locked.state > QpState::Init {
                 return Err(INVALID);
             }
-            if operations & !COUNTED.iter().sum::<u32>() != 0 {
+            if operations & !Counted::flags() != 0 {
                 return Err(UNSUPPORTED);
             }
-            let places = COUNTED.iter().zip(&self.counters);
-            let places = places.filter(|(operation, _)| operations & **operation != 0);
+            let places = Counted::ALL.iter().zip(&self.counters);
+            let places = places.filter(|(operation, _)| operations & operation.flag() != 0);
             if places.clone().any(|(_, place)| place.get().is_some()) {
                 return Err(BUSY);
             }
@@ -433,9 +433,8 @@ impl QueuePair {
 
     /// Counts a completion.
     #[inline]
-    fn count(&self, operation: u32, is_success: bool) {
-        let place = COUNTED.iter().position(|counted| *counted == operation);
-        if let Some(counter) = place.and_then(|place| self.counters[place].get()) {
+    fn count(&self, operation: Counted, is_success: bool) {
+        if let Some(counter) = self.counters[operation as usize].get() {
             counter.count(is_success);
         }
     }

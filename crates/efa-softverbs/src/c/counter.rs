@@ -9,7 +9,7 @@ use super::queue_pair::queue_pair_of;
 use super::{not_null, read_sized, write_sized};
 use crate::abi::*;
 use crate::boundary::{Errno, INVALID, Outcome, UNSUPPORTED, code, pointer};
-use crate::counter::{COUNTED, Counter, MAX_COUNTERS, Value};
+use crate::counter::{Counted, Counter, MAX_COUNTERS, Value};
 use crate::process::{HandleType, process};
 
 /// The object that an `ibv_comp_cntr` is a member of.
@@ -48,7 +48,7 @@ unsafe extern "C" fn _ibv_query_comp_cntr_caps(
         let capabilities = ibv_comp_cntr_caps {
             max_value: u64::MAX,
             max_counters: MAX_COUNTERS as u32,
-            supported_qp_attach_ops: COUNTED.iter().sum(),
+            supported_qp_attach_ops: Counted::flags(),
         };
         // SAFETY: `into` is not null, so writable for `length` bytes, as required above.
         unsafe { write_sized(not_null(into)?, &capabilities, length) };

@@ -1,7 +1,6 @@
 //! Memory regions.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
 use efa_device::{Access, Region as _};
@@ -11,7 +10,7 @@ use efa_sim::region::RawMemory;
 use super::domain::domain_of;
 use super::{not_null, write_sized};
 use crate::abi::*;
-use crate::boundary::{BUSY, Errno, INVALID, Outcome, UNSUPPORTED, code, pointer};
+use crate::boundary::{BUSY, INVALID, Outcome, UNSUPPORTED, code, pointer};
 use crate::domain::DomainRef;
 use crate::memory::{MappedFile, check_accessible};
 use crate::process::{HandleType, process};
@@ -54,13 +53,7 @@ impl Bytes {
     /// The first byte, and what keeps it mapped.
     fn locate(self, length: usize, writes: bool) -> Outcome<(*mut c_void, Option<MappedFile>)> {
         let Self::In { file, offset } = self else { return Ok((self.start(), None)) };
-        if file < 0 {
-            return Err(Errno(libc::EBADF));
-        }
-        // SAFETY: the descriptor is the caller's, who keeps it open during the call. If it isn't open, the system says
-        // so.
-        let file = unsafe { BorrowedFd::borrow_raw(file) };
-        let mapped = MappedFile::new(file, offset, length, writes)?;
+        let mapped = MappedFile::of_descriptor(file, offset, length, writes)?;
         Ok((mapped.base(), Some(mapped)))
     }
 

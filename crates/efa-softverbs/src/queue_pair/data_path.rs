@@ -23,6 +23,7 @@ use crate::boundary::{FULL, INVALID, Outcome};
 use crate::clock::now;
 use crate::completion::Completion;
 use crate::completion_queue::CompletionQueue;
+use crate::counter::Counted;
 use crate::memory;
 use crate::message::{report, reported};
 use crate::process::lock;
@@ -304,9 +305,9 @@ impl QueuePair {
     pub(super) fn complete_send(&self, wr_id: u64, opcode: c_int, result: Result<(), Status>) {
         self.device().statistics.completed(result);
         let counted = match opcode {
-            IBV_WC_RDMA_READ => IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_READ,
-            IBV_WC_RDMA_WRITE => IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_WRITE,
-            _ => IBV_QP_ATTACH_COMP_CNTR_OP_SEND,
+            IBV_WC_RDMA_READ => Counted::Read,
+            IBV_WC_RDMA_WRITE => Counted::Write,
+            _ => Counted::Send,
         };
         self.count(counted, result.is_ok());
         self.push(&self.send_queue, Completion::without_data(self.id(), wr_id, opcode, result));
@@ -346,7 +347,7 @@ impl QueuePair {
             return self.fail_receive(wr_id, Status::BadLocalKey);
         }
         self.device().statistics.received(length);
-        self.count(IBV_QP_ATTACH_COMP_CNTR_OP_RECV, true);
+        self.count(Counted::Receive, true);
         let length = length + headroom;
         self.push(
             &self.receive_queue,
@@ -379,7 +380,7 @@ impl QueuePair {
     /// Completes a receive without a message.
     #[cold]
     pub(super) fn fail_receive(&self, wr_id: u64, status: Status) {
-        self.count(IBV_QP_ATTACH_COMP_CNTR_OP_RECV, false);
+        self.count(Counted::Receive, false);
         let completion = Completion::without_data(self.id(), wr_id, IBV_WC_RECV, Err(status));
         self.push(&self.receive_queue, completion);
     }
