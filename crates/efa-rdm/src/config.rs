@@ -200,6 +200,21 @@ pub enum ConfigError {
 }
 
 impl Config {
+    /// libfabric's default of `FI_EFA_INTER_MIN_READ_MESSAGE_SIZE`: 1 MiB.
+    pub const MIN_READ_OF_LIBFABRIC: u64 = 1 << 20;
+
+    /// The shortest message that a peer of this implementation reads, and one that another reads, on a device whose
+    /// reads pay from a length on. No empty message is read.
+    pub(crate) fn min_read_on(&self, reads_pay_from: u64) -> (u64, u64) {
+        match self.min_read {
+            Some(chosen) => (chosen.max(1), chosen.max(1)),
+            None => {
+                let ours = reads_pay_from.max(1);
+                (ours, ours.max(Self::MIN_READ_OF_LIBFABRIC))
+            }
+        }
+    }
+
     /// Message ids ahead of the expected one that are kept.
     pub(crate) fn reorder(&self) -> u32 {
         self.profile.receive_window.unwrap_or(u32::MAX).min(self.max_reorder)

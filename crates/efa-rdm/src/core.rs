@@ -55,9 +55,6 @@ pub(crate) struct Core<Q: QueuePair, B> {
     pub(crate) keyed: Option<Arc<dyn KeyedRegions<Q::Region>>>,
 }
 
-/// libfabric's default of `FI_EFA_INTER_MIN_READ_MESSAGE_SIZE`.
-pub(crate) const MIN_READ_OF_LIBFABRIC: u64 = 1 << 20;
-
 /// How long nothing is sent to a peer after the device lacked something for that.
 const LACK_PAUSE: Duration = Duration::from_millis(10);
 

@@ -9,7 +9,7 @@ use efa_proto::{Connid, RawAddress};
 
 use crate::completion::{Completion, Level, OperationError, Refused, StartError};
 use crate::config::{Config, ConfigError, inject_limit};
-use crate::core::{Core, MIN_READ_OF_LIBFABRIC};
+use crate::core::Core;
 use crate::eager::Eager;
 use crate::event::{Event, Events};
 use crate::ids::{PeerId, ReceiveId};
@@ -100,9 +100,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         config.profile.extras.remove(missing(attributes.rdma));
         let in_place = InPlace::new(&mut config, user)?;
         let most = config.max_receive_buffers.min(attributes.max_receive);
-        let min_read = config.min_read.unwrap_or(attributes.reads_pay_from).max(1);
-        let of_others = min_read.max(MIN_READ_OF_LIBFABRIC);
-        let min_read_of_others = if config.min_read.is_some() { min_read } else { of_others };
+        let (min_read, min_read_of_others) = config.min_read_on(attributes.reads_pay_from);
         let tagged = tagged_matcher(&mut queue_pair, config.hash_seed);
         let inbound = Inbound::new(config.min_receive_buffers, most);
         let trim_at = Time::ZERO + config.trim_interval;

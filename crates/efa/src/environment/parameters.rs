@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use efa_handshake::Extras;
+use efa_rdm::Config;
 
 use super::{Effect, Environment, Parameter, ParameterKind, Value};
 use crate::log_filter::LogLevel;
@@ -131,9 +132,6 @@ pub(super) fn announces(environment: &Environment, features: Extras) -> Value {
 }
 
 pub(super) const RDMA: Extras = Extras::RDMA_READ.union(Extras::RDMA_WRITE);
-
-/// What [`DeviceAttributes`](efa_device::DeviceAttributes) says of hardware, by default.
-const HARDWARE_READS_PAY_FROM: u64 = 1 << 20;
 
 /// Those that set an option of objects.
 pub(super) const SETTINGS: &[Parameter] = &[
@@ -271,7 +269,7 @@ pub(super) const SETTINGS: &[Parameter] = &[
          from which length on that is faster",
         ANY,
         |at, value| at.endpoint.protocol.min_read = Some(value.number()),
-        |at| Value::Number(at.endpoint.protocol.min_read.unwrap_or(HARDWARE_READS_PAY_FROM)),
+        |at| Value::Number(at.endpoint.protocol.min_read.unwrap_or(Config::MIN_READ_OF_LIBFABRIC)),
     ),
     long!(
         "FI_EFA_INTER_MIN_READ_WRITE_SIZE",
