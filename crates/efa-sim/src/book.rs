@@ -133,7 +133,7 @@ impl Book {
     }
 
     /// The handle for an interface, if there is one.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn handle(&self, gid: Gid) -> Option<AddressHandle> {
         if gid == self.own_gid { self.own() } else { self.lock().handle(gid) }
     }

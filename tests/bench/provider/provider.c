@@ -8,11 +8,15 @@
  * time. The process exits without closing anything.
  *
  *   round   post a receive, inject 8 bytes, read                     COUNT rounds
+ *   told    the same; the client reads when the message is there     COUNT rounds
  *   rate    the client sends 8 bytes, at most 64 under way           COUNT messages
  *   large   post a receive, send 1 MiB, read                         COUNT rounds
  *   reads   after a round, the client reads in vain                  COUNT reads
  */
+#include <fcntl.h>
+#include <stdatomic.h>
 #include <stdbool.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "../tagged.h"
@@ -96,7 +100,32 @@ static uint64_t *await_message(uint64_t *buffer, uint64_t round)
 	return buffer;
 }
 
-static void rounds(int is_client, uint64_t count)
+/* The number of messages that the server has sent, in memory that both sides map. With it the client needn't look for
+ * a message in vain, so that its instructions don't depend on how long the server takes.
+ */
+static _Atomic uint64_t *open_told(const char *directory)
+{
+	_Atomic uint64_t *told;
+	char place[512];
+	int file;
+
+	snprintf(place, sizeof(place), "%s/told", directory);
+	file = open(place, O_RDWR | O_CREAT, 0600);
+	if (file < 0 || ftruncate(file, sizeof(*told))) {
+		perror(place);
+		exit(1);
+	}
+	told = mmap(NULL, sizeof(*told), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+	if (told == MAP_FAILED) {
+		perror(place);
+		exit(1);
+	}
+	close(file);
+	return told;
+}
+
+/* `told` may be null. */
+static void rounds(int is_client, uint64_t count, _Atomic uint64_t *told)
 {
 	static uint64_t buffer;
 	static struct fi_context context;
@@ -107,9 +136,13 @@ static void rounds(int is_client, uint64_t count)
 		post(&buffer, sizeof(buffer), TAG, &context);
 		if (is_client)
 			inject(round);
+		while (is_client && told && atomic_load_explicit(told, memory_order_acquire) <= round)
+			;
 		await_message(&buffer, round);
 		if (!is_client)
 			inject(round);
+		if (!is_client && told)
+			atomic_store_explicit(told, round + 1, memory_order_release);
 	}
 }
 
@@ -223,6 +256,7 @@ static void idle(const char *directory)
 
 int main(int argc, char **argv)
 {
+	_Atomic uint64_t *told = NULL;
 	int is_client, round;
 	uint64_t count;
 	const char *test;
@@ -237,15 +271,17 @@ int main(int argc, char **argv)
 	open_endpoint(argv[3], FI_THREAD_DOMAIN);
 	meet(argv[2], argv[1], is_client ? "server" : "client");
 	/* The first round sets up what each side knows of the other. */
-	if (strcmp(test, "round"))
-		rounds(is_client, 1);
+	if (!strcmp(test, "told"))
+		told = open_told(argv[2]);
+	else if (strcmp(test, "round"))
+		rounds(is_client, 1, NULL);
 	lap = (struct lap){ .shortest = UINT64_MAX, .length = ROUND_LAP };
 	if (!strcmp(test, "rate"))
 		lap.length = RATE_LAP;
 	if (!strcmp(test, "large"))
 		lap.length = LARGE_LAP;
-	if (!strcmp(test, "round"))
-		rounds(is_client, count);
+	if (told || !strcmp(test, "round"))
+		rounds(is_client, count, told);
 	else if (!strcmp(test, "rate"))
 		many(is_client, count);
 	else if (!strcmp(test, "large"))

@@ -116,7 +116,7 @@ impl QueueState {
         !self.posted.is_empty()
     }
 
-    #[inline(never)]
+    #[inline(always)]
     pub(super) fn take_completion(&mut self) -> Option<Completion<Packet>> {
         let completion = self.completions.pop_front()?;
         match &completion {
@@ -212,7 +212,7 @@ impl QueueState {
     }
 
     /// Completes the send of the first `length` bytes of `packet` to `peer`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn complete_send(
         &mut self,
         peer: QueuePairId,
@@ -289,13 +289,14 @@ pub(crate) struct Deliveries<'a> {
 
 impl Deliveries<'_> {
     /// How completions name this sender.
+    #[inline(always)]
     pub(crate) fn source(&self, sender: QueuePairId) -> Source {
         let address_handle = self.book.handle(sender.gid);
         let gid = (address_handle.is_none() && self.report_unknown_gid).then_some(sender.gid);
         Source { address_handle, qpn: sender.qpn, gid }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push(&mut self, sender: QueuePairId, source: Source, delivered: Delivered) {
         let completion = match delivered {
             Delivered::Datagram { packet, length, immediate } => {

@@ -146,36 +146,36 @@ impl Incoming {
     ) -> Result<(), Broken> {
         for _ in 0..BATCH {
             let Some(arrived) = self.ring.peek()? else { break };
-            if arrived.kind == Kind::Written {
-                let Some(written) = self.take_written(queue, arrived) else { break };
-                receive(written);
-                continue;
-            }
-            if arrived.kind.is_request() {
-                self.serve(queue, arrived);
-                continue;
-            }
-            if arrived.qkey != queue.qkey {
-                self.reject(Status::BadDestinationQpn);
-                continue;
-            }
-            let Some(mut buffer) = queue.posted.pop_front() else {
-                self.wait(queue);
-                break;
-            };
-            match buffer.get_mut(..arrived.length) {
-                Some(bytes) => {
+            let delivered = match arrived.kind {
+                Kind::Read | Kind::Write => {
+                    self.serve(queue, arrived);
+                    continue;
+                }
+                Kind::Plain | Kind::Immediate => {
+                    if arrived.qkey != queue.qkey {
+                        self.reject(Status::BadDestinationQpn);
+                        continue;
+                    }
+                    let Some(mut packet) = queue.posted.pop_front() else {
+                        self.wait(queue);
+                        break;
+                    };
+                    let Some(bytes) = packet.get_mut(..arrived.length) else {
+                        queue.posted.push_front(packet);
+                        self.reject(Status::RemoteBadLength);
+                        continue;
+                    };
                     self.ring.accept(bytes);
                     self.waiting.pop_front();
-                    let immediate = (arrived.kind != Kind::Plain).then_some(arrived.immediate);
-                    let length = arrived.length;
-                    receive(Delivered::Datagram { packet: buffer, length, immediate });
+                    let immediate = (arrived.kind == Kind::Immediate).then_some(arrived.immediate);
+                    Delivered::Datagram { packet, length: arrived.length, immediate }
                 }
-                None => {
-                    queue.posted.push_front(buffer);
-                    self.reject(Status::RemoteBadLength);
-                }
-            }
+                Kind::Written => match self.take_written(queue, arrived) {
+                    Some(written) => written,
+                    None => break,
+                },
+            };
+            receive(delivered);
         }
         Ok(())
     }

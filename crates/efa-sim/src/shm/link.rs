@@ -659,18 +659,27 @@ impl Link for ShmLink {
 }
 
 /// Completes a send to `peer`, or takes the result of a request.
-#[inline]
+#[inline(always)]
 fn complete(
     state: &mut QueueState,
     requests: &mut Requests,
     peer: QueuePairId,
     (posted, result): Finished,
 ) {
-    let Posted { id, content, .. } = posted;
-    match content {
-        Content::Datagram { packet, length } => {
+    match posted {
+        Posted { id, content: Content::Datagram { packet, length }, .. } => {
             state.complete_send(peer, id, packet, length, result);
         }
+        posted => complete_other(state, requests, (posted, result)),
+    }
+}
+
+#[cold]
+fn complete_other(state: &mut QueueState, requests: &mut Requests, (posted, result): Finished) {
+    let Posted { id, content, .. } = posted;
+    match content {
+        // Its caller completes these.
+        Content::Datagram { .. } => {}
         Content::Written(_) => state.complete_rdma(id, result),
         Content::Piece { operation, piece } => requests.finish(operation, &piece, result),
     }

@@ -296,6 +296,7 @@ impl Outgoing {
         true
     }
 
+    #[inline(always)]
     fn take_acknowledgements(&mut self, count: u64, finish: &mut impl FnMut(Finished)) {
         self.idle_polls = 0;
         self.stalled = None;
@@ -312,9 +313,14 @@ impl Outgoing {
                 finish((posted, result));
             }
         }
-        if self.queued.is_empty() {
-            return;
+        if !self.queued.is_empty() {
+            self.publish_queued();
         }
+    }
+
+    /// Publishes what waits for free slots.
+    #[inline(never)]
+    fn publish_queued(&mut self) {
         if self.ring.slots() < self.most_slots {
             if !self.in_flight.is_empty() {
                 return;
