@@ -116,6 +116,8 @@ pub struct Netio {
     pub(crate) retry: Duration,
     /// Connections that have ended with nothing under way.
     pub(crate) idle: Vec<ConnectionKey>,
+    /// Connections that have given the program a message, and want another buffer to be posted.
+    pub(crate) hungry: Vec<ConnectionKey>,
     pub(crate) events: VecDeque<Event>,
     pub(crate) counts: Counts,
     stops: bool,
@@ -195,6 +197,13 @@ impl Link {
             .bind_event_queue(&self.control)
     }
 
+    /// Bytes from which on messages are read, if a read is a copy that this processor makes at once.
+    pub(crate) fn long_reads(&self) -> Option<usize> {
+        let threshold = self.options.read_threshold;
+        let copies = self.domain.attributes().reads_pay_from <= threshold;
+        copies.then(|| usize::try_from(threshold).unwrap_or(usize::MAX))
+    }
+
     pub(crate) fn now(&self) -> Time {
         self.fabric.now()
     }
@@ -225,6 +234,7 @@ impl Netio {
             stuck: Vec::new(),
             retry: RETRY,
             idle: Vec::new(),
+            hungry: Vec::new(),
             events: VecDeque::new(),
             counts: Counts::default(),
             stops: false,
@@ -342,7 +352,8 @@ impl Netio {
     /// The context [doesn't sleep](Options::sleeps), or the system fails.
     pub fn try_sleep(&mut self) -> Result<bool, TryWaitError> {
         let set = self.link.set.clone().ok_or(TryWaitError::NotWaitable)?;
-        if !self.events.is_empty() || !self.idle.is_empty() || !self.returns.fall_asleep() {
+        let is_due = !self.idle.is_empty() || !self.hungry.is_empty();
+        if !self.events.is_empty() || is_due || !self.returns.fall_asleep() {
             return Ok(false);
         }
         // Until the next call of `poll` others wake it.
@@ -428,6 +439,9 @@ impl Netio {
         if !self.idle.is_empty() {
             self.forget_idle();
         }
+        if !self.hungry.is_empty() {
+            self.feed();
+        }
         let mut entry: Option<Entry> = None;
         let mut found = 0;
         while found < BATCH && self.link.queue.read_into(&mut entry) {
@@ -455,6 +469,15 @@ impl Netio {
         }
         if !self.stuck.is_empty() {
             self.try_stuck();
+        }
+    }
+
+    /// Posts buffers: those that the program has given back by now before others, which left the processor's cache.
+    #[inline(never)]
+    fn feed(&mut self) {
+        self.take_returns();
+        for key in std::mem::take(&mut self.hungry) {
+            self.post_buffers(key);
         }
     }
 

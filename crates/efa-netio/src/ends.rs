@@ -9,6 +9,7 @@ use crate::delivery::Delivery;
 use crate::event::{ClosedReason, Event, RefusedReason};
 use crate::ids::{AcceptorKey, AnySocket, ConnectionKey, PublicationKey, ReceiveSocket};
 use crate::memory::Message;
+use crate::shelf::Shelf;
 use crate::sockets::Acceptor;
 use crate::timers::Due;
 use crate::wire::{Control, Rejection, Role};
@@ -176,6 +177,9 @@ impl Netio {
                 }
                 Ok((length, data)) => {
                     self.connections[key].received += 1;
+                    if let Some(shelf) = self.shelf(owner.into()) {
+                        shelf.arrived(length);
+                    }
                     match owner {
                         Owner::Receive(socket) => self.deliver_sent(socket, buffer, length, data),
                         // Without a tag it is none of this protocol.
@@ -192,7 +196,38 @@ impl Netio {
                 }
             }
         }
+        if self.wants_buffers(key) {
+            self.hungry.push(key);
+        }
         self.end_if_all_arrived(key);
+    }
+
+    /// The buffers that the socket of a connection makes itself.
+    fn shelf(&mut self, socket: AnySocket) -> Option<&mut Shelf> {
+        match socket {
+            AnySocket::Subscribe(socket) => Some(&mut self.subscribers.get_mut(socket)?.shelf),
+            AnySocket::Receive(socket) => self.receivers.get_mut(socket)?.shelf.as_mut(),
+            _ => None,
+        }
+    }
+
+    /// Whether fewer of them are posted than are wanted.
+    fn wants_buffers(&mut self, key: ConnectionKey) -> bool {
+        let Some(connection) = self.connections.get(key) else { return false };
+        let (posted, socket) = (connection.posted as usize, connection.owner.into());
+        self.shelf(socket).is_some_and(|shelf| posted < shelf.wanted())
+    }
+
+    /// Posts as many of them as are wanted and there.
+    pub(crate) fn post_buffers(&mut self, key: ConnectionKey) {
+        while self.wants_buffers(key) {
+            let socket = self.connections[key].owner.into();
+            let Some(buffer) = self.shelf(socket).and_then(Shelf::take) else { return };
+            let posted = self.connections[key].post(key, &mut self.operations, buffer);
+            if let (Err(buffer), Some(shelf)) = (posted, self.shelf(socket)) {
+                return shelf.put(buffer);
+            }
+        }
     }
 
     fn deliver_sent(
@@ -202,7 +237,7 @@ impl Netio {
         length: usize,
         data: Option<u64>,
     ) {
-        let is_own = self.receivers.get(socket).is_some_and(|found| found.buffers.is_some());
+        let is_own = self.receivers.get(socket).is_some_and(|found| found.shelf.is_some());
         let home = is_own.then_some((&self.returns, AnySocket::Receive(socket)));
         let message = Delivery::new(buffer, length, home);
         self.events.push_back(Event::Received { socket, message, data });
@@ -515,19 +550,15 @@ impl Netio {
 
     /// A buffer comes back to its socket.
     pub(crate) fn buffer_returned(&mut self, socket: AnySocket, buffer: Vec<u8>) {
-        match socket {
-            AnySocket::Subscribe(socket) => self.subscriber_buffer(socket, buffer),
-            AnySocket::Receive(socket) => {
-                let Some(receiver) = self.receivers.get(socket) else { return };
-                let key = receiver.connection;
-                if receiver.buffers.is_some()
-                    && let Some(connection) = self.connections.get_mut(key)
-                {
-                    // One that can't be posted any more is freed.
-                    let _ = connection.post(key, &mut self.operations, buffer);
-                }
-            }
-            _ => {}
+        let Some(shelf) = self.shelf(socket) else { return };
+        shelf.put(buffer);
+        let connection = match socket {
+            AnySocket::Subscribe(socket) => self.subscribers[socket].connection,
+            AnySocket::Receive(socket) => Some(self.receivers[socket].connection),
+            _ => None,
+        };
+        if let Some(key) = connection {
+            self.post_buffers(key);
         }
     }
 }

@@ -51,6 +51,7 @@ mod ids;
 mod memory;
 mod options;
 mod publish;
+mod shelf;
 mod sockets;
 mod subscribe;
 mod table;

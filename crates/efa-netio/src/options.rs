@@ -49,7 +49,8 @@ impl Options {
     }
 }
 
-/// Buffers that a receiving socket makes and posts by itself.
+/// Buffers that a receiving socket makes and posts by itself. While messages are long it posts a few of them at a time on
+/// links where that is faster (docs/netio.md, "Which buffer a message is read into").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffers {
     /// How many.

@@ -13,7 +13,8 @@ use crate::ids::{
     AcceptorKey, AnySocket, ConnectionKey, ListenSocket, PublishSocket, ReceiveSocket, SendSocket,
 };
 use crate::memory::{Message, MessageError};
-use crate::options::{Buffers, ListenOptions, SendOptions};
+use crate::options::{ListenOptions, SendOptions};
+use crate::shelf::Shelf;
 use crate::wire::{Rejection, Role};
 
 pub(crate) struct Sender {
@@ -41,7 +42,8 @@ pub(crate) struct Listening {
 pub(crate) struct Receiver {
     pub(crate) listener: ListenSocket,
     pub(crate) connection: ConnectionKey,
-    pub(crate) buffers: Option<Buffers>,
+    /// `None` if the program posts buffers.
+    pub(crate) shelf: Option<Shelf>,
 }
 
 /// The socket that a request is for.
@@ -275,26 +277,19 @@ impl Netio {
         if found.connections >= found.options.connections {
             return self.reject(request, Rejection::Full);
         }
-        let (buffers, from) = (found.options.buffers, request.caller());
+        let from = request.caller();
+        let long = self.link.long_reads();
+        let shelf = found.options.buffers.map(|buffers| Shelf::new(buffers, long));
         // The socket and its connection know each other.
         let connection = ConnectionKey::default();
-        let socket = self.receivers.insert(Receiver { listener, connection, buffers });
+        let socket = self.receivers.insert(Receiver { listener, connection, shelf });
         let Some(key) = self.accept(Owner::Receive(socket), request) else {
             self.receivers.remove(socket);
             return;
         };
         self.receivers[socket].connection = key;
         self.listeners[listener].connections += 1;
-        if let Some(buffers) = buffers {
-            for _ in 0..buffers.count {
-                // After one that can't be made or posted no other can.
-                let Some(buffer) = buffers.make() else { break };
-                let posted = self.connections[key].post(key, &mut self.operations, buffer);
-                if posted.is_err() {
-                    break;
-                }
-            }
-        }
+        self.post_buffers(key);
         self.events.push_back(Event::Accepted { listener, socket, from });
     }
 
@@ -351,7 +346,7 @@ impl Netio {
         let Some(receiver) = self.receivers.get(socket) else {
             return Err((SocketError::Closed, buffer));
         };
-        if receiver.buffers.is_some() {
+        if receiver.shelf.is_some() {
             return Err((SocketError::OwnBuffers, buffer));
         }
         let key = receiver.connection;

@@ -11,10 +11,10 @@ use crate::event::{ClosedReason, Event, RefusedReason, SocketError, Tag};
 use crate::hosts::{Search, Site};
 use crate::ids::{AnySocket, ConnectionKey, SubscribeSocket};
 use crate::options::SubscribeOptions;
+use crate::shelf::Shelf;
 use crate::wire::{Answer, Control, Role};
 
 pub(crate) struct Subscriber {
-    options: SubscribeOptions,
     pub(crate) site: Site,
     pub(crate) search: Search,
     pub(crate) connection: Option<ConnectionKey>,
@@ -25,10 +25,7 @@ pub(crate) struct Subscriber {
     /// Subscriptions that have ended, and how many messages the publisher had sent before on this connection.
     left: VecDeque<(u64, Tag)>,
     serial: u32,
-    /// Buffers that aren't posted.
-    free: Vec<Vec<u8>>,
-    /// How many were made.
-    made: usize,
+    pub(crate) shelf: Shelf,
     /// Nothing was wanted any more on this connection, which the publisher ends therefore.
     is_emptied: bool,
     is_closed: bool,
@@ -60,8 +57,8 @@ impl Netio {
         port: u16,
         options: SubscribeOptions,
     ) -> SubscribeSocket {
+        let shelf = Shelf::new(options.buffers, self.link.long_reads());
         self.subscribers.insert(Subscriber {
-            options,
             site: Site::new(host, port),
             search: Search::default(),
             connection: None,
@@ -69,8 +66,7 @@ impl Netio {
             leaving: BTreeMap::new(),
             left: VecDeque::new(),
             serial: 0,
-            free: Vec::new(),
-            made: 0,
+            shelf,
             is_emptied: false,
             is_closed: false,
         })
@@ -164,19 +160,7 @@ impl Netio {
                 let subscriber = &mut self.subscribers[socket];
                 subscriber.connection = Some(key);
                 subscriber.is_emptied = false;
-                let buffers = subscriber.options.buffers;
-                while subscriber.made < buffers.count {
-                    let Some(buffer) = buffers.make() else { break };
-                    subscriber.made += 1;
-                    subscriber.free.push(buffer);
-                }
-                let connection = &mut self.connections[key];
-                while let Some(buffer) = subscriber.free.pop() {
-                    if let Err(buffer) = connection.post(key, &mut self.operations, buffer) {
-                        subscriber.free.push(buffer);
-                        break;
-                    }
-                }
+                self.post_buffers(key);
             }
             Err(reason) => self.go_on_or_tell(socket.into(), reason),
         }
@@ -247,18 +231,6 @@ impl Netio {
         {
             subscriber.left.pop_front();
             self.events.push_back(Event::Unsubscribed { socket, tag });
-        }
-    }
-
-    /// A buffer that is to be posted again.
-    pub(crate) fn subscriber_buffer(&mut self, socket: SubscribeSocket, buffer: Vec<u8>) {
-        let Some(subscriber) = self.subscribers.get_mut(socket) else { return };
-        let posted = match subscriber.connection {
-            Some(key) => self.connections[key].post(key, &mut self.operations, buffer),
-            None => Err(buffer),
-        };
-        if let Err(buffer) = posted {
-            subscriber.free.push(buffer);
         }
     }
 

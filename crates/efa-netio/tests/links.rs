@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use efa::{Access, Fabric, ForeignMemory, LocalAccess, LocalOptions, ShmOptions, TcpOptions};
 use efa_netio::{
-    Buffers, ClosedReason, Completion, Event, ListenOptions, Message, Netio, Options, Pool,
-    SendOptions, Sent, Wait,
+    Buffers, ClosedReason, Completion, Delivery, Event, ListenOptions, Message, Netio, Options,
+    Pool, PublishOptions, PublishSocket, Published, SendOptions, Sent, SubscribeOptions, Wait,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
@@ -331,4 +331,68 @@ fn messages_are_sent_from_memory_of_a_vector_of_an_array_and_of_a_mapped_file() 
             left.next();
         }
     }
+}
+
+/// A publisher and a subscriber with `count` buffers of 1 MiB on one host, subscribed to tag 1.
+fn published_to(host: &Host, count: usize) -> (Netio, PublishSocket, Pool, Netio) {
+    let mut publisher = context(&host.shm());
+    let pool = publisher.register(vec![7; 1 << 20]).unwrap();
+    let socket = publisher.publish_socket(&pool, PublishOptions::default()).unwrap();
+    publisher.publish_at(socket, HOST, 0).unwrap();
+    let port = publisher.local_address(socket).unwrap().port();
+    let mut subscriber = context(&host.shm());
+    let options = SubscribeOptions::default().buffers(Buffers { count, size: 1 << 20 });
+    let of = subscriber.subscribe_socket(HOST, port, options);
+    subscriber.subscribe(of, 1).unwrap();
+    while !matches!(publisher.poll(Wait::No).unwrap(), Some(Event::Subscriber { tag: 1, .. })) {
+        subscriber.poll(Wait::No).unwrap();
+    }
+    (publisher, socket, pool, subscriber)
+}
+
+/// Publishes all of the pool, and returns it as the subscriber got it.
+fn deliver(
+    (publisher, socket, pool): (&mut Netio, PublishSocket, &Pool),
+    subscriber: &mut Netio,
+) -> Delivery {
+    let published = publisher.publish(socket, 1, Message::of(pool.whole()));
+    assert!(matches!(published, Published::UnderWay));
+    let begin = std::time::Instant::now();
+    loop {
+        assert!(begin.elapsed() < LONG);
+        let _ = publisher.poll(Wait::No).unwrap();
+        if let Some(Event::Message { message, .. }) = subscriber.poll(Wait::No).unwrap() {
+            assert!(message.len() == 1 << 20 && message.iter().all(|byte| *byte == 7));
+            return message;
+        }
+    }
+}
+
+#[test]
+fn long_messages_on_shm_are_received_in_the_buffer_that_came_back_last() {
+    const COUNT: usize = 6;
+    let host = Host::new();
+    let (mut publisher, socket, pool, mut subscriber) = published_to(&host, COUNT);
+    let mut places = Vec::new();
+    for _ in 0..COUNT + 4 {
+        let message = deliver((&mut publisher, socket, &pool), &mut subscriber);
+        places.push(message.as_ptr());
+    }
+    // All were posted before the first message told that messages are long.
+    let [.., one, two, three] = places[..] else { unreachable!() };
+    assert!(one == two && two == three, "{places:?}");
+}
+
+#[test]
+fn long_messages_on_shm_go_on_while_the_program_keeps_all_buffers_but_one() {
+    const COUNT: usize = 4;
+    let host = Host::new();
+    let (mut publisher, socket, pool, mut subscriber) = published_to(&host, COUNT);
+    let mut kept = Vec::new();
+    for _ in 0..3 * COUNT {
+        let message = deliver((&mut publisher, socket, &pool), &mut subscriber);
+        kept.push(message);
+        kept.truncate(COUNT - 1);
+    }
+    assert_eq!(kept.len(), COUNT - 1);
 }
