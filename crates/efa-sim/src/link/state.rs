@@ -62,7 +62,8 @@ pub struct QueueState {
     report_unknown_gid: bool,
     /// Accepted sends and RDMA operations whose completion was not taken yet.
     sends: usize,
-    posted: VecDeque<Packet>,
+    /// The one that was posted last is filled next: it is still in the processor's cache.
+    posted: Vec<Packet>,
     /// Posted buffers whose completion was not taken yet.
     receives: usize,
     /// Since when the RNR timeout of senders runs.
@@ -84,7 +85,7 @@ impl QueueState {
             rnr_delay,
             report_unknown_gid: settings.report_unknown_gid,
             sends: 0,
-            posted: VecDeque::new(),
+            posted: Vec::new(),
             receives: 0,
             ready_since: settings.rnr_at_start.then_some(Time::ZERO),
         }
@@ -138,12 +139,12 @@ impl QueueState {
             return Err((DeviceError::QueueFull { depth }, packet));
         }
         self.receives += 1;
-        self.posted.push_back(packet);
+        self.posted.push(packet);
         Ok(())
     }
 
     pub(super) fn withdraw_receive(&mut self) -> Option<Packet> {
-        let packet = self.posted.pop_back()?;
+        let packet = self.posted.pop()?;
         self.receives -= 1;
         self.posted.shrink_to(2 * self.posted.len());
         Some(packet)
@@ -239,7 +240,7 @@ pub(crate) struct ReceiveQueue<'a> {
     pub(crate) qkey: Qkey,
     /// The memory that senders may read and write.
     pub(crate) keys: &'a KeyTable,
-    pub(crate) posted: &'a mut VecDeque<Packet>,
+    pub(crate) posted: &'a mut Vec<Packet>,
     pub(crate) now: Time,
     /// Whether the immediate data of a write takes no buffer.
     pub(crate) unsolicited: bool,

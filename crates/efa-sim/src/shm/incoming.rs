@@ -156,12 +156,12 @@ impl Incoming {
                         self.reject(Status::BadDestinationQpn);
                         continue;
                     }
-                    let Some(mut packet) = queue.posted.pop_front() else {
+                    let Some(mut packet) = queue.posted.pop() else {
                         self.wait(queue);
                         break;
                     };
                     let Some(bytes) = packet.get_mut(..arrived.length) else {
-                        queue.posted.push_front(packet);
+                        queue.posted.push(packet);
                         self.reject(Status::RemoteBadLength);
                         continue;
                     };
@@ -187,7 +187,7 @@ impl Incoming {
         queue: &mut ReceiveQueue<'_>,
         arrived: Arrived,
     ) -> Option<Delivered> {
-        let packet = if queue.unsolicited { None } else { queue.posted.pop_front() };
+        let packet = if queue.unsolicited { None } else { queue.posted.pop() };
         if packet.is_none() && !queue.unsolicited {
             self.wait(queue);
             return None;

@@ -156,7 +156,7 @@ fn deliver(
     if arrived.key != target.queue.qkey.0 {
         return Err(Status::BadDestinationQpn);
     }
-    let mut packet = target.queue.posted.pop_front().ok_or(Status::ReceiverNotReady)?;
+    let mut packet = target.queue.posted.pop().ok_or(Status::ReceiverNotReady)?;
     let length = payload.len();
     match packet.get_mut(..length) {
         Some(bytes) => {
@@ -165,7 +165,7 @@ fn deliver(
             Ok(())
         }
         None => {
-            target.queue.posted.push_front(packet);
+            target.queue.posted.push(packet);
             Err(Status::RemoteBadLength)
         }
     }
@@ -361,11 +361,8 @@ impl Incoming {
                     Err(Status::BadDestinationQpn)
                 }
                 Prefix::Written { immediate, length } => {
-                    let packet = if target.queue.unsolicited {
-                        None
-                    } else {
-                        target.queue.posted.pop_front()
-                    };
+                    let packet =
+                        if target.queue.unsolicited { None } else { target.queue.posted.pop() };
                     receive(Delivered::Written { packet, length, immediate });
                     Ok(())
                 }
