@@ -1,6 +1,6 @@
 //! How the figures of `cargo xtask bench peers` are shown: tables of the terminal and of Markdown, and plots.
 
-use comfy_table::presets::{ASCII_MARKDOWN, UTF8_HORIZONTAL_ONLY};
+use comfy_table::presets::{ASCII_MARKDOWN, UTF8_BORDERS_ONLY};
 use comfy_table::{CellAlignment, Table};
 use efa_plot::{Corner, Plot, Series};
 
@@ -21,7 +21,7 @@ impl Style {
     fn table(self) -> Table {
         let mut table = Table::new();
         table.load_preset(match self {
-            Self::Terminal => UTF8_HORIZONTAL_ONLY,
+            Self::Terminal => UTF8_BORDERS_ONLY,
             Self::Markdown => ASCII_MARKDOWN,
         });
         table

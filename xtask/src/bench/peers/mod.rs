@@ -62,7 +62,7 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "sizes")]
     quick: bool,
     /// How often everything is measured
-    #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..100))]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u32).range(1..100))]
     runs: u32,
     /// How long a measurement takes at least [default: 20, with --quick 5]
     #[arg(long, value_name = "MILLISECONDS", value_parser = clap::value_parser!(u32).range(1..=300))]
@@ -182,7 +182,12 @@ fn measure(
     for points in chunks {
         for &who in &range.there {
             bar.set_message(format!("round {number}: {who}"));
-            match range.measure(who, points) {
+            let mut measured = range.measure(who, points);
+            if who.is_peer() && measured.is_err() {
+                // libfabric's shm doesn't start where a dead process of the same number left a file in /dev/shm.
+                measured = range.measure(who, points);
+            }
+            match measured {
                 Ok(said) => round.add(who, said),
                 Err(error) if who.is_peer() => {
                     notes.push(format!("{who}, round {number}: {error:#}"))
@@ -322,6 +327,6 @@ mod tests {
         let words = ["--runs", "3", "--sizes", "8,64", "--only", "ours,baretcp", "--time", "7"];
         let line = "cargo xtask bench peers --runs 3 --sizes 8,64 --time 7 --only ours,baretcp";
         assert_eq!(args(&words).command(), line);
-        assert_eq!(args(&[]).command(), "cargo xtask bench peers --runs 5");
+        assert_eq!(args(&[]).command(), "cargo xtask bench peers --runs 3");
     }
 }

@@ -1,6 +1,7 @@
 //! The programs of `cargo xtask bench peers`, and how they run: pinned to two processors, with a deadline.
 
 use std::fmt;
+use std::fs::File;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -14,6 +15,10 @@ use super::point::{Form, Kind, Point};
 use crate::bench::soft::{listens, two_processors};
 use crate::process::{self, Running};
 use crate::workspace::Workspace;
+
+/// The C programs.
+const LIBFABRIC: &str = "libfabric";
+const MPI: &str = "mpi";
 
 /// Who is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -221,15 +226,15 @@ impl Range {
             let there = Path::new(sign).is_file() || process::find_in_path(sign).is_some();
             ensure!(there, "Debian has it in {package}");
         }
-        let (compiler, source, libraries) = match who {
-            Contestant::Shm | Contestant::Tcp => ("cc", "libfabric.c", &["-lfabric"][..]),
-            Contestant::Mpi => ("mpicc.openmpi", "mpi.c", &[][..]),
+        let (compiler, program, libraries) = match who {
+            Contestant::Shm | Contestant::Tcp => ("cc", LIBFABRIC, &["-lfabric"][..]),
+            Contestant::Mpi => ("mpicc.openmpi", MPI, &[][..]),
             _ => return Ok(()),
         };
         let mut cc = Command::new(compiler);
         cc.args(["-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror"]);
-        cc.arg(sources.join(source)).args(libraries).arg("-o").arg(self.built.join(source));
-        process::run(cc.arg("-I").arg(sources))
+        cc.arg(sources.join(program).with_extension("c")).args(libraries);
+        process::run(cc.arg("-o").arg(self.built.join(program)))
     }
 
     /// Measures points, one after the other.
@@ -250,7 +255,7 @@ impl Range {
                 Running::start(&mut command)?.finish(self.until())?
             }
             Contestant::Shm | Contestant::Tcp => {
-                self.pair(&self.built.join("libfabric.c"), &[], &[who.name()], &words)?
+                self.pair(&self.built.join(LIBFABRIC), &[], &[who.name()], &words)?
             }
             Contestant::Mpi => self.mpi(&words)?,
             Contestant::Ucx => {
@@ -273,16 +278,23 @@ impl Range {
         points: &[String],
     ) -> Result<String> {
         let place = place()?;
+        let errors = |role: &str| place.path().join(format!("{role}.errors"));
         let start = |processor: usize, role: &str| {
             let mut command = self.pinned(processor, program);
             command.args(before).arg(role).arg(place.path()).args(self.limits());
-            Running::start(command.args(after).args(points))
+            command.args(after).args(points).stderr(File::create(errors(role))?);
+            Running::start(&mut command)
         };
         let until = self.until();
-        let mut server = start(1, "server")?;
-        let mut client = start(0, "client")?;
-        let said = client.finish(until).context("the client")?;
-        Ok(said + &server.finish(until).context("the server")?)
+        let finish = |mut side: Running, role: &str| {
+            side.finish(until).with_context(|| {
+                let reason = std::fs::read_to_string(errors(role)).unwrap_or_default();
+                format!("the {role}: {}", reason.trim())
+            })
+        };
+        let server = start(1, "server")?;
+        let client = start(0, "client")?;
+        Ok(finish(client, "client")? + &finish(server, "server")?)
     }
 
     fn mpi(&self, points: &[String]) -> Result<String> {
@@ -293,7 +305,7 @@ impl Range {
         for (number, processor) in self.processors.iter().enumerate() {
             command.args((number > 0).then_some(":"));
             command.args(["-np", "1", "taskset", "--cpu-list", processor]);
-            command.arg(self.built.join("mpi.c")).args(self.limits()).args(points);
+            command.arg(self.built.join(MPI)).args(self.limits()).args(points);
         }
         Running::start(command.stdin(Stdio::null()))?.finish(self.until())
     }
