@@ -286,15 +286,23 @@ impl Range {
             Running::start(&mut command)
         };
         let until = self.until();
-        let finish = |mut side: Running, role: &str| {
+        let finish = |side: &mut Running, role: &str| {
             side.finish(until).with_context(|| {
                 let reason = std::fs::read_to_string(errors(role)).unwrap_or_default();
                 format!("the {role}: {}", reason.trim())
             })
         };
-        let server = start(1, "server")?;
-        let client = start(0, "client")?;
-        Ok(finish(client, "client")? + &finish(server, "server")?)
+        let (mut server, mut client) = (start(1, "server")?, start(0, "client")?);
+        // A side whose other one failed would wait until its deadline.
+        while server.is_running()? && client.is_running()? && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        if server.is_running()? {
+            let said = finish(&mut client, "client")?;
+            return Ok(said + &finish(&mut server, "server")?);
+        }
+        let said = finish(&mut server, "server")?;
+        Ok(said + &finish(&mut client, "client")?)
     }
 
     fn mpi(&self, points: &[String]) -> Result<String> {
