@@ -118,11 +118,12 @@ impl Transport for Ours {
 
     fn send(&mut self, point: Point, slot: usize) -> Result<()> {
         let at = point.offset(slot);
-        let slice = self.out.slice(at..at + point.size)?;
+        let mut slice = self.out.slice(at..at + point.size)?;
         self.sent[slot] = false;
         let message = Message::to(self.peer).tagged(DATA);
-        while let Err(refused) = self.endpoint.send(message, slice.clone(), slot as u64) {
+        while let Err(refused) = self.endpoint.send(message, slice, slot as u64) {
             ensure!(refused.error.is_busy(), "{}", refused.error);
+            slice = refused.buffer.into_region().ok().context("another buffer came back")?;
             self.progress()?;
         }
         Ok(())
