@@ -48,7 +48,8 @@ static void post(void *buffer, size_t size, uint64_t tag, struct operation *oper
 	ssize_t code;
 
 	operation->is_done = false;
-	while ((code = fi_trecv(ep, buffer, size, NULL, FI_ADDR_UNSPEC, tag, 0, &operation->context)) == -FI_EAGAIN)
+	while ((code = fi_trecv(ep, buffer, size, NULL, FI_ADDR_UNSPEC, tag, 0,
+				&operation->context)) == -FI_EAGAIN)
 		progress();
 	check(code, "fi_trecv");
 }
@@ -58,7 +59,8 @@ static void send_tagged(const void *buffer, size_t size, uint64_t tag, struct op
 	ssize_t code;
 
 	operation->is_done = false;
-	while ((code = fi_tsend(ep, buffer, size, NULL, peer, tag, &operation->context)) == -FI_EAGAIN)
+	while ((code = fi_tsend(ep, buffer, size, NULL, peer, tag, &operation->context)) ==
+	       -FI_EAGAIN)
 		progress();
 	check(code, "fi_tsend");
 }
@@ -103,7 +105,7 @@ int main(int argc, char **argv)
 	bool is_client;
 
 	if (argc < 7) {
-		fprintf(stderr, "client|server DIRECTORY SECONDS MILLISECONDS PROVIDER POINT... are expected\n");
+		fprintf(stderr, "client|server DIRECTORY SECONDS MILLISECONDS PROVIDER POINT...\n");
 		return 1;
 	}
 	is_client = !strcmp(argv[1], "client");

@@ -1,5 +1,5 @@
-/* What the C programs of `cargo xtask bench peers` have in common: the exchanges of src/measure.rs, which describes
- * them. A program defines the functions that are declared here, and calls `client` or `server`.
+/* What the C programs of `cargo xtask bench peers` have in common: the exchanges of src/measure.rs, which
+ * describes them. A program defines the functions that are declared here, and calls `client` or `server`.
  */
 #ifndef MEASURE_H
 #define MEASURE_H
@@ -11,7 +11,9 @@
 #include <time.h>
 #include <unistd.h>
 
-/* MAX_WINDOW: the most messages under way. LINE: the least bytes between two buffers. SENT: every byte that is sent. */
+/* MAX_WINDOW: the most messages under way. LINE: the least bytes between two buffers. SENT: every byte that
+ * is sent.
+ */
 enum { MAX_WINDOW = 64, LINE = 64, SENT = 0x5a };
 #define MOST_MESSAGES (1ull << 24)
 
@@ -47,7 +49,8 @@ static struct point parse(const char *text)
 	char what[8], form[8];
 	int length = -1;
 
-	if (sscanf(text, "%7[a-z]:%zu:%u:%7[a-z]%n", what, &point.size, &point.window, form, &length) != 4 ||
+	if (sscanf(text, "%7[a-z]:%zu:%u:%7[a-z]%n", what, &point.size, &point.window, form,
+		   &length) != 4 ||
 	    length < 0 || text[length] || !point.window || point.window > MAX_WINDOW)
 		fail("not a point", text);
 	point.is_stream = !strcmp(what, "stream");
@@ -145,8 +148,8 @@ static void client(char **points, int points_count, double least)
 		}
 		tell(0);
 		hear();
-		printf("%s %zu %u %s %.6e\n", point.is_stream ? "stream" : "latency", point.size, point.window,
-		       point.has_each ? "each" : "one",
+		printf("%s %zu %u %s %.6e\n", point.is_stream ? "stream" : "latency", point.size,
+		       point.window, point.has_each ? "each" : "one",
 		       time / (double)count / (point.is_stream ? 1 : 2));
 		fflush(stdout);
 	}

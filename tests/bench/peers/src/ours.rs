@@ -37,9 +37,9 @@ pub(crate) struct Ours {
 
 impl Ours {
     pub(crate) fn open(directory: &Path, role: &str, bytes: usize) -> Result<Self> {
-        let run = directory.file_name().context("a directory without a name")?;
-        let name = format!("peers{}", run.to_string_lossy());
-        let domain = Fabric::shm(ShmOptions::new(name)).domain()?;
+        let hosts = Some(directory.join("hosts"));
+        let options = ShmOptions::new("peers").with(|options| options.directory = hosts);
+        let domain = Fabric::shm(options).domain()?;
         let queue = domain.completion_queue(CompletionQueueOptions::default());
         let addresses = domain.address_vector();
         let endpoint = domain

@@ -19,6 +19,8 @@ use crate::workspace::Workspace;
 /// The C programs.
 const LIBFABRIC: &str = "libfabric";
 const MPI: &str = "mpi";
+/// A file system in memory.
+const MEMORY: &str = "/dev/shm";
 
 /// Who is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -369,9 +371,13 @@ fn messages(point: Point, least: Duration) -> u64 {
     count.clamp(2 * u64::from(point.window), 1 << 24)
 }
 
-/// A directory where two sides meet, removed at the end.
+/// A directory where two sides meet, removed at the end. Rings are files in it, so it is in memory where there is such a
+/// place.
 fn place() -> Result<TempDir> {
-    tempfile::Builder::new().prefix("p").tempdir().context("cannot make a directory")
+    let mut builder = tempfile::Builder::new();
+    let builder = builder.prefix("efa-peers-");
+    let made = builder.tempdir_in(MEMORY).or_else(|_| builder.tempdir());
+    made.context("cannot make a directory")
 }
 
 #[cfg(test)]
