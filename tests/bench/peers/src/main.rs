@@ -4,7 +4,7 @@
 //! ```text
 //! efa-bench-peers ours|ring|tcp|readv|memcpy client|server DIRECTORY SECONDS MILLISECONDS POINT...
 //!
-//!   DIRECTORY      where both sides meet
+//!   DIRECTORY      where both sides meet, empty
 //!   SECONDS        after which the process ends in any case
 //!   MILLISECONDS   that a measurement takes at least
 //!   POINT          latency:8:1:one, stream:4096:16:each: size, messages under way, and whether all have one buffer
@@ -26,6 +26,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use crate::copies::{By, Copies};
 use crate::measure::{Point, Transport, client, server};
 use crate::ours::Ours;
 use crate::ring::Ring;
@@ -58,9 +59,10 @@ fn main() -> Result<()> {
         }
         ("ring", role) => run(&mut Ring::open(directory, role)?, role, &points, least),
         ("tcp", role) => run(&mut Tcp::open(directory, role, bytes)?, role, &points, least),
-        ("readv", "server") => copies::owner(directory, bytes),
-        ("readv", _) => copies::readv(directory, &points, bytes, least),
-        ("memcpy", _) => copies::memcpy(&points, bytes, least),
+        ("memcpy" | "readv", role) => {
+            let by = if what == "memcpy" { By::Memcpy } else { By::Kernel };
+            run(&mut Copies::open(by, directory, role, bytes)?, role, &points, least)
+        }
         (other, _) => bail!("`{other}` is none of ours, ring, tcp, readv, memcpy"),
     }
 }

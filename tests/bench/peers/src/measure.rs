@@ -55,7 +55,7 @@ impl Point {
     }
 
     /// Number of buffers.
-    pub(crate) fn buffers(self) -> usize {
+    fn buffers(self) -> usize {
         if self.has_each { self.window } else { 1 }
     }
 
@@ -64,7 +64,7 @@ impl Point {
     }
 
     /// The line that tells what was measured.
-    pub(crate) fn report(self, message: f64) {
+    fn report(self, message: f64) {
         println!("{self} {message:.6e}");
         // Whoever doesn't read it any more has ended the run.
         let _ = std::io::stdout().flush();
@@ -152,7 +152,7 @@ fn exchange(transport: &mut impl Transport, point: Point, count: u64) -> Result<
 }
 
 /// Repeats with more messages until they take the least time; returns the seconds of one, and how many there were.
-pub(crate) fn long_enough(
+fn long_enough(
     first: u64,
     least: Duration,
     mut measure: impl FnMut(u64) -> Result<Duration>,

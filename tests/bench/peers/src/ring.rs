@@ -33,18 +33,17 @@ struct Lane {
 
 type Buffer = [u64; WORDS - 1];
 
-pub(crate) struct Ring {
+/// A side of both rings.
+pub(crate) struct Lanes {
     out: &'static Lane,
     into: &'static Lane,
     sent: u64,
     /// As last read.
     taken: u64,
     received: u64,
-    from: [Buffer; MAX_WINDOW],
-    to: [Buffer; MAX_WINDOW],
 }
 
-impl Ring {
+impl Lanes {
     pub(crate) fn open(directory: &Path, role: &str) -> Result<Self> {
         let path = directory.join("ring");
         let length = 2 * size_of::<Lane>();
@@ -68,12 +67,11 @@ impl Ring {
         // its words as atomics.
         let (first, second) = unsafe { (base.as_ref(), base.add(1).as_ref()) };
         let (out, into) = if role == "client" { (first, second) } else { (second, first) };
-        let from = [[u64::from_ne_bytes([SENT; 8]); WORDS - 1]; MAX_WINDOW];
-        let to = [[u64::from_ne_bytes([UNSENT; 8]); WORDS - 1]; MAX_WINDOW];
-        Ok(Self { out, into, sent: 0, taken: 0, received: 0, from, to })
+        Ok(Self { out, into, sent: 0, taken: 0, received: 0 })
     }
 
-    fn put(&mut self, words: &[u64]) {
+    /// Sends a line, waiting for room.
+    pub(crate) fn put(&mut self, words: &[u64]) {
         while self.sent - self.taken >= LINES as u64 {
             self.taken = self.out.taken.0[0].load(Ordering::Acquire);
         }
@@ -85,7 +83,8 @@ impl Ring {
         line[WORDS - 1].store(self.sent, Ordering::Release);
     }
 
-    fn take(&mut self, words: &mut [u64]) {
+    /// Waits for a line.
+    pub(crate) fn take(&mut self, words: &mut [u64]) {
         let line = &self.into.lines[self.received as usize % LINES].0;
         while line[WORDS - 1].load(Ordering::Acquire) != self.received + 1 {
             std::hint::spin_loop();
@@ -101,6 +100,21 @@ impl Ring {
     }
 }
 
+/// Messages that are lines.
+pub(crate) struct Ring {
+    lanes: Lanes,
+    from: [Buffer; MAX_WINDOW],
+    to: [Buffer; MAX_WINDOW],
+}
+
+impl Ring {
+    pub(crate) fn open(directory: &Path, role: &str) -> Result<Self> {
+        let from = [[u64::from_ne_bytes([SENT; 8]); WORDS - 1]; MAX_WINDOW];
+        let to = [[u64::from_ne_bytes([UNSENT; 8]); WORDS - 1]; MAX_WINDOW];
+        Ok(Self { lanes: Lanes::open(directory, role)?, from, to })
+    }
+}
+
 fn buffer(point: Point, slot: usize) -> usize {
     if point.has_each { slot } else { 0 }
 }
@@ -112,14 +126,14 @@ impl Transport for Ring {
 
     fn send(&mut self, point: Point, slot: usize) -> Result<()> {
         let words = self.from[buffer(point, slot)];
-        self.put(&words[..point.size.div_ceil(8)]);
+        self.lanes.put(&words[..point.size.div_ceil(8)]);
         Ok(())
     }
 
     fn await_receive(&mut self, point: Point, slot: usize) -> Result<()> {
         let at = buffer(point, slot);
         let mut words = self.to[at];
-        self.take(&mut words[..point.size.div_ceil(8)]);
+        self.lanes.take(&mut words[..point.size.div_ceil(8)]);
         self.to[at] = words;
         Ok(())
     }
@@ -129,13 +143,13 @@ impl Transport for Ring {
     }
 
     fn tell(&mut self, number: u64) -> Result<()> {
-        self.put(&[number]);
+        self.lanes.put(&[number]);
         Ok(())
     }
 
     fn hear(&mut self) -> Result<u64> {
         let mut words = [0];
-        self.take(&mut words);
+        self.lanes.take(&mut words);
         Ok(words[0])
     }
 

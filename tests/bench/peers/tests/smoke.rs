@@ -84,8 +84,8 @@ fn messages_of_efa_are_timed_and_the_way_of_their_bytes_is_counted() {
 }
 
 #[test]
-fn tcp_and_copies_by_the_kernel_are_timed() {
-    for what in ["tcp", "readv"] {
+fn tcp_and_copies_of_both_kinds_are_timed() {
+    for what in ["tcp", "memcpy", "readv"] {
         every_point_has_a_time(&pair(what)[0], &POINTS);
     }
 }
@@ -96,16 +96,9 @@ fn ring_is_timed_with_messages_that_fit_a_line() {
 }
 
 #[test]
-fn memcpy_is_timed_without_a_second_process() {
-    let place = tempfile::tempdir().unwrap();
-    let said = start("memcpy", "client", place.path().to_str().unwrap()).finish();
-    every_point_has_a_time(&said, &POINTS);
-}
-
-#[test]
 fn unknown_points_are_refused() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_efa-bench-peers"));
-    command.args(["memcpy", "client", ".", "5", "1", "stream:8:65:one"]);
+    command.args(["ring", "client", ".", "5", "1", "stream:8:65:one"]);
     let output = command.output().unwrap();
     assert!(!output.status.success());
     let said = String::from_utf8(output.stderr).unwrap();

@@ -89,8 +89,8 @@ impl Contestant {
             // It sends from one buffer and receives into one, whatever is under way.
             Self::Ucx => point.form == Form::One,
             Self::Ring => point.size <= 56,
-            // Nothing would be copied.
-            Self::Memcpy | Self::Readv | Self::BareTcp => point.size > 0,
+            // Nothing would be sent.
+            Self::BareTcp => point.size > 0,
             _ => true,
         }
     }
@@ -251,11 +251,7 @@ impl Range {
             Contestant::Ring => self.pair(&self.ours, &["ring"], &[], &words)?,
             Contestant::BareTcp => self.pair(&self.ours, &["tcp"], &[], &words)?,
             Contestant::Readv => self.pair(&self.ours, &["readv"], &[], &words)?,
-            Contestant::Memcpy => {
-                let mut command = self.pinned(0, &self.ours);
-                command.args(["memcpy", "client", "-"]).args(self.limits()).args(&words);
-                Running::start(&mut command)?.finish(self.until())?
-            }
+            Contestant::Memcpy => self.pair(&self.ours, &["memcpy"], &[], &words)?,
             Contestant::Shm | Contestant::Tcp => {
                 self.pair(&self.built.join(LIBFABRIC), &[], &[who.name()], &words)?
             }
