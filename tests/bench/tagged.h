@@ -97,7 +97,7 @@ static void meet(const char *directory, const char *ours, const char *theirs)
 		check(-FI_EINVAL, "fi_av_insert");
 }
 
-static void inject(uint64_t round)
+static inline void inject(uint64_t round)
 {
 	ssize_t code;
 

@@ -118,7 +118,14 @@ mod tests {
 
     #[test]
     fn deadlines_out_of_range_are_refused() {
-        for task in ["interop", "bench soft", "bench match", "bench vs-libfabric", "bench netio"] {
+        for task in [
+            "interop",
+            "bench soft",
+            "bench match",
+            "bench vs-libfabric",
+            "bench netio",
+            "bench peers",
+        ] {
             let parsed = |seconds: u64| {
                 let line = format!("xtask {task} --deadline {seconds}");
                 Cli::try_parse_from(line.split(' ')).is_ok()

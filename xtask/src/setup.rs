@@ -31,6 +31,8 @@ pub(crate) enum Tool {
     /// Open MPI and its headers, for programs on the software device.
     OpenMpi,
     OpenMpiHeaders,
+    /// UCX's program that measures messages.
+    UcxPerftest,
     /// MPI in Python, arrays for it, and a program of MPI that measures and checks messages.
     Mpi4py,
     NumPy,
@@ -126,6 +128,9 @@ impl Tool {
                 "libopenmpi-dev",
                 "/usr/share/doc/libopenmpi-dev/copyright",
             )),
+            Self::UcxPerftest => {
+                Source::Debian(DebianPackage::program("ucx-utils", "ucx_perftest"))
+            }
             Self::Mpi4py => Source::Debian(DebianPackage::file(
                 "python3-mpi4py",
                 "/usr/lib/python3/dist-packages/mpi4py/__init__.py",

@@ -42,7 +42,8 @@ pub(crate) enum Step {
     Libfabric,
     /// efa-verbs against rdma-core, and our stack on it (on the software device)
     Verbs,
-    /// C programs, libfabric's own and Open MPI on our provider for libfabric, and its scenarios with libfabric's
+    /// C programs, libfabric's own and Open MPI on our provider for libfabric, and its scenarios with libfabric's; the
+    /// programs of `cargo xtask bench peers`
     Provider,
     /// The examples in the documentation
     Doctests,
@@ -152,6 +153,7 @@ impl Step {
                 Tool::Mpi4py,
                 Tool::NumPy,
                 Tool::NetPipe,
+                Tool::UcxPerftest,
                 Tool::Valgrind,
             ],
             Self::Fuzz => &fuzz::TOOLS,
@@ -222,7 +224,8 @@ impl Step {
             Self::Provider => {
                 run_tests(with_packages(&mut cargo, &["layout", "programs", "provider"]), tests)?;
                 interop::provider_gate(workspace)?;
-                bench::provider::gate(workspace)
+                bench::provider::gate(workspace)?;
+                bench::peers::smoke(workspace)
             }
             Self::Verbs => verbs::step(workspace, |cargo| run_tests(cargo, tests)),
             Self::Doctests => {

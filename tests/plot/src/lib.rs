@@ -36,14 +36,17 @@ use plotters::coord::combinators::IntoLogRange;
 use plotters::prelude::*;
 
 const SIZE: (u32, u32) = (900, 560);
-/// Colours that are distinct on white, also to the colour-blind (Okabe and Ito).
-const COLOURS: [RGBColor; 6] = [
+/// Colours that are distinct on white, the first also to the colour-blind (Okabe and Ito).
+const COLOURS: [RGBColor; 9] = [
     RGBColor(213, 94, 0),
     RGBColor(0, 114, 178),
     RGBColor(0, 158, 115),
     RGBColor(204, 121, 167),
     RGBColor(230, 159, 0),
     RGBColor(86, 180, 233),
+    RGBColor(0, 0, 0),
+    RGBColor(130, 130, 130),
+    RGBColor(120, 80, 40),
 ];
 
 /// A plot. Both axes are logarithmic.

@@ -7,13 +7,15 @@
 //! [`soft`] compares the software device with libfabric's own providers, [`matching`] the cost of
 //! matching with that of MPI libraries, [`vs_libfabric`] the instructions of a round with those of
 //! libfabric's EFA provider, [`provider`] our provider for libfabric with libfabric's own, [`asleep`] the time of a
-//! round between processes that sleep, [`netio`] publish/subscribe with that of others.
+//! round between processes that sleep, [`netio`] publish/subscribe with that of others, [`peers`] messages between two
+//! processes with other libraries.
 
 mod added;
 mod asleep;
 mod counting;
 mod matching;
 mod netio;
+pub(crate) mod peers;
 pub(crate) mod provider;
 mod soft;
 pub(crate) mod vs_libfabric;
@@ -69,6 +71,8 @@ enum What {
     Asleep(asleep::Args),
     /// Compare publish/subscribe of NetIO with ZeroMQ, zenoh, iceoryx2 and NNG
     Netio(netio::Args),
+    /// Compare messages between two processes with libfabric's shm and tcp, UCX and Open MPI, and with what bounds them
+    Peers(peers::Args),
 }
 
 /// What instruction counts are judged by.
@@ -89,6 +93,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
         Some(What::Provider(args)) => return provider::run(workspace, args),
         Some(What::Asleep(args)) => return asleep::run(workspace, args),
         Some(What::Netio(args)) => return netio::run(workspace, args),
+        Some(What::Peers(args)) => return peers::run(workspace, args),
         None => {}
     }
     let metadata = workspace.metadata()?;

@@ -295,7 +295,7 @@ pub(super) fn two_processors(status: &str) -> Option<[String; 2]> {
 }
 
 /// Whether a socket of this machine listens at `port`.
-fn listens(port: u16) -> bool {
+pub(super) fn listens(port: u16) -> bool {
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(std::fs::read_to_string);
     tables.into_iter().flatten().any(|table| {
         table.lines().skip(1).any(|line| {

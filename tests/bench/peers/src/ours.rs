@@ -1,0 +1,192 @@
+//! Messages by the facade `efa` on the shm link, from and into registered memory.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use efa::{
+    Access, Address, AddressVector, CompletionQueue, CompletionQueueOptions, Direction, Endpoint,
+    EndpointOptions, Fabric, FiAddr, Kind, LocalAccess, MemoryRegion, Message, Receive, ShmOptions,
+    Statistics,
+};
+
+use crate::measure::{MAX_WINDOW, Point, SENT, Transport, UNSENT};
+
+const DATA: u64 = 7;
+const CONTROL: u64 = 8;
+/// The context of numbers; that of messages is their slot.
+const NUMBER: u64 = u64::MAX;
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) struct Ours {
+    endpoint: Endpoint,
+    queue: CompletionQueue,
+    peer: FiAddr,
+    out: MemoryRegion,
+    into: MemoryRegion,
+    received: [bool; MAX_WINDOW],
+    sent: [bool; MAX_WINDOW],
+    told: bool,
+    heard: Option<u64>,
+    /// When the point began.
+    before: Statistics,
+    is_server: bool,
+    _addresses: AddressVector,
+}
+
+impl Ours {
+    pub(crate) fn open(directory: &Path, role: &str, bytes: usize) -> Result<Self> {
+        let hosts = Some(directory.join("hosts"));
+        let options = ShmOptions::new("peers").with(|options| options.directory = hosts);
+        let domain = Fabric::shm(options).domain()?;
+        let queue = domain.completion_queue(CompletionQueueOptions::default());
+        let addresses = domain.address_vector();
+        let endpoint = domain
+            .endpoint(EndpointOptions::default())
+            .bind_completion_queue(&queue, Direction::Both)
+            .bind_address_vector(&addresses)
+            .enable()?;
+        // Written to, and so touched.
+        let access = Access { remote_read: true, remote_write: false };
+        let out = domain.register_for(vec![SENT; bytes], access, LocalAccess::SEND)?;
+        let into =
+            domain.register_for(vec![UNSENT; bytes], Access::default(), LocalAccess::RECV)?;
+        let peer = meet(directory, role, endpoint.address(), &addresses)?;
+        Ok(Self {
+            before: endpoint.statistics(),
+            endpoint,
+            queue,
+            peer,
+            out,
+            into,
+            received: [false; MAX_WINDOW],
+            sent: [false; MAX_WINDOW],
+            told: false,
+            heard: None,
+            is_server: role == "server",
+            _addresses: addresses,
+        })
+    }
+
+    /// Sends what is left, and closes.
+    pub(crate) fn close(self) -> Result<()> {
+        Ok(self.endpoint.close(PATIENCE)?)
+    }
+
+    fn progress(&mut self) -> Result<()> {
+        let Some(entry) = self.queue.read() else { return Ok(()) };
+        let completion = entry.map_err(|failed| failed.error)?;
+        match (completion.kind == Kind::Send, completion.context) {
+            (true, NUMBER) => self.told = true,
+            (true, slot) => self.sent[slot as usize] = true,
+            (false, NUMBER) => {
+                let bytes = completion.buffer.into_vec();
+                let number = <[u8; 8]>::try_from(bytes).ok().context("a number of other length")?;
+                self.heard = Some(u64::from_le_bytes(number));
+            }
+            (false, slot) => self.received[slot as usize] = true,
+        }
+        Ok(())
+    }
+}
+
+/// Writes our address into the directory, and waits for that of the other side.
+fn meet(directory: &Path, role: &str, ours: Address, to: &AddressVector) -> Result<FiAddr> {
+    let theirs = directory.join(if role == "client" { "server" } else { "client" });
+    let unfinished = directory.join(format!("{role}.new"));
+    fs::write(&unfinished, ours.to_string())?;
+    fs::rename(unfinished, directory.join(role))?;
+    let begin = Instant::now();
+    loop {
+        if let Ok(text) = fs::read_to_string(&theirs) {
+            return Ok(to.insert(text.parse::<Address>()?)?);
+        }
+        ensure!(begin.elapsed() < PATIENCE, "no {}", theirs.display());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+impl Transport for Ours {
+    fn receive(&mut self, point: Point, slot: usize) -> Result<()> {
+        let at = point.offset(slot);
+        let slice = self.into.slice(at..at + point.size)?;
+        self.received[slot] = false;
+        self.endpoint.receive(Receive::tagged(DATA), slice, slot as u64)?;
+        Ok(())
+    }
+
+    fn send(&mut self, point: Point, slot: usize) -> Result<()> {
+        let at = point.offset(slot);
+        let mut slice = self.out.slice(at..at + point.size)?;
+        self.sent[slot] = false;
+        let message = Message::to(self.peer).tagged(DATA);
+        while let Err(refused) = self.endpoint.send(message, slice, slot as u64) {
+            ensure!(refused.error.is_busy(), "{}", refused.error);
+            slice = refused.buffer.into_region().ok().context("another buffer came back")?;
+            self.progress()?;
+        }
+        Ok(())
+    }
+
+    fn await_receive(&mut self, _point: Point, slot: usize) -> Result<()> {
+        while !self.received[slot] {
+            self.progress()?;
+        }
+        Ok(())
+    }
+
+    fn await_send(&mut self, slot: usize) -> Result<()> {
+        while !self.sent[slot] {
+            self.progress()?;
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self, number: u64) -> Result<()> {
+        self.told = false;
+        let message = Message::to(self.peer).tagged(CONTROL);
+        self.endpoint.send(message, number.to_le_bytes().to_vec(), NUMBER)?;
+        while !self.told {
+            self.progress()?;
+        }
+        Ok(())
+    }
+
+    fn hear(&mut self) -> Result<u64> {
+        self.endpoint.receive(Receive::tagged(CONTROL), vec![0; size_of::<u64>()], NUMBER)?;
+        loop {
+            if let Some(number) = self.heard.take() {
+                return Ok(number);
+            }
+            self.progress()?;
+        }
+    }
+
+    fn received_byte(&self, at: usize) -> u8 {
+        let mut byte = [UNSENT];
+        self.into.read(at, &mut byte);
+        byte[0]
+    }
+
+    fn forget(&mut self, point: Point, slot: usize) {
+        self.into.write(point.offset(slot), &vec![UNSENT; point.size]);
+    }
+
+    fn begin(&mut self, _point: Point) {
+        self.before = self.endpoint.statistics();
+    }
+
+    /// Tells how the bytes of the messages came: in packets, whose bytes are copied into the ring and out of it, and by
+    /// reads of the device.
+    fn end(&mut self, point: Point) {
+        let now = self.endpoint.statistics();
+        let delivered = now.delivered_bytes - self.before.delivered_bytes;
+        if self.is_server && point.size > 0 {
+            let share = |bytes: u64| bytes as f64 / delivered.max(1) as f64;
+            let packets = share(now.received_bytes - self.before.received_bytes);
+            let reads = share(now.rdma_bytes - self.before.rdma_bytes);
+            println!("moved {point} {packets:.4} {reads:.4}");
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! The program of `cargo xtask bench peers`, in short runs: every point gets a line with a time.
+
+#![allow(clippy::unwrap_used)]
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const POINTS: [&str; 7] = [
+    "latency:0:1:one",
+    "latency:8:1:one",
+    "latency:1048576:1:one",
+    "stream:8:1:one",
+    "stream:4096:64:one",
+    "stream:4096:64:each",
+    "stream:1048576:16:each",
+];
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A process, killed and reaped when dropped.
+struct Process(Child);
+
+impl Process {
+    fn finish(mut self) -> String {
+        let begun = Instant::now();
+        // What it says fits into the pipe.
+        let status = loop {
+            match self.0.try_wait().unwrap() {
+                Some(status) => break status,
+                None => std::thread::sleep(Duration::from_millis(5)),
+            }
+            assert!(begun.elapsed() < DEADLINE, "a process doesn't end");
+        };
+        assert!(status.success(), "{status}");
+        std::io::read_to_string(self.0.stdout.take().unwrap()).unwrap()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start(what: &str, role: &str, directory: &str) -> Process {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_efa-bench-peers"));
+    command.args([what, role, directory, "50", "1"]).args(POINTS);
+    Process(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap())
+}
+
+/// What both sides say.
+fn pair(what: &str) -> [String; 2] {
+    let place = tempfile::Builder::new().prefix("peers-").tempdir().unwrap();
+    let directory = place.path().to_str().unwrap();
+    let server = start(what, "server", directory);
+    let client = start(what, "client", directory);
+    [client.finish(), server.finish()]
+}
+
+fn every_point_has_a_time(said: &str, points: &[&str]) {
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines.len(), points.len(), "{said}");
+    for (line, point) in lines.iter().zip(points) {
+        let (words, seconds) = line.rsplit_once(' ').unwrap();
+        assert_eq!(words, point.replace(':', " "));
+        let seconds: f64 = seconds.parse().unwrap();
+        assert!((0.0..10.0).contains(&seconds), "{line}");
+    }
+}
+
+#[test]
+fn messages_of_efa_are_timed_and_the_way_of_their_bytes_is_counted() {
+    let [client, server] = pair("ours");
+    every_point_has_a_time(&client, &POINTS);
+    // Messages without bytes have no way.
+    let moved: Vec<&str> = server.lines().collect();
+    assert_eq!(moved.len(), POINTS.len() - 1, "{server}");
+    for (line, point) in moved.iter().zip(&POINTS[1..]) {
+        let numbers = line.strip_prefix(&format!("moved {} ", point.replace(':', " "))).unwrap();
+        let (packets, reads) = numbers.split_once(' ').unwrap();
+        let sum = packets.parse::<f64>().unwrap() + reads.parse::<f64>().unwrap();
+        assert!(sum >= 1.0, "{line}");
+    }
+}
+
+#[test]
+fn tcp_and_copies_of_both_kinds_are_timed() {
+    for what in ["tcp", "memcpy", "readv"] {
+        every_point_has_a_time(&pair(what)[0], &POINTS);
+    }
+}
+
+#[test]
+fn ring_is_timed_with_messages_that_fit_a_line() {
+    every_point_has_a_time(&pair("ring")[0], &[POINTS[0], POINTS[1], POINTS[3]]);
+}
+
+#[test]
+fn unknown_points_are_refused() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_efa-bench-peers"));
+    command.args(["ring", "client", ".", "5", "1", "stream:8:65:one"]);
+    let output = command.output().unwrap();
+    assert!(!output.status.success());
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("the window in `stream:8:65:one` is not 1 to 64"), "{said}");
+}
