@@ -1,6 +1,6 @@
 //! `cargo xtask soak`: random operations of engines for any time; with `--device verbs`, of endpoints on
 //! `efa-verbs`; with `--hostile`, of attackers against an endpoint with honest peers; with `--wakeups`, of threads
-//! that sleep until a message comes.
+//! that sleep until a message comes; with `--streams`, of processes that are stopped and killed.
 
 use std::ffi::OsString;
 use std::process::Command;
@@ -26,6 +26,9 @@ pub(crate) struct Args {
     /// Must come first: send messages between threads that sleep, on each link, and count wake-ups that are lost
     #[arg(long, conflicts_with_all = ["device", "hostile"])]
     wakeups: bool,
+    /// Must come first: run streams of messages between processes that are stopped and killed
+    #[arg(long, conflicts_with_all = ["device", "hostile", "wakeups"])]
+    streams: bool,
     /// With --wakeups: rounds of each test [default: 1000000]
     #[arg(long, value_name = "N", requires = "wakeups")]
     rounds: Option<u64>,
@@ -33,10 +36,11 @@ pub(crate) struct Args {
     arguments: Vec<OsString>,
 }
 
-/// The programs: random operations of engines, the same on `efa-verbs`, attackers.
+/// The programs: random operations of engines, the same on `efa-verbs`, attackers, streams.
 const RANDOM: &str = "efa-soak";
 pub(crate) const ON_VERBS: &str = "efa-soak-verbs";
 const HOSTILE: &str = "efa-soak-hostile";
+const STREAMS: &str = "efa-soak-streams";
 
 /// What a victim on libfabric needs.
 pub(crate) const LIBFABRIC: [Tool; 3] = [Tool::CCompiler, Tool::LibfabricHeaders, Tool::FiInfo];
@@ -70,7 +74,11 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     if args.wakeups {
         return run_wakeups(workspace, args.rounds.unwrap_or(1_000_000));
     }
-    let name = if args.hostile { HOSTILE } else { RANDOM };
+    let name = match (args.hostile, args.streams) {
+        (true, _) => HOSTILE,
+        (_, true) => STREAMS,
+        _ => RANDOM,
+    };
     let built = release::build(workspace, &[name])?;
     let mut program = Command::new(built.join(name));
     program.current_dir(workspace.root());
@@ -108,9 +116,11 @@ fn run_on_verbs(workspace: &Workspace, arguments: &[OsString]) -> Result<()> {
 
 /// The step of `cargo xtask test`, always with the same seeds: a change must not fail by what it didn't do.
 pub(crate) fn gate(workspace: &Workspace) -> Result<()> {
-    release::build(workspace, &[RANDOM, HOSTILE])?;
+    release::build(workspace, &[RANDOM, HOSTILE, STREAMS])?;
     run(workspace, &Args { arguments: vec!["--minutes".into(), GATE.into()], ..Args::default() })?;
     run(workspace, &Args { hostile: true, ..Args::default() })?;
+    let few = ["--minutes", "0.2"].map(OsString::from).to_vec();
+    run(workspace, &Args { streams: true, arguments: few, ..Args::default() })?;
     run_wakeups(workspace, WAKEUPS)
 }
 
