@@ -228,6 +228,10 @@ impl Incoming {
         &self.socket
     }
 
+    pub(super) fn into_socket(self) -> Socket {
+        self.socket
+    }
+
     /// The sender; number 0 before its hello.
     pub(super) fn sender(&self) -> QueuePairId {
         QueuePairId { gid: self.gid, qpn: self.hello.map_or(Qpn(0), |hello| hello.qpn) }

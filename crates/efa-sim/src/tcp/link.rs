@@ -38,6 +38,9 @@ use crate::region::SoftRegion;
 
 /// How often connections whose senders are slow are looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
+/// How long the socket of a connection that was closed stays open, and how many such sockets there are at most.
+const LEAVES_AFTER: Duration = Duration::from_secs(1);
+const MOST_LEAVING: usize = 64;
 /// Idle polls between two questions to the system. Asking in each makes an idle poll take five times
 /// as long, and ping-pong no faster: with sends outstanding each poll asks anyway.
 const SOCKET_POLL_INTERVAL: u32 = 8;
@@ -74,6 +77,8 @@ pub struct TcpLink {
     reorder: Option<Rng>,
 
     incoming: Slab<Incoming>,
+    /// Sockets whose last words are on their way, and when to close them, oldest first.
+    leaving: VecDeque<(Time, Socket)>,
     outgoing: Slab<Outgoing>,
     /// Keys in `outgoing`.
     connections: HashMap<QueuePairId, usize>,
@@ -132,6 +137,7 @@ pub(super) fn create(
         statistics: TcpStatistics::default(),
         reorder: settings.reorder.map(|seed| Rng::with_seed(seed ^ u64::from(qpn.0))),
         incoming: Slab::new(),
+        leaving: VecDeque::new(),
         outgoing: Slab::new(),
         connections: HashMap::new(),
         listener,
@@ -273,7 +279,8 @@ impl TcpLink {
                     self.accept_pending = false;
                     return;
                 }
-                Err(Errno::MFILE | Errno::NFILE) if self.close_idle() => {}
+                Err(Errno::MFILE | Errno::NFILE)
+                    if self.leaving.pop_front().is_some() || self.close_idle() => {}
                 Err(errno) => {
                     // Tried again in the next sweep: the system doesn't report when it can.
                     self.accept_pending = false;
@@ -290,6 +297,7 @@ impl TcpLink {
         if self.incoming.len() >= self.options.max_peers && !self.make_room(gid, state.now()) {
             self.statistics.rejected += 1;
             incoming.turn_away(scratch(&mut self.scratch));
+            self.leave(incoming, state.now());
             return;
         }
         let entry = self.incoming.vacant_entry();
@@ -313,17 +321,29 @@ impl TcpLink {
         let held: Vec<_> = self.incoming.iter().map(|(key, incoming)| incoming.held(key)).collect();
         let Some(key) = admission::to_drop(&held, newcomer, now) else { return false };
         self.statistics.evicted += 1;
-        self.turn_away(key);
+        self.turn_away(key, now);
         true
     }
 
     /// Closes a connection; its sender may come back.
-    fn turn_away(&mut self, key: usize) {
+    fn turn_away(&mut self, key: usize, now: Time) {
         if let Some(mut incoming) = self.incoming.try_remove(key) {
             tracing::debug!(sender = %incoming.sender(), "closing a connection, to be tried again");
             incoming.turn_away(scratch(&mut self.scratch));
             self.forget(Token::Incoming(key));
+            self.leave(incoming, now);
         }
+    }
+
+    /// Keeps the socket of a connection that was closed, until its last words have arrived. Of too many the oldest is
+    /// closed before.
+    fn leave(&mut self, incoming: Incoming, now: Time) {
+        let socket = incoming.into_socket();
+        self.poller.remove(&socket);
+        if self.leaving.len() >= MOST_LEAVING {
+            self.leaving.pop_front();
+        }
+        self.leaving.push_back((now + LEAVES_AFTER, socket));
     }
 
     fn serve_incoming(&mut self, state: &mut QueueState, key: usize) {
@@ -406,6 +426,9 @@ impl TcpLink {
             self.scratch = Vec::new();
             self.incoming.iter_mut().for_each(|(_, incoming)| incoming.free_buffer());
         }
+        while self.leaving.front().is_some_and(|&(until, _)| until <= state.now()) {
+            self.leaving.pop_front();
+        }
         self.accept_pending = true;
         self.accept(state);
         let (now, options) = (state.now(), Arc::clone(&self.options));
@@ -423,7 +446,7 @@ impl TcpLink {
                 let violation = Violation::Slow { limit };
                 tracing::warn!(sender = %incoming.sender(), %violation, "closing a connection");
                 self.statistics.violations.count(violation);
-                self.turn_away(key);
+                self.turn_away(key, now);
             }
         }
     }

@@ -131,7 +131,8 @@ impl Socket {
     }
 
     /// Shuts down the sending side, and reads what has arrived, up to a limit: closing a socket with
-    /// unread bytes would be a reset, which can overtake what was sent before.
+    /// unread bytes is a reset, which the system may send before what was written before. If the other side goes on
+    /// sending, only a socket that is kept open for a while gets the last words out.
     pub(super) fn close(&self, scratch: &mut [u8]) {
         let _ = net::shutdown(&self.0, Shutdown::Write);
         for _ in 0..16 {
@@ -289,6 +290,12 @@ impl Poller {
 
     pub(super) fn add_connection(&self, socket: &Socket, token: Token) -> Result<(), Errno> {
         self.add(&socket.0, token)
+    }
+
+    /// Reports nothing more of it.
+    pub(super) fn remove(&self, socket: &Socket) {
+        // It fails only for a socket that was never added.
+        let _ = epoll::delete(&self.0, &socket.0);
     }
 
     pub(super) fn add_listener(&self, listener: &Listener) -> Result<(), Errno> {
