@@ -14,7 +14,7 @@
 //! | `EFA_SOFT_UNSOLICITED` | `1`: queue pairs can be created for which immediate data of a write uses no receive buffer (rdma-core 52 and newer); `0`: they can't | `1` where the generation has it and the device writes |
 //! | `EFA_SOFT_NOTIFICATIONS` | `0`: completion queues with a completion channel are refused, as by interfaces without that capability | `1` |
 //! | `EFA_SOFT_COUNTERS` | `1`: the device offers completion counters of sends, receives, reads and writes (rdma-core 65 and newer), but not of peers' reads and writes, which libfabric needs for counters of remote operations | `0` |
-//! | `EFA_SOFT_REORDER` | delays datagrams at random, so that they arrive out of order: the seed | in order |
+//! | `EFA_SOFT_REORDER` | delays sends, reads and writes at random, so that they overtake each other: the seed | in order, as far as the link keeps it |
 //! | `EFA_SOFT_RNR` | probability, 0 to 1, that a datagram finds the receiver not ready (RNR) | 0 |
 //! | `EFA_SOFT_RNR_EACH` | for each value of the first byte of a datagram, how many datagrams fail with RNR before one is delivered | 0 |
 //! | `EFA_SOFT_LIMITS` | lower [limits](crate::limits) of the device, beyond which calls fail with `ENOMEM`, such as `qp=2,bytes=1000000`: `qp`, `cq`, `pd`, `ah`, `mr` are most objects of a process, `bytes` is the most memory that it registers | those of the device |
@@ -112,7 +112,7 @@ pub struct Settings {
     pub notifications: bool,
     /// Whether queue pairs can have completion counters.
     pub counters: bool,
-    /// Seed for delays of datagrams.
+    /// Seed for delays of sends, reads and writes.
     pub reorder: Option<u64>,
     /// Probability that a datagram finds the receiver not ready.
     pub receiver_not_ready: f64,
