@@ -7,6 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use efa_device::{AddressHandle, DeviceError, Gid};
 
 use crate::lock::lock_within;
+use crate::region::KeyTable;
 
 /// Interfaces by number, counted: a number belongs to its GID until the last count is released.
 #[derive(Debug)]
@@ -88,6 +89,8 @@ impl AddressBook {
 pub(crate) struct Book {
     own_gid: Gid,
     own: AtomicU32,
+    /// The table that tells other processes whether there is a handle of the device's own interface.
+    noted_in: Option<KeyTable>,
     entries: Mutex<AddressBook>,
 }
 
@@ -97,7 +100,20 @@ impl Book {
 
     pub(crate) fn new(own_gid: Gid, limit: usize) -> Self {
         let entries = Mutex::new(AddressBook::new(limit));
-        Self { own_gid, own: AtomicU32::new(Self::NONE), entries }
+        Self { own_gid, own: AtomicU32::new(Self::NONE), noted_in: None, entries }
+    }
+
+    /// A book that notes in the table of `keys` whether there is a handle of the device's own interface.
+    pub(crate) fn noted_in(keys: KeyTable, own_gid: Gid, limit: usize) -> Self {
+        Self { noted_in: Some(keys), ..Self::new(own_gid, limit) }
+    }
+
+    /// Sets the handle of the device's own interface. The caller holds the lock.
+    fn set_own(&self, handle: Option<AddressHandle>) {
+        self.own.store(handle.map_or(Self::NONE, |handle| handle.0.into()), Ordering::Relaxed);
+        if let Some(slots) = self.noted_in.as_ref().and_then(KeyTable::slots) {
+            slots.set_knows_host(handle.is_some());
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, AddressBook> {
@@ -108,7 +124,7 @@ impl Book {
         let mut entries = self.lock();
         let handle = entries.acquire(gid)?;
         if gid == self.own_gid {
-            self.own.store(u32::from(handle.0), Ordering::Relaxed);
+            self.set_own(Some(handle));
         }
         Ok(handle)
     }
@@ -117,7 +133,7 @@ impl Book {
         // A handle that is left takes one of many numbers.
         let Some(mut entries) = lock_within(&self.entries) else { return };
         if entries.release(handle, count) && self.own.load(Ordering::Relaxed) == handle.0.into() {
-            self.own.store(Self::NONE, Ordering::Relaxed);
+            self.set_own(None);
         }
     }
 

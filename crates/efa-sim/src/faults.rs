@@ -1,8 +1,8 @@
-//! Faults of the shm link: reordered datagrams, receivers that are not ready (RNR), memory registrations
+//! Faults of the shm link: reordered datagrams, reads and writes, receivers that are not ready (RNR), memory registrations
 //! that fail.
 //!
-//! The real device doesn't keep order; the shm and tcp links do. To reorder, each send is delayed by a
-//! random number of polls. The random numbers of a queue pair depend on the seed and its queue pair number.
+//! The real device doesn't keep order; the shm and tcp links do. To reorder, each send, read and write is delayed by a
+//! random number of polls, so that each may overtake each other. The random numbers of a queue pair depend on the seed and its queue pair number.
 //! (The [local link](crate::local) has faults of its own.)
 
 use std::str::FromStr;
@@ -10,7 +10,7 @@ use std::str::FromStr;
 use efa_device::Qpn;
 use fastrand::Rng;
 
-/// Upper bound (exclusive) of a send's delay in polls.
+/// Upper bound (exclusive) of a request's delay in polls.
 const LONGEST_WAIT: u64 = 32;
 /// Seed for random RNR faults if `reorder` gives none.
 const SEED: u64 = 0xefa;
@@ -19,7 +19,7 @@ const SEED: u64 = 0xefa;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct FaultOptions {
-    /// Reorders datagrams, with this seed.
+    /// Reorders datagrams, reads and writes, with this seed.
     pub reorder: Option<u64>,
     /// Probability, 0 to 1, that a datagram fails with RNR. No effect with endless retries
     /// (`rnr_retry` 7).
@@ -88,7 +88,7 @@ impl FaultOptions {
         Self { reorder: None, receiver_not_ready: 0.0, not_ready_of_each: 0, refusals: None };
 }
 
-/// The faults of one queue pair; `T` is a send.
+/// The faults of one queue pair; `T` is a send, or another request.
 #[derive(Debug)]
 pub struct Faults<T> {
     rng: Rng,
@@ -108,15 +108,16 @@ impl<T> Faults<T> {
         Self { rng: Rng::with_seed(seed), options, polls: 0, waiting: Vec::new(), of_each }
     }
 
-    /// Delays `send`, or returns it if it is to be sent at once.
+    /// Whether requests are to be [delayed](Self::delay).
     #[inline]
-    pub fn hold(&mut self, send: T) -> Option<T> {
-        if self.options.reorder.is_none() {
-            return Some(send);
-        }
+    pub fn reorders(&self) -> bool {
+        self.options.reorder.is_some()
+    }
+
+    /// Delays `request`.
+    pub fn delay(&mut self, request: T) {
         let due = self.polls + self.rng.u64(..LONGEST_WAIT);
-        self.waiting.push((due, send));
-        None
+        self.waiting.push((due, request));
     }
 
     /// Counts a poll.
@@ -125,7 +126,7 @@ impl<T> Faults<T> {
         self.polls += 1;
     }
 
-    /// Takes a send whose delay is over.
+    /// Takes a request whose delay is over.
     #[inline]
     pub fn due(&mut self) -> Option<T> {
         if self.waiting.is_empty() {
@@ -135,12 +136,12 @@ impl<T> Faults<T> {
         Some(self.waiting.swap_remove(at).1)
     }
 
-    /// Whether no send is delayed.
+    /// Whether no request is delayed.
     pub fn is_idle(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Takes all delayed sends.
+    /// Takes all delayed requests.
     pub fn take_all(&mut self) -> impl Iterator<Item = T> {
         std::mem::take(&mut self.waiting).into_iter().map(|(_, send)| send)
     }
@@ -174,7 +175,7 @@ mod tests {
         let mut faults = Faults::new(options, Qpn(1));
         let mut order = Vec::new();
         for send in 0..100 {
-            assert_eq!(faults.hold(send), None);
+            faults.delay(send);
             faults.poll();
             order.extend(std::iter::from_fn(|| faults.due()));
         }
@@ -198,8 +199,8 @@ mod tests {
 
     #[test]
     fn default_options_inject_no_faults() {
-        let mut faults = Faults::new(FaultOptions::NONE, Qpn(1));
-        assert_eq!(faults.hold(7), Some(7));
+        let mut faults = Faults::<()>::new(FaultOptions::NONE, Qpn(1));
+        assert!(!faults.reorders());
         assert!((0..1000).all(|_| !faults.draw_not_ready(b"x")));
         let always = FaultOptions { receiver_not_ready: 1.0, ..FaultOptions::NONE };
         assert!(Faults::<()>::new(always, Qpn(1)).draw_not_ready(b"x"));

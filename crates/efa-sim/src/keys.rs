@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!     0  magic | process | its PID namespace | address of the owner's own table | cookie
+//!        | whether it has an address handle for its own interface
 //!  4096  one bit for each queue pair number that the process has
 //! 12288  slots: remote address | address in memory | length | access, cookie | key
 //! 720896 pins (in the file only): see `pins`
@@ -37,6 +38,8 @@ pub(crate) const HEADER_NAMESPACE: usize = 16;
 const HEADER_ADDRESS: usize = 24;
 /// Offset of the owner's cookie.
 pub(crate) const HEADER_COOKIE: usize = 32;
+/// Offset of the word that is 1 while the owner has an address handle for its own interface.
+pub(crate) const HEADER_KNOWS_HOST: usize = 40;
 const NUMBERS: usize = 4096;
 const SLOTS: usize = NUMBERS + (1 << 16) / 8;
 /// Words of a slot.
@@ -202,6 +205,16 @@ impl Slots {
         }
     }
 
+    /// Notes whether the process has an address handle for its own interface, by which all of the host reach it.
+    pub(crate) fn set_knows_host(&self, knows: bool) {
+        self.store(HEADER_KNOWS_HOST, knows.into());
+    }
+
+    /// Whether the process has an address handle for its own interface.
+    pub(crate) fn knows_host(&self) -> bool {
+        self.own.words::<1>(HEADER_KNOWS_HOST)[0].load(Ordering::Relaxed) != 0
+    }
+
     /// Enters a region into a slot that is free.
     pub(crate) fn enter(&self, key: u32, entry: Entry) {
         let Entry { start, memory, length, local_write, access } = entry;
@@ -291,6 +304,11 @@ impl PeerSlots {
     pub(crate) fn has(&self, qpn: Qpn) -> bool {
         let (at, bit) = number_at(qpn);
         self.view.load(at) & bit != 0
+    }
+
+    /// Whether the process has an address handle for its own interface.
+    pub(crate) fn knows_host(&self) -> bool {
+        self.view.load(HEADER_KNOWS_HOST) != 0
     }
 
     pub(crate) fn slot(&self, key: u32) -> Slot {

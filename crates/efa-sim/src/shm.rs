@@ -47,7 +47,8 @@
 //!
 //! The kernel copies a read or write at once, up to 1 MiB with each poll of the requester; the target need
 //! not poll. Key, bounds and access are checked against the table of the target's process; a failed check
-//! completes with [`Status::RemoteBadAddress`]. Immediate data of a write follows the data through the ring
+//! completes with [`Status::RemoteBadAddress`]. A target whose device has no address handle for the host fails it with
+//! [`Status::UnknownPeer`], as hardware does. Immediate data of a write follows the data through the ring
 //! and takes a posted buffer. Without a buffer it completes as a send does, though the data was written.
 //!
 //! A process needs permission to read the memory of the others (`process_vm_readv(2)`), which processes of
@@ -122,6 +123,7 @@
 //! [`Status::UnresponsiveRemote`]: efa_device::Status::UnresponsiveRemote
 //! [`Status::UnreachableRemote`]: efa_device::Status::UnreachableRemote
 //! [`Status::RemoteBadAddress`]: efa_device::Status::RemoteBadAddress
+//! [`Status::UnknownPeer`]: efa_device::Status::UnknownPeer
 
 /// What [`handover`] is compiled against, other than in its model.
 mod atomic {
@@ -337,8 +339,10 @@ impl ShmDevice {
             max_rdma_size: options.max_rdma_size,
             reads_pay_from: READS_PAY_FROM,
         };
+        let (keys, gid) = (memory.keys().clone(), directory.gid());
+        let book = Book::noted_in(keys, gid, options.max_address_handles);
         Ok(Self {
-            book: Arc::new(Book::new(directory.gid(), options.max_address_handles)),
+            book: Arc::new(book),
             memory: Arc::new(memory),
             directory,
             attributes,

@@ -348,6 +348,47 @@ fn reorder_fault_reorders_packets_and_loses_none() {
 }
 
 #[test]
+fn reorder_fault_reorders_reads_and_writes_which_end_in_the_order_of_posting_without() {
+    for reorder in [None, Some(1)] {
+        let directory = Directory::new();
+        let faults = FaultOptions::NONE.with(|faults| faults.reorder = reorder);
+        let [mut a, b] = pair_with(&directory, faults, 0);
+        let destination = destination(&mut a, b.address());
+        let access = Access { remote_read: true, remote_write: true };
+        let region = a.register(vec![7; 100].into(), access).unwrap();
+        let target = b.register(vec![0; 100].into(), access).unwrap();
+        for id in 0..100 {
+            let request = RdmaRequest {
+                id: WorkId(id),
+                local: RegionRange { region: region.clone(), offset: id as usize, length: 1 },
+                remote: RemoteMemory {
+                    address: target.remote_address() + id,
+                    key: target.remote_key(),
+                },
+                destination,
+            };
+            match id % 2 {
+                0 => a.post_write(request, None).unwrap(),
+                _ => a.post_read(request).unwrap(),
+            }
+        }
+        let mut ended = Vec::new();
+        for _ in 0..200 {
+            if let Some(completion) = a.poll(at(0)) {
+                let Completion::Rdma { id, result: Ok(()) } = completion else { panic!() };
+                ended.push(id.0);
+            }
+        }
+        assert_eq!(ended.is_sorted(), reorder.is_none(), "{ended:?}");
+        ended.sort_unstable();
+        assert_eq!(ended, (0..100).collect::<Vec<_>>());
+        let mut written = [0; 100];
+        target.read(0, &mut written);
+        assert_eq!(written, std::array::from_fn(|at| if at % 2 == 0 { 7 } else { 0 }));
+    }
+}
+
+#[test]
 fn rnr_fault_fails_sends_unless_rnr_retry_is_infinite() {
     let directory = Directory::new();
     let faults = FaultOptions::NONE.with(|faults| faults.receiver_not_ready = 1.0);

@@ -158,7 +158,9 @@ fn child_device() {
             }
             ["offer"] => {
                 let device: &ShmDevice = device.as_ref().unwrap();
-                let queue_pair = device.create_queue_pair(QueuePairOptions::default()).unwrap();
+                let mut queue_pair = device.create_queue_pair(QueuePairOptions::default()).unwrap();
+                // Without it reads and writes are refused.
+                queue_pair.create_address_handle(device.gid()).unwrap();
                 let region = queue_pair.register(vec![7; LENGTH].into(), ALL).unwrap();
                 let qpn = queue_pair.address().qpn.0;
                 let Gid(gid) = device.gid();

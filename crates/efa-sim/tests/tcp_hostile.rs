@@ -325,6 +325,7 @@ fn requester_that_reads_no_rdma_data_is_stalled() {
     let mut qp = queue_pair(8);
     let access = Access { remote_read: true, remote_write: false };
     let region = qp.register(vec![7; 1 << 15].into(), access).unwrap();
+    qp.create_address_handle(qp.address().gid).unwrap();
     let mut stream = connect(&qp);
     write_until_stalled(&mut qp, &mut stream, |sequence| {
         let mut read = frame(sequence, 12);

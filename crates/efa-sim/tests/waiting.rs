@@ -370,6 +370,8 @@ fn requests_wake_the_process_with_the_memory_and_its_answers_the_requester() {
     let remote = target.register(vec![7; LENGTH].into(), access).unwrap();
     let local = requester.qp.register(vec![0; LENGTH].into(), Access::default()).unwrap();
     let destination = requester.to(target.address());
+    // Without it the target refuses the requester.
+    target.create_address_handle(requester.qp.address().gid).unwrap();
     let ended = AtomicBool::new(false);
     let served = thread::scope(|scope| {
         let serving = scope.spawn(|| {

@@ -248,6 +248,7 @@ pub const IBV_WC_WR_FLUSH_ERR: c_int = 5;
 pub const IBV_WC_BAD_RESP_ERR: c_int = 7;
 pub const IBV_WC_REM_INV_REQ_ERR: c_int = 9;
 pub const IBV_WC_REM_ACCESS_ERR: c_int = 10;
+pub const IBV_WC_REM_OP_ERR: c_int = 11;
 pub const IBV_WC_RNR_RETRY_EXC_ERR: c_int = 13;
 pub const IBV_WC_REM_INV_RD_REQ_ERR: c_int = 15;
 pub const IBV_WC_REM_ABORT_ERR: c_int = 16;

@@ -14,8 +14,6 @@ pub(crate) const MAX_COMPLETIONS: u32 = 1 << 16;
 /// The only partition key: default partition, full member.
 pub(crate) const PARTITION_KEY: u16 = 0xffff;
 
-const MAX_COMPLETION_QUEUES: c_int = 1024;
-const MAX_DOMAINS: c_int = 1024;
 /// Most local entries of an RDMA operation.
 const MAX_RDMA_SGE: u32 = 1;
 /// `active_width` of the port, in InfiniBand's encoding: four lanes, as EFA interfaces report.
@@ -44,6 +42,7 @@ pub(crate) fn device_attributes(device: &Device) -> ibv_device_attr {
     let mut attributes: ibv_device_attr = zeroed();
     let limits = device.link.attributes();
     let number = |value: usize| c_int::try_from(value).unwrap_or(c_int::MAX);
+    let most = |limit: u64| c_int::try_from(limit).unwrap_or(c_int::MAX);
     for (to, from) in attributes.fw_ver.iter_mut().zip(*b"soft") {
         *to = c_char::from_ne_bytes([from]);
     }
@@ -58,11 +57,11 @@ pub(crate) fn device_attributes(device: &Device) -> ibv_device_attr {
     attributes.max_qp_wr = number(limits.max_send.min(limits.max_receive));
     attributes.max_sge = number(MAX_SEND_SGE.min(MAX_RECEIVE_SGE));
     attributes.max_sge_rd = MAX_RDMA_SGE.cast_signed();
-    attributes.max_cq = MAX_COMPLETION_QUEUES;
+    attributes.max_cq = most(device.settings.limits.completion_queues);
     attributes.max_cqe = number(MAX_COMPLETIONS as usize);
     // Without `Device::empty_region`.
     attributes.max_mr = number(limits.max_regions - 1);
-    attributes.max_pd = MAX_DOMAINS;
+    attributes.max_pd = most(device.settings.limits.domains);
     attributes.max_ah = number(limits.max_address_handles);
     attributes.max_pkeys = 1;
     attributes.phys_port_cnt = 1;

@@ -108,8 +108,7 @@ impl Completion {
     pub(crate) fn vendor_error(&self) -> u32 {
         match self.result {
             Ok(()) => 0,
-            // Statuses newer than this release line, as the ones that programs know.
-            Err(Status::UnknownPeer) => Status::BadDestinationQpn.code().into(),
+            // A status newer than this release line, as one that programs know.
             Err(Status::UnreachableRemote) => Status::UnresponsiveRemote.code().into(),
             Err(status) => status.code().into(),
         }
@@ -127,7 +126,8 @@ impl Completion {
             Status::BadLength => IBV_WC_LOC_LEN_ERR,
             Status::RemoteBadAddress | Status::NotPermitted => IBV_WC_REM_ACCESS_ERR,
             Status::RemoteAbort => IBV_WC_REM_ABORT_ERR,
-            Status::BadDestinationQpn | Status::UnknownPeer => IBV_WC_REM_INV_RD_REQ_ERR,
+            Status::BadDestinationQpn => IBV_WC_REM_INV_RD_REQ_ERR,
+            Status::UnknownPeer => IBV_WC_REM_OP_ERR,
             Status::ReceiverNotReady => IBV_WC_RNR_RETRY_EXC_ERR,
             Status::RemoteBadLength => IBV_WC_REM_INV_REQ_ERR,
             Status::BadStatus => IBV_WC_BAD_RESP_ERR,
@@ -236,7 +236,7 @@ mod tests {
             (Status::RemoteBadLength, 11, 9),
             (Status::BadStatus, 12, 7),
             (Status::UnresponsiveRemote, 13, 20),
-            (Status::UnknownPeer, 9, 15),
+            (Status::UnknownPeer, 14, 11),
             (Status::UnreachableRemote, 13, 20),
             (Status::NotPermitted, 7, 10),
         ];

@@ -23,6 +23,7 @@ use crate::abi::{
 };
 use crate::boundary::{INVALID, Outcome};
 use crate::capture::CaptureFile;
+use crate::limits::Quotas;
 use crate::link::Link;
 use crate::message::{print, report, reported};
 use crate::process::{DEVICE_LISTING, lock, process};
@@ -210,6 +211,7 @@ pub(crate) struct Device {
     /// For RDMA operations of no bytes, which name no region.
     pub(crate) empty_region: SoftRegion,
     pub(crate) settings: Arc<Settings>,
+    pub(crate) quotas: Quotas,
     pub(crate) statistics: Statistics,
     name: String,
     reported: AtomicBool,
@@ -232,6 +234,7 @@ impl Device {
         Ok(Self {
             link,
             empty_region,
+            quotas: Quotas::new(&settings.limits),
             settings,
             statistics: Statistics::default(),
             name: name(index),

@@ -89,6 +89,7 @@ mod device;
 pub mod direct;
 mod domain;
 pub mod generation;
+pub mod limits;
 mod link;
 #[allow(unsafe_code)]
 mod memory;

@@ -61,6 +61,10 @@ impl Link {
         capture: Option<SharedSink>,
     ) -> Result<Self, DeviceError> {
         let (read, write) = (settings.rdma_read, settings.rdma_write);
+        let number = |limit: u64| usize::try_from(limit).unwrap_or(usize::MAX);
+        let address_handles = number(settings.limits.address_handles);
+        // And `Device::empty_region`.
+        let regions = number(settings.limits.regions).saturating_add(1);
         let rdma = Rdma { read, write, unsolicited_write_receive: settings.unsolicited_writes };
         match &settings.link {
             LinkSettings::Shm => {
@@ -72,6 +76,8 @@ impl Link {
                 options.rnr_at_start = false;
                 options.rdma = rdma;
                 options.max_receive = MAX_RECEIVE_ENTRIES;
+                options.max_address_handles = address_handles;
+                options.max_regions = regions;
                 options.kernel_copies = settings.copies;
                 Ok(Self::Shm(ShmDevice::open(options)?))
             }
@@ -84,6 +90,8 @@ impl Link {
                 options.rnr_at_start = false;
                 options.rdma = rdma;
                 options.max_receive = MAX_RECEIVE_ENTRIES;
+                options.max_address_handles = address_handles;
+                options.max_regions = regions;
                 Ok(Self::Tcp(TcpDevice::open(options)?))
             }
         }

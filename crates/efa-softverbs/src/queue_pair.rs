@@ -21,8 +21,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use efa_device::{
-    Destination, DeviceError, Qkey, Qpn, QueuePairOptions, RegionRange, RemoteMemory, SendRequest,
-    Status,
+    Destination, DeviceError, Qkey, Qpn, QueuePairOptions, RdmaRequest, RegionRange, RemoteMemory,
+    SendRequest, Status,
 };
 use efa_sim::faults::Faults;
 use efa_sim::{KeptNumber, SoftRegion};
@@ -126,6 +126,13 @@ impl std::fmt::Debug for QueuePair {
 /// A send on its way to the link.
 type Packet = SendRequest<Box<[u8]>>;
 
+/// A request that others may overtake.
+#[derive(Debug)]
+enum Delayed {
+    Send(Packet),
+    Rdma(RdmaOpcode, RdmaRequest<SoftRegion>),
+}
+
 /// A receive buffer that a program posted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Receive {
@@ -201,7 +208,7 @@ pub(crate) struct Locked {
     /// Packet buffers to use again.
     free_packets: Vec<Box<[u8]>>,
     free_receive_packets: Vec<Box<[u8]>>,
-    faults: Faults<Packet>,
+    faults: Faults<Delayed>,
     rnr_retry: u8,
     /// If the program has asked for them.
     rings: Option<Box<Rings>>,

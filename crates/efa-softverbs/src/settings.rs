@@ -14,9 +14,10 @@
 //! | `EFA_SOFT_UNSOLICITED` | `1`: queue pairs can be created for which immediate data of a write uses no receive buffer (rdma-core 52 and newer); `0`: they can't | `1` where the generation has it and the device writes |
 //! | `EFA_SOFT_NOTIFICATIONS` | `0`: completion queues with a completion channel are refused, as by interfaces without that capability | `1` |
 //! | `EFA_SOFT_COUNTERS` | `1`: the device offers completion counters of sends, receives, reads and writes (rdma-core 65 and newer), but not of peers' reads and writes, which libfabric needs for counters of remote operations | `0` |
-//! | `EFA_SOFT_REORDER` | delays datagrams at random, so that they arrive out of order: the seed | in order |
+//! | `EFA_SOFT_REORDER` | delays sends, reads and writes at random, so that they overtake each other: the seed | in order, as far as the link keeps it |
 //! | `EFA_SOFT_RNR` | probability, 0 to 1, that a datagram finds the receiver not ready (RNR) | 0 |
 //! | `EFA_SOFT_RNR_EACH` | for each value of the first byte of a datagram, how many datagrams fail with RNR before one is delivered | 0 |
+//! | `EFA_SOFT_LIMITS` | lower [limits](crate::limits) of the device, beyond which calls fail with `ENOMEM`, such as `qp=2,bytes=1000000`: `qp`, `cq`, `pd`, `ah`, `mr` are most objects of a process, `bytes` is the most memory that it registers | those of the device |
 //! | `EFA_SOFT_REFUSE` | `LEAST-MOST:COUNT`: the first COUNT registrations of LEAST to MOST bytes fail with `ENOMEM` | none |
 //! | `EFA_SOFT_CAPTURE` | pcapng file to write; `%p` in the name is replaced by the process ID | none |
 //! | `EFA_SOFT_STATISTICS` | `1`: prints [counters](#counters) | `0` |
@@ -57,6 +58,7 @@ use efa_device::DeviceAttributes;
 use efa_sim::faults::{FaultOptions, Refusals};
 
 use crate::generation::Generation;
+use crate::limits::Limits;
 use crate::link::DEFAULT_ADDRESS;
 
 /// The link under the device.
@@ -110,12 +112,14 @@ pub struct Settings {
     pub notifications: bool,
     /// Whether queue pairs can have completion counters.
     pub counters: bool,
-    /// Seed for delays of datagrams.
+    /// Seed for delays of sends, reads and writes.
     pub reorder: Option<u64>,
     /// Probability that a datagram finds the receiver not ready.
     pub receiver_not_ready: f64,
     /// For each value of the first byte, how many datagrams find the receiver not ready.
     pub not_ready_of_each: u32,
+    /// How many objects a process has.
+    pub limits: Limits,
     /// Memory registrations that fail.
     pub refusals: Option<Refusals>,
     /// Capture file.
@@ -146,6 +150,7 @@ impl Default for Settings {
             reorder: None,
             receiver_not_ready: 0.0,
             not_ready_of_each: 0,
+            limits: Limits::default(),
             refusals: None,
             capture: None,
             statistics: false,
@@ -259,6 +264,7 @@ impl Settings {
             value.parse().ok().filter(|rate| (0.0..=1.0).contains(rate))
         })?;
         let of_each = read.parse("EFA_SOFT_RNR_EACH", "a number", |value| value.parse().ok())?;
+        let limits = read.parse("EFA_SOFT_LIMITS", LIMITS, |value| value.parse().ok())?;
         let refusals =
             read.parse("EFA_SOFT_REFUSE", "LEAST-MOST:COUNT", |value| value.parse().ok())?;
         let capture =
@@ -293,6 +299,7 @@ impl Settings {
             reorder,
             receiver_not_ready: rnr.unwrap_or(default.receiver_not_ready),
             not_ready_of_each: of_each.unwrap_or(default.not_ready_of_each),
+            limits: limits.unwrap_or_default(),
             refusals,
             capture,
             statistics: statistics.unwrap_or(default.statistics),
@@ -319,6 +326,8 @@ fn zero_or_one(value: &str) -> Option<bool> {
     }
 }
 
+const LIMITS: &str =
+    "a list of NAME=NUMBER, with the names qp, cq, pd, ah, mr, bytes and numbers up to the default";
 const NAME: &str = "1 to 60 letters, digits, '.', '_', '-', and no '.' at the start";
 
 struct Variables<F> {
@@ -375,6 +384,7 @@ mod tests {
             ("EFA_SOFT_REORDER", "18446744073709551615"),
             ("EFA_SOFT_RNR", "0.25"),
             ("EFA_SOFT_RNR_EACH", "2"),
+            ("EFA_SOFT_LIMITS", "qp=2,ah=3"),
             ("EFA_SOFT_REFUSE", "1000-2000:3"),
             ("EFA_SOFT_CAPTURE", "/tmp/%p.pcapng"),
             ("EFA_SOFT_STATISTICS", "1"),
@@ -397,6 +407,7 @@ mod tests {
             reorder: Some(u64::MAX),
             receiver_not_ready: 0.25,
             not_ready_of_each: 2,
+            limits: Limits { queue_pairs: 2, address_handles: 3, ..Limits::default() },
             refusals: Some(Refusals { least: 1000, most: 2000, count: 3 }),
             capture: Some("/tmp/%p.pcapng".into()),
             statistics: true,
@@ -465,6 +476,8 @@ mod tests {
             ("EFA_SOFT_RNR", "1.5"),
             ("EFA_SOFT_RNR", "NaN"),
             ("EFA_SOFT_RNR_EACH", "0.5"),
+            ("EFA_SOFT_LIMITS", "qp=many"),
+            ("EFA_SOFT_LIMITS", "cq=1025"),
             ("EFA_SOFT_REFUSE", "3"),
             ("EFA_SOFT_STATISTICS", "yes"),
             ("EFA_SOFT_DIRECT", "1"),

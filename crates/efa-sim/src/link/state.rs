@@ -288,7 +288,12 @@ pub(crate) struct Deliveries<'a> {
     me: QueuePairId,
 }
 
-impl Deliveries<'_> {
+impl<'a> Deliveries<'a> {
+    /// The address handles of the device.
+    pub(crate) fn book(&self) -> &'a Book {
+        self.book
+    }
+
     /// How completions name this sender.
     #[inline(always)]
     pub(crate) fn source(&self, sender: QueuePairId) -> Source {

@@ -653,8 +653,13 @@ impl Network {
             Content::Packet { .. } => None,
             _ if endpoint.access_forbidden => Some(Status::NotPermitted),
             Content::Read { .. } | Content::Write { .. } => {
-                let keys = &self.hosts[endpoint.host.0].keys;
-                rdma_target(keys, &flight.content).is_none().then_some(Status::RemoteBadAddress)
+                let Host { book, keys, .. } = &self.hosts[endpoint.host.0];
+                if book.handle(flight.source.gid).is_none() {
+                    Some(Status::UnknownPeer)
+                } else {
+                    let target = rdma_target(keys, &flight.content);
+                    target.is_none().then_some(Status::RemoteBadAddress)
+                }
             }
         };
         if let Some(status) = refused {

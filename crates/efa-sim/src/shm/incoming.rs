@@ -9,6 +9,7 @@ use super::directory::{FileName, HostDirectory};
 use super::mailbox::Sender;
 use super::ring::{ADDRESS, Arrived, Awaited, Broken, Kind, RingReceiver, WRITTEN};
 use super::wake::Waker;
+use crate::keys::Slots;
 use crate::link::{Delivered, ReceiveQueue};
 
 /// Most packets taken from a ring in one poll, so that no sender starves the others.
@@ -207,7 +208,11 @@ impl Incoming {
         let length = if is_read { arrived.immediate as usize } else { arrived.length - ADDRESS };
         let bytes = &mut self.passing;
         bytes.resize(length, 0);
-        let served = if is_read {
+        // All of a host have the same GID.
+        let known = queue.keys.slots().is_some_and(Slots::knows_host);
+        let served = if !known {
+            Err(Status::UnknownPeer)
+        } else if is_read {
             queue.keys.read_remotely(memory, bytes)
         } else {
             self.ring.copy_data(bytes);

@@ -54,6 +54,13 @@ const LOOK_FOR_BUFFERS: Duration = Duration::from_millis(1);
 /// removes its file. Its own packets that are in rings are still delivered.
 pub type ShmQueuePair = LinkQueuePair<ShmLink>;
 
+/// A request that others may overtake.
+#[derive(Debug)]
+enum Delayed {
+    Send(SendRequest<Packet>),
+    Rdma(Operation),
+}
+
 /// Rings to and from other queue pairs of the host.
 #[derive(Debug)]
 pub struct ShmLink {
@@ -80,7 +87,7 @@ pub struct ShmLink {
     /// Those that their targets carry out.
     requests: Requests,
     /// Faults to be injected into sends, if any.
-    faults: Option<Box<Faults<SendRequest<Packet>>>>,
+    faults: Option<Box<Faults<Delayed>>>,
 
     /// Whether the ring of a sender could not be attached, for want of descriptors or memory.
     lacks_room: bool,
@@ -451,8 +458,9 @@ impl ShmLink {
 
     #[cold]
     fn send_with_faults(&mut self, state: &mut QueueState, request: SendRequest<Packet>) {
-        if let Some(request) = self.faults.as_mut().and_then(|faults| faults.hold(request)) {
-            self.send_as_drawn(state, request);
+        match &mut self.faults {
+            Some(faults) if faults.reorders() => faults.delay(Delayed::Send(request)),
+            _ => self.send_as_drawn(state, request),
         }
         // A thread that sleeps must poll until a delayed send is due.
         if let Some(sleeper) = &self.sleeper {
@@ -466,7 +474,10 @@ impl ShmLink {
             faults.poll();
         }
         while let Some(request) = self.faults.as_mut().and_then(|faults| faults.due()) {
-            self.send_as_drawn(state, request);
+            match request {
+                Delayed::Send(request) => self.send_as_drawn(state, request),
+                Delayed::Rdma(operation) => self.operations.push_back(operation),
+            }
         }
     }
 
@@ -572,7 +583,11 @@ impl Link for ShmLink {
         state.count_send();
         match reached {
             Ok(()) => {
-                self.operations.push_back(Operation::new(request, direction));
+                let operation = Operation::new(request, direction);
+                match &mut self.faults {
+                    Some(faults) if faults.reorders() => faults.delay(Delayed::Rdma(operation)),
+                    _ => self.operations.push_back(operation),
+                }
                 // A thread that sleeps must copy it.
                 if let Some(sleeper) = &self.sleeper {
                     sleeper.wake();

@@ -9,6 +9,9 @@
 //! <host>/mem-<qpn>      hard links to it, one for each queue pair
 //! ```
 //!
+//! A requester for whose GID the target's process has no address handle is refused, as by hardware. All of a host
+//! have the same GID, so the table says it in one word.
+//!
 //! The file only saves system calls: any process of the user can change it. What counts is the owner's own
 //! table, in its memory. A read has the kernel copy the data and then the slot of the key from there; it
 //! succeeds only if this slot names the memory that was read, which thus was still registered after the
@@ -41,12 +44,14 @@ use rustix::io::Errno;
 
 use super::directory::{FileName, HostDirectory, is_locked};
 use crate::fork::Descriptor;
-use crate::keys::{HEADER_COOKIE, LENGTH, PeerSlots, Slot, Slots, Use, number_at, slot_at};
+use crate::keys::{
+    HEADER_COOKIE, HEADER_KNOWS_HOST, LENGTH, PeerSlots, Slot, Slots, Use, number_at, slot_at,
+};
 use crate::memory::read_process;
 use crate::region::KeyTable;
 
 /// With the version of the layout.
-const MAGIC: u64 = u64::from_le_bytes(*b"efamem5\n");
+const MAGIC: u64 = u64::from_le_bytes(*b"efamem6\n");
 /// Reads of at least this many bytes are copied in two halves. Shorter ones stay cached in any order.
 const LONG: usize = 256 << 10;
 /// The kernel copies page by page.
@@ -228,7 +233,7 @@ impl HostMemory {
             if !self.copies || self.is_foreign(&peer) {
                 return Err(peer.not_permitted());
             }
-            match peer.check_queue_pair(qpn).and_then(|()| copy(&peer)) {
+            match peer.check_target(qpn).and_then(|()| copy(&peer)) {
                 Ok(()) => return Ok(()),
                 Err(Failure::Refused(Status::NotPermitted)) => return Err(peer.not_permitted()),
                 Err(Failure::Refused(status)) => return Err(status),
@@ -316,8 +321,21 @@ impl Peer {
         if cookie[0] == self.slots.cookie { Ok(()) } else { Err(GONE) }
     }
 
-    fn check_queue_pair(&self, qpn: Qpn) -> Result<(), Failure> {
-        if self.slots.has(qpn) { Ok(()) } else { self.confirm_missing(qpn) }
+    /// Checks that the process has the queue pair and an address handle for the host.
+    fn check_target(&self, qpn: Qpn) -> Result<(), Failure> {
+        if !self.slots.has(qpn) {
+            self.confirm_missing(qpn)?;
+        }
+        if self.slots.knows_host() { Ok(()) } else { self.confirm_unknown() }
+    }
+
+    /// Whether the owner has an address handle for the host, though its file says that it doesn't.
+    #[cold]
+    fn confirm_unknown(&self) -> Result<(), Failure> {
+        let mut knows = [0];
+        self.check_cookie()?;
+        self.look(HEADER_KNOWS_HOST, &mut knows)?;
+        if knows[0] != 0 { Ok(()) } else { Err(Failure::Refused(Status::UnknownPeer)) }
     }
 
     /// Whether the owner has the queue pair, though its file says that it doesn't.
@@ -509,7 +527,9 @@ mod tests {
 
         fn open(&self) -> HostMemory {
             let directory = HostDirectory::open(Some(&self.0), "host").unwrap();
-            HostMemory::new(&Arc::new(directory), 100, 1 << 20, true).unwrap()
+            let memory = HostMemory::new(&Arc::new(directory), 100, 1 << 20, true).unwrap();
+            memory.keys().slots().unwrap().set_knows_host(true);
+            memory
         }
 
         /// The number of files with memory keys.
@@ -586,6 +606,22 @@ mod tests {
         assert_eq!(read(&user, qpn, at(&source, 0), &target, 3), nobody);
         drop((owner, source, user));
         assert_eq!(host.names(), 0);
+    }
+
+    #[test]
+    fn owner_without_address_handle_for_the_host_refuses_with_unknown_peer() {
+        let host = Host::new();
+        let (owner, user) = (host.open(), host.open());
+        owner.add_queue_pair(Qpn(2)).unwrap();
+        let memory = owner.keys().register(vec![1; 8].into(), ALL).unwrap();
+        let target = user.keys().register(vec![0; 8].into(), ALL).unwrap();
+        for (knows, result) in [(false, Err(Status::UnknownPeer)), (true, Ok(()))] {
+            owner.keys().slots().unwrap().set_knows_host(knows);
+            assert_eq!(read(&user, Qpn(2), at(&memory, 0), &target, 8), result);
+            let written = target.with_part(0, 8, |part| user.write(Qpn(2), part, at(&memory, 0)));
+            assert_eq!(written, result);
+        }
+        owner.remove_queue_pair(Qpn(2));
     }
 
     #[test]
@@ -669,6 +705,7 @@ mod tests {
             file.words::<SLOT_WORDS>(slot_at(other.remote_key()))[1].load(Ordering::Relaxed);
         let (word, bit) = number_at(Qpn(3));
         let number = &file.words::<1>(word)[0];
+        let knows = &file.words::<1>(HEADER_KNOWS_HOST)[0];
         let mut rng = Rng::with_seed(4);
         for round in 0..300_u32 {
             let at_word = rng.usize(..SLOT_WORDS);
@@ -679,6 +716,7 @@ mod tests {
             if rng.bool() {
                 number.store(number_before ^ bit, Ordering::Relaxed);
             }
+            knows.store(rng.u64(..2), Ordering::Relaxed);
             let expected: Vec<u8> = (0..8).map(|_| rng.u8(..)).collect();
             target.write(0, &expected);
             let written = target.with_part(0, 8, |part| user.write(Qpn(3), part, at(&memory, 0)));

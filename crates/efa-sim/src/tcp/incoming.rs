@@ -29,6 +29,7 @@ use super::wire::{
     CHUNK, HEADER, HELLO, Header, Hello, LONGEST, Prefix, RESPONSE, Response, Violation,
     emit_welcome,
 };
+use crate::book::Book;
 use crate::keys::Use;
 use crate::link::{Delivered, ReceiveQueue};
 use crate::record::QueuePairId;
@@ -49,6 +50,13 @@ struct Arrived {
     sequence: u32,
     key: u32,
     since: Time,
+}
+
+impl Target<'_> {
+    /// Checks that this device has an address handle for a requester.
+    fn check_known(&self, requester: Gid) -> Result<(), Status> {
+        self.book.handle(requester).map(drop).ok_or(Status::UnknownPeer)
+    }
 }
 
 impl Arrived {
@@ -75,6 +83,8 @@ pub(super) enum Found {
 /// Where a sender's packets go.
 pub(super) struct Target<'a> {
     pub(super) queue: ReceiveQueue<'a>,
+    /// Interfaces that may read and write memory.
+    pub(super) book: &'a Book,
     /// Draws which of the packets that have arrived is next.
     pub(super) reorder: Option<&'a mut Rng>,
 }
@@ -373,9 +383,10 @@ impl Incoming {
                 Prefix::Read { address, count } => {
                     let memory = RemoteMemory { address, key: arrived.key };
                     let read = target
-                        .queue
-                        .keys
-                        .part(memory, count as usize, Use::RemoteRead)
+                        .check_known(self.gid)
+                        .and_then(|()| {
+                            target.queue.keys.part(memory, count as usize, Use::RemoteRead)
+                        })
                         .and_then(|part| self.responses.add_data(sequence, &part));
                     match read {
                         Ok(()) => {
@@ -388,7 +399,8 @@ impl Incoming {
                 }
                 Prefix::Write { address } => {
                     let memory = RemoteMemory { address, key: arrived.key };
-                    target.queue.keys.write_remotely(memory, payload)
+                    let known = target.check_known(self.gid);
+                    known.and_then(|()| target.queue.keys.write_remotely(memory, payload))
                 }
             };
             if result.is_ok() {

@@ -349,7 +349,7 @@ impl TcpLink {
     fn serve_incoming(&mut self, state: &mut QueueState, key: usize) {
         let Some(incoming) = self.incoming.get_mut(key) else { return };
         let (queue, mut deliveries) = state.receiving();
-        let mut target = Target { queue, reorder: self.reorder.as_mut() };
+        let mut target = Target { queue, book: deliveries.book(), reorder: self.reorder.as_mut() };
         let calls = &mut self.statistics.receives;
         let mut known = None;
         let found = incoming.poll(&mut target, calls, |sender, delivered| {

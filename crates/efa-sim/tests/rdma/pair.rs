@@ -54,6 +54,8 @@ pub(crate) struct Pair {
     pub(crate) target: SoftQueuePair,
     pub(crate) target_device: SoftDevice,
     pub(crate) to: Destination,
+    /// The target's handle for the requester, without which it refuses reads and writes.
+    pub(crate) requester_at_target: AddressHandle,
     pub(crate) local: SoftRegion,
     pub(crate) remote: SoftRegion,
     /// Of the local link.
@@ -102,9 +104,10 @@ impl Pair {
             options.rnr_retry = rnr_retry;
         });
         let mut requester = devices[0].create_queue_pair(options).unwrap();
-        let target = devices[1].create_queue_pair(options).unwrap();
+        let mut target = devices[1].create_queue_pair(options).unwrap();
         let QueuePairAddress { gid, qpn, qkey } = target.address();
         let address_handle = requester.create_address_handle(gid).unwrap();
+        let requester_at_target = target.create_address_handle(requester.address().gid).unwrap();
         let local = requester.register(vec![0xee; 64].into(), Access::default()).unwrap();
         let remote = target.register((0..64).collect(), access).unwrap();
         let [_, target_device] = devices;
@@ -114,6 +117,7 @@ impl Pair {
             target,
             target_device,
             to: Destination { address_handle, qpn, qkey },
+            requester_at_target,
             local,
             remote,
             fabric,

@@ -37,6 +37,7 @@ suite! {
     operations_in_both_directions_complete_with_their_own_data
     read_completes_while_an_earlier_datagram_waits_for_a_buffer
     access_beyond_the_granted_memory_fails_with_remote_bad_address
+    access_without_address_handle_at_the_target_fails_with_unknown_peer
     impossible_request_is_refused_when_posted
     read_from_a_destroyed_queue_pair_fails_with_bad_destination_qpn
     write_with_immediate_data_takes_a_receive_buffer
@@ -112,6 +113,29 @@ fn read_completes_while_an_earlier_datagram_waits_for_a_buffer(link: Link) {
     assert_eq!(pair.results(1), [(1, Ok(()))]);
     pair.post_receive();
     pair.settle([1, 1]);
+}
+
+fn access_without_address_handle_at_the_target_fails_with_unknown_peer(link: Link) {
+    let mut pair = Pair::new(link);
+    let attempt = |pair: &mut Pair| {
+        pair.requester.post_read(pair.request(1, (0, 4), 60)).unwrap();
+        pair.requester.post_write(pair.request(2, (4, 4), 0), None).unwrap();
+        pair.requester.post_write(pair.request(3, (4, 0), 0), None).unwrap();
+        pair.results(3)
+    };
+    pair.target.destroy_address_handle(pair.requester_at_target);
+    let refused = Err(Status::UnknownPeer);
+    pair.post_receive();
+    pair.requester.post_write(pair.request(0, (4, 4), 0), Some(1)).unwrap();
+    assert_eq!(pair.results(1), [(0, refused)]);
+    assert_eq!(attempt(&mut pair), [(1, refused), (2, refused), (3, refused)]);
+    assert_eq!(bytes(&pair.local), [0xee; 64]);
+    assert_eq!(bytes(&pair.remote), (0..64).collect::<Vec<u8>>());
+    // Sends need no handle at the target.
+    pair.send(4, 9, None);
+    pair.settle([1, 1]);
+    pair.target.create_address_handle(pair.requester.address().gid).unwrap();
+    assert_eq!(attempt(&mut pair), [(1, Ok(())), (2, Ok(())), (3, Ok(()))]);
 }
 
 fn access_beyond_the_granted_memory_fails_with_remote_bad_address(link: Link) {

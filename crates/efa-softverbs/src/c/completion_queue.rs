@@ -19,6 +19,8 @@ use crate::boundary::{INVALID, Outcome, UNSUPPORTED, code, pointer, poll};
 use crate::completion::Completion;
 use crate::completion_queue::CompletionQueue;
 use crate::device::Device;
+use crate::limits::Share;
+use crate::message::reported;
 use crate::process::{HandleType, process};
 use crate::settings::DirectPath;
 use crate::spin_lock::SpinLock;
@@ -34,6 +36,7 @@ struct CompletionQueueObject {
     /// The completion that the program reads. Guarded by `polling`, like `status` and `wr_id` of `ex`.
     current: Completion,
     _channel: Option<ChannelRef>,
+    _share: Share,
 }
 
 /// Completion vectors of an interface that notifies. libfabric takes one alone for an interface that doesn't.
@@ -62,6 +65,7 @@ impl CompletionQueueObject {
         // As libefa rounds it.
         let entries = entries.checked_next_power_of_two().ok_or(INVALID)?;
         let channel_ref = ChannelRef::of(channel, context)?;
+        let share = device.quotas.completion_queues.take(1).map_err(reported)?;
         let mut ex: ibv_cq_ex = zeroed();
         ex.cq_base.context = context;
         ex.cq_base.channel = channel;
@@ -94,6 +98,7 @@ impl CompletionQueueObject {
             polling: SpinLock::new(),
             current: Completion::NONE,
             _channel: channel_ref,
+            _share: share,
         };
         let queue = Arc::clone(&object.queue);
         let cq: *mut ibv_cq_ex = Box::into_raw(Box::new(object)).cast();

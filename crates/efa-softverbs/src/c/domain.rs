@@ -12,6 +12,7 @@ use crate::abi::*;
 use crate::attributes::check_port;
 use crate::boundary::{INVALID, Outcome, code, pointer};
 use crate::domain::{Domain, DomainRef};
+use crate::limits::Share;
 use crate::message::reported;
 use crate::process::{HandleType, process};
 
@@ -23,6 +24,7 @@ struct DomainObject {
     /// First, so that the handle is a pointer to the object.
     ibv: ibv_pd,
     domain: Arc<Domain>,
+    _share: Share,
 }
 
 /// A reference to the domain of a handle, and its context; fails with `EINVAL` for any other pointer.
@@ -38,9 +40,11 @@ pub(super) fn domain_of(pd: *mut ibv_pd) -> Outcome<(DomainRef, *mut ibv_context
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     pointer(|| {
-        let domain = Domain::new(device_of(context)?);
+        let device = device_of(context)?;
+        let share = device.quotas.domains.take(1).map_err(reported)?;
+        let domain = Domain::new(device);
         let ibv = ibv_pd { context, handle: 0 };
-        let pd = Box::into_raw(Box::new(DomainObject { ibv, domain })).cast();
+        let pd = Box::into_raw(Box::new(DomainObject { ibv, domain, _share: share })).cast();
         process().add_handle(pd, HandleType::Domain, context);
         Ok(pd)
     })

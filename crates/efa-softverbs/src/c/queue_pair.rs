@@ -12,6 +12,8 @@ use super::{not_null, read_sized};
 use crate::abi::*;
 use crate::boundary::{INVALID, Outcome, UNSUPPORTED, code, pointer};
 use crate::domain::DomainRef;
+use crate::limits::Share;
+use crate::message::reported;
 use crate::process::{HandleType, process};
 use crate::queue_pair::{ModifyRequest, QpInitAttr, QpState, QueuePair, Transport};
 use crate::spin_lock::SpinLock;
@@ -25,6 +27,7 @@ pub(crate) struct QueuePairObject {
     pub(crate) queue_pair: Arc<QueuePair>,
     pub(super) batch_lock: SpinLock,
     pub(super) batch: RequestBatch,
+    _share: Share,
     /// Not in [`QueuePair`], which the progress thread may keep a little longer than the program.
     _domain: DomainRef,
 }
@@ -61,6 +64,7 @@ fn create(
     process().check_context_of(send_cq, context)?;
     process().check_context_of(recv_cq, context)?;
     let device = Arc::clone(domain.device());
+    let share = device.quotas.queue_pairs.take(1).map_err(reported)?;
     let queue_pair = QueuePair::create(device, attributes, send_queue, receive_queue)?;
     let mut ex: ibv_qp_ex = zeroed();
     ex.qp_base = ibv_qp {
@@ -89,6 +93,7 @@ fn create(
         queue_pair,
         batch_lock: SpinLock::new(),
         batch: RequestBatch::default(),
+        _share: share,
         _domain: domain,
     };
     let qp = Box::into_raw(Box::new(object)).cast();

@@ -12,7 +12,9 @@ use super::{not_null, write_sized};
 use crate::abi::*;
 use crate::boundary::{BUSY, INVALID, Outcome, UNSUPPORTED, code, pointer};
 use crate::domain::DomainRef;
+use crate::limits::Share;
 use crate::memory::{MappedFile, check_accessible};
+use crate::message::reported;
 use crate::process::{HandleType, process};
 
 /// The page of which the kernel compares the offset and the address of a part of a file.
@@ -30,6 +32,8 @@ struct RegionObject {
     /// What is mapped for it.
     _file: Option<MappedFile>,
     _domain: DomainRef,
+    /// Of the registered memory of the process.
+    _share: Share,
 }
 
 /// Where the bytes of a region are.
@@ -103,6 +107,7 @@ fn register(
         }
         check_accessible(base, length, local_write)?;
         let access = Access { remote_read: has(IBV_ACCESS_REMOTE_READ), remote_write };
+        let share = device.quotas.registered.take(length as u64).map_err(reported)?;
         let raw = RawMemory { base, length, address: start, local_write, access };
         // SAFETY: `ibv_reg_mr(3)` asks the program to keep the memory mapped, and the file as long as it is, and to
         // leave it to the device as far as `access` says, until it deregisters the region; `ibv_dereg_mr` revokes it
@@ -118,6 +123,7 @@ fn register(
             region,
             _file: file,
             _domain: domain,
+            _share: share,
         });
         let mr = Box::into_raw(object).cast();
         process().add_handle(mr, HandleType::Region, context);

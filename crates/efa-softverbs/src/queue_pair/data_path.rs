@@ -12,11 +12,12 @@ use efa_device::{
     Completion as LinkCompletion, Destination, DeviceError, RdmaRequest, SendRequest, Source,
     Status, WorkId,
 };
+use efa_sim::SoftRegion;
 
 use super::outstanding::OutstandingWork;
 use super::{
-    Locked, Packet, QpState, QueuePair, RETRY_FOREVER, RdmaOpcode, RdmaWork, Receive, Serial,
-    Transport,
+    Delayed, Locked, Packet, QpState, QueuePair, RETRY_FOREVER, RdmaOpcode, RdmaWork, Receive,
+    Serial, Transport,
 };
 use crate::abi::*;
 use crate::boundary::{FULL, INVALID, Outcome};
@@ -80,8 +81,8 @@ impl QueuePair {
             return false;
         }
         locked.faults.poll();
-        while let Some(packet) = locked.faults.due() {
-            self.submit(locked, packet);
+        while let Some(request) = locked.faults.due() {
+            self.submit_overtaken(locked, request);
         }
         let now = now();
         let mut progressed = false;
@@ -164,7 +165,9 @@ impl QueuePair {
                 self.device().statistics.sent(length);
                 let id = locked.sends.insert(wr_id, IBV_WC_SEND);
                 let request = SendRequest { id, packet, length, destination, immediate };
-                if let Some(request) = locked.faults.hold(request) {
+                if locked.faults.reorders() {
+                    locked.faults.delay(Delayed::Send(request));
+                } else {
                     self.submit(locked, request);
                 }
             }
@@ -189,19 +192,45 @@ impl QueuePair {
         }
     }
 
-    /// Submits the sends that are delayed to be overtaken.
+    /// Hands an RDMA operation to the link.
+    fn submit_rdma(
+        &self,
+        locked: &mut Locked,
+        opcode: RdmaOpcode,
+        request: RdmaRequest<SoftRegion>,
+    ) {
+        let id = request.id;
+        let Some(link) = &mut locked.link else { return };
+        let posted = match opcode {
+            RdmaOpcode::Read => link.post_read(request),
+            RdmaOpcode::Write { immediate } => link.post_write(request, immediate),
+        };
+        if let Err(error) = posted {
+            self.complete_outstanding(locked, id, Err(status_of(&error)));
+        }
+    }
+
+    #[cold]
+    fn submit_overtaken(&self, locked: &mut Locked, request: Delayed) {
+        match request {
+            Delayed::Send(request) => self.submit(locked, request),
+            Delayed::Rdma(opcode, request) => self.submit_rdma(locked, opcode, request),
+        }
+    }
+
+    /// Submits the requests that are delayed to be overtaken.
     pub(super) fn submit_delayed(&self, locked: &mut Locked) {
-        let delayed: Vec<Packet> = locked.faults.take_all().collect();
-        delayed.into_iter().for_each(|packet| self.submit(locked, packet));
+        let delayed: Vec<_> = locked.faults.take_all().collect();
+        delayed.into_iter().for_each(|request| self.submit_overtaken(locked, request));
     }
 
     /// Posts an RDMA operation; an entry of the send queue must be reserved.
     pub(crate) fn post_rdma(&self, locked: &mut Locked, work: RdmaWork) {
         let RdmaWork { wr_id, opcode, destination, remote, local } = work;
         let completion_opcode = opcode.completion_opcode();
-        let Some(link) = &mut locked.link else {
+        if locked.link.is_none() {
             return self.complete_send(wr_id, completion_opcode, Err(Status::Flushed));
-        };
+        }
         let local = match local {
             Ok(local) => local,
             Err(status) => return self.complete_send(wr_id, completion_opcode, Err(status)),
@@ -209,18 +238,14 @@ impl QueuePair {
         let length = local.length as u64;
         let id = locked.sends.insert(wr_id, completion_opcode);
         let request = RdmaRequest { id, local, remote, destination };
-        let posted = match opcode {
-            RdmaOpcode::Read => {
-                self.device().statistics.read(length);
-                link.post_read(request)
-            }
-            RdmaOpcode::Write { immediate } => {
-                self.device().statistics.wrote(length);
-                link.post_write(request, immediate)
-            }
-        };
-        if let Err(error) = posted {
-            self.complete_outstanding(locked, id, Err(status_of(&error)));
+        match opcode {
+            RdmaOpcode::Read => self.device().statistics.read(length),
+            RdmaOpcode::Write { .. } => self.device().statistics.wrote(length),
+        }
+        if locked.faults.reorders() {
+            locked.faults.delay(Delayed::Rdma(opcode, request));
+        } else {
+            self.submit_rdma(locked, opcode, request);
         }
     }
 

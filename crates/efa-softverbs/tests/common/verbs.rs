@@ -678,6 +678,11 @@ impl Memory {
         self.0.iter().map(|byte| byte.load(Ordering::Relaxed)).collect()
     }
 
+    /// The present value of a byte.
+    pub(crate) fn byte(&self, at: usize) -> u8 {
+        self.0[at].load(Ordering::Relaxed)
+    }
+
     pub(crate) fn address(&self) -> *mut c_void {
         self.0.as_ptr().cast_mut().cast()
     }

@@ -3,7 +3,7 @@
 use efa_soft::abi::*;
 
 use crate::common::verbs::*;
-use crate::{Host, LINKS, begin, print, printed};
+use crate::{Host, LINKS, begin, print, printed, rkey};
 
 /// Sends 100 messages; prints how many failed with RNR, how many arrived, and whether in order.
 #[test]
@@ -165,5 +165,120 @@ fn delayed_sends_arrive_although_their_device_is_closed() {
             "faults::child_closes_device_with_sends_outstanding",
             &[("EFA_SOFT_REORDER", "3")],
         );
+    }
+}
+
+/// Writes 1 MiB and then sends 8 bytes that say so, 20 times: first without waiting for the completion of the write, as a
+/// program that relies on order, then with. Prints how often the message arrived before the data. Then writes 1 MiB and
+/// 8 bytes to its end, 20 times, and prints how often the 8 bytes were overwritten; and whether 20 writes, reads and
+/// sends that were posted in turn completed in this order.
+#[test]
+#[ignore = "a child"]
+fn child_relies_on_order() {
+    begin();
+    const LENGTH: usize = 1 << 20;
+    let options = QpOptions { sends: 64, receives: 64, ..QpOptions::default() };
+    let (a, b) = (Endpoint::new(options), Endpoint::new(options));
+    // Rounds write ones and twos in turn.
+    let sources = [1, 2].map(|byte| Memory::of(&[byte; LENGTH]));
+    let (short, target) = (Memory::of(&[3; 8]), Memory::of(&[0; LENGTH]));
+    let inbox = Memory::of(&[0; 8]);
+    let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+    let [ones, twos, threes] =
+        [&sources[0], &sources[1], &short].map(|memory| a.register(memory, access));
+    let [into, received] = [&target, &inbox].map(|memory| b.register(memory, access));
+    let handle = a.handle(b.gid());
+    let to = (handle, b.number(), b.qkey);
+    let (base, end) = (target.address() as u64, target.len() as u64 - 8);
+    let write_long = |wr_id, from| {
+        let entries = [sge(from, 0, LENGTH)];
+        assert_eq!(a.post_remote(wr_id, to, true, (base, rkey(into)), &entries), 0);
+    };
+    let end_of_target = |wr_id, write| {
+        let entries = [sge(threes, 0, 8)];
+        assert_eq!(a.post_remote(wr_id, to, write, (base + end, rkey(into)), &entries), 0);
+    };
+    let send = |wr_id| {
+        assert_eq!(a.post_send(wr_id, to, &[inline(b"written!")], IBV_SEND_INLINE), 0);
+    };
+    // Both sides poll in turn, as programs on two processors. Returns whether a message arrived.
+    let poll = |completed: &mut Vec<u64>| {
+        completed.extend(a.poll().map(|seen| {
+            assert_eq!(seen.status, IBV_WC_SUCCESS);
+            seen.wr_id
+        }));
+        b.poll().is_some()
+    };
+    let until = |completed: &mut Vec<u64>, count| {
+        while completed.len() < count {
+            poll(completed);
+        }
+    };
+    for waits in [false, true] {
+        let mut early = 0;
+        for round in 0..20 {
+            let (from, byte) = [(ones, 1), (twos, 2)][round % 2];
+            let mut completed = Vec::new();
+            assert_eq!(b.post_receive(0, sge(received, 0, 8)), 0);
+            write_long(1, from);
+            until(&mut completed, usize::from(waits));
+            send(2);
+            while !poll(&mut completed) {}
+            early += u32::from(target.byte(LENGTH - 1) != byte);
+            until(&mut completed, 2);
+            assert_eq!(target.byte(LENGTH - 1), byte);
+        }
+        print(early);
+    }
+    let mut overwritten = 0;
+    for _ in 0..20 {
+        let mut completed = Vec::new();
+        write_long(1, ones);
+        end_of_target(2, true);
+        until(&mut completed, 2);
+        overwritten += u32::from(target.byte(LENGTH - 1) == 1);
+    }
+    print(overwritten);
+    let mut completed = Vec::new();
+    for wr_id in 0..20 {
+        assert_eq!(b.post_receive(0, sge(received, 0, 8)), 0);
+        match wr_id % 3 {
+            0 => end_of_target(wr_id, true),
+            1 => end_of_target(wr_id, false),
+            _ => send(wr_id),
+        }
+    }
+    until(&mut completed, 20);
+    let of_kind = |kind| completed.iter().filter(move |&id| id % 3 == kind).is_sorted();
+    print(format!("{:?}", [0, 1, 2].map(of_kind)));
+    // SAFETY: all objects were created here and are not used afterwards.
+    unsafe {
+        assert_eq!((verbs().ibv_destroy_ah)(handle), 0);
+        for region in [ones, twos, threes, into, received] {
+            assert_eq!((verbs().ibv_dereg_mr)(region), 0);
+        }
+    }
+}
+
+/// As on hardware, nothing orders a send after a write, with the option or without: only completions do.
+#[test]
+fn reordered_writes_reads_and_sends_overtake_each_other() {
+    for link in LINKS {
+        let host = Host::new(link);
+        let run = |seed: &str| {
+            let settings = [("EFA_SOFT_REORDER", seed)];
+            let settings: &[_] = if seed.is_empty() { &[] } else { &settings };
+            printed(&host.run("faults::child_relies_on_order", settings))
+        };
+        let in_order = run("");
+        assert_eq!(in_order[1], "0", "{link}: {in_order:?}");
+        if link == "shm" {
+            assert_eq!(in_order[2..], ["0", "[true, true, true]"]);
+        }
+        let reordered = run("7");
+        let count = |line: usize| reordered[line].parse::<u32>().unwrap();
+        assert!(count(0) > 0 && count(2) > 0, "{link}: {reordered:?}");
+        assert_eq!(count(1), 0, "{link}: a program that waits for its writes");
+        assert_eq!(reordered[3], "[false, false, false]", "{link}");
     }
 }

@@ -102,3 +102,88 @@ fn files_are_accessible_to_their_user_whatever_the_umask_is() {
         assert_eq!(printed(&output), [""; 0], "{link}");
     }
 }
+
+/// How many objects `create` makes until it returns null, after an endpoint was made, and the error number.
+fn until_refused<T>(create: impl Fn() -> *mut T) -> (Vec<*mut T>, i32) {
+    let mut made = Vec::new();
+    loop {
+        let object = create();
+        if object.is_null() {
+            return (made, errno());
+        }
+        made.push(object);
+    }
+}
+
+/// Creates objects of each kind until one is refused, prints how many and the error number, and creates another in the
+/// place of one that was destroyed.
+#[test]
+#[ignore = "a child"]
+fn child_reaches_limits() {
+    begin();
+    let v = verbs();
+    let end = Endpoint::new(QpOptions::default());
+    let memory = Memory::of(&[0; 64]);
+    // SAFETY: all arguments are valid; each object was created here and is destroyed once.
+    unsafe {
+        let domain = || (v.ibv_alloc_pd)(end.context);
+        let (domains, error) = until_refused(domain);
+        assert_eq!((v.ibv_dealloc_pd)(domains[0]), 0);
+        assert!(!domain().is_null());
+        print(format!("pd {} {error}", domains.len()));
+
+        let queue = || (v.ibv_create_cq)(end.context, 4, null_mut(), null_mut(), 0);
+        let (queues, error) = until_refused(queue);
+        assert_eq!((v.ibv_destroy_cq)(queues[0]), 0);
+        assert!(!queue().is_null());
+        print(format!("cq {} {error}", queues.len()));
+
+        let pair = || create(end.context, end.pd, end.cq, QpOptions::default());
+        let (pairs, error) = until_refused(pair);
+        assert_eq!((v.ibv_destroy_qp)(pairs[0]), 0);
+        assert!(!pair().is_null());
+        print(format!("qp {} {error}", pairs.len()));
+
+        // Each of another interface.
+        let next = std::cell::Cell::new(0);
+        let handle = || {
+            next.set(next.get() + 1);
+            let mut attributes: ibv_ah_attr = zeroed();
+            attributes.grh.dgid = ibv_gid { raw: [next.get(); 16] };
+            attributes.is_global = 1;
+            attributes.port_num = 1;
+            (v.ibv_create_ah)(end.pd, &raw mut attributes)
+        };
+        let (handles, error) = until_refused(handle);
+        assert_eq!((v.ibv_destroy_ah)(handles[0]), 0);
+        assert!(!handle().is_null());
+        print(format!("ah {} {error}", handles.len()));
+
+        for length in [1, 60] {
+            let region = || (v.ibv_reg_mr)(end.pd, memory.address(), length, 0);
+            let (regions, error) = until_refused(region);
+            assert_eq!((v.ibv_dereg_mr)(regions[0]), 0);
+            let again = region();
+            assert!(!again.is_null());
+            print(format!("mr of {length} {} {error}", regions.len()));
+            for region in regions[1..].iter().chain([&again]) {
+                assert_eq!((v.ibv_dereg_mr)(*region), 0);
+            }
+        }
+    }
+    // The process ends with objects that nobody destroys.
+    std::mem::forget(end);
+}
+
+#[test]
+fn objects_beyond_the_limits_of_the_settings_are_refused_with_enomem() {
+    for link in LINKS {
+        let limits = ("EFA_SOFT_LIMITS", "pd=3,cq=4,qp=2,ah=5,mr=6,bytes=100");
+        let output = Host::new(link).run("scarce::child_reaches_limits", &[limits]);
+        let expected =
+            ["pd 2 12", "cq 3 12", "qp 1 12", "ah 5 12", "mr of 1 6 12", "mr of 60 1 12"];
+        assert_eq!(printed(&output), expected, "{link}");
+        let words = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(words.contains("no space for another queue pair: the limit is 2"), "{words}");
+    }
+}

@@ -62,7 +62,8 @@ fn sender_without_address_handle_is_identified_by_gid() {
     }
 }
 
-/// Registers memory and prints queue pair number, address and key; then the content when asked.
+/// Registers memory and prints queue pair number, address and key. Makes an address handle for the host when asked,
+/// then prints the content when asked.
 #[test]
 #[ignore = "a child"]
 fn child_exposes_memory() {
@@ -75,8 +76,13 @@ fn child_exposes_memory() {
     print(memory.address() as u64);
     print(rkey(region));
     read();
+    let handle = end.handle(end.gid());
+    print("known");
+    read();
     print(String::from_utf8_lossy(&memory.bytes()));
     read();
+    // SAFETY: the object was created here and is not used afterwards.
+    assert_eq!(unsafe { (verbs().ibv_destroy_ah)(handle) }, 0);
 }
 
 /// Reads number, address and key of remote memory, then `read` or `write`; prints the vendor error and the
@@ -105,7 +111,7 @@ fn child_reads_and_writes_remote_memory() {
 }
 
 #[test]
-fn rdma_reaches_memory_of_process_until_it_is_killed() {
+fn rdma_reaches_memory_of_process_from_its_address_handle_until_it_is_killed() {
     for link in LINKS {
         let host = Host::new(link);
         let mut owner = host.start("traffic::child_exposes_memory");
@@ -114,6 +120,12 @@ fn rdma_reaches_memory_of_process_until_it_is_killed() {
             let number = owner.receive();
             user.send(number);
         }
+        for operation in ["read", "write"] {
+            user.send(operation);
+            assert_eq!(user.receive(), "14 xxxxxxxx", "{link}: no address handle at the owner");
+        }
+        owner.send("make a handle");
+        assert_eq!(owner.receive(), "known");
         user.send("write");
         assert_eq!(user.receive(), "0 xxxxxxxx");
         owner.send("go on");
