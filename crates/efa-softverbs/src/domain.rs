@@ -18,6 +18,10 @@ impl Domain {
         Arc::new(Self { device, objects: AtomicUsize::new(0) })
     }
 
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// Fails with `EBUSY` while objects of the domain exist.
     pub(crate) fn check_unused(&self) -> Outcome<()> {
         if self.objects.load(Ordering::Relaxed) == 0 { Ok(()) } else { Err(BUSY) }

@@ -101,6 +101,7 @@ impl CompletionQueueObject {
             notifier.set_handle(cq.expose_provenance());
         }
         process().add_handle(cq, HandleType::CompletionQueue, context);
+        device.statistics.commanded();
         Ok(cq)
     }
 
@@ -262,7 +263,10 @@ pub(super) fn destroy(cq: *mut ibv_cq) -> Outcome<()> {
     if let Some(notifier) = queue.notifier() {
         notifier.remove_events()?;
     }
+    // SAFETY: the handle is entered, so the object exists, and no thread destroys it meanwhile ("Handles").
+    let device = device_of(unsafe { (*cq).context })?;
     process().remove_handle(cq, HandleType::CompletionQueue)?;
+    device.statistics.commanded();
     // SAFETY: the object comes from the box in `create`. Its handle was removed just now, which
     // succeeds once, so it is freed once and not found any more.
     drop(unsafe { Box::from_raw(cq.cast::<CompletionQueueObject>()) });

@@ -4,6 +4,8 @@ use std::ffi::c_int;
 use std::mem::offset_of;
 use std::sync::Arc;
 
+use efa_soft_names::counters::Word;
+
 use super::completion_queue::queue_of;
 use super::context::device_of;
 use super::domain::domain_of;
@@ -61,7 +63,8 @@ fn create(
     process().check_context_of(send_cq, context)?;
     process().check_context_of(recv_cq, context)?;
     let device = Arc::clone(domain.device());
-    let queue_pair = QueuePair::create(device, attributes, send_queue, receive_queue)?;
+    let created = QueuePair::create(Arc::clone(&device), attributes, send_queue, receive_queue);
+    let queue_pair = device.statistics.created(created, Word::QueuePairErrors)?;
     let mut ex: ibv_qp_ex = zeroed();
     ex.qp_base = ibv_qp {
         context,
@@ -286,6 +289,7 @@ unsafe extern "C" fn ibv_modify_qp(
         let attributes = unsafe { &*not_null(attributes)? };
         let request = ModifyRequest::new(attributes, mask, queue_pair.transport())?;
         let (before, after) = queue_pair.modify(&request)?;
+        queue_pair.device().statistics.commanded();
         // SAFETY: `queue_pair_of` has found the handle, so the object exists. The program must not read
         // `state` while it calls this function, as with the real library, which writes it in the same
         // way.
@@ -359,6 +363,7 @@ pub(super) fn destroy(qp: *mut ibv_qp) -> Outcome<()> {
     // SAFETY: the object comes from the box in `create`. Its handle was removed just now, which
     // succeeds once, so it is freed once and not found any more.
     let object = unsafe { Box::from_raw(qp.cast::<QueuePairObject>()) };
+    object.queue_pair.device().statistics.commanded();
     let destroyed = object.queue_pair.destroy();
     if destroyed.is_err() {
         std::mem::forget(object);
