@@ -112,7 +112,7 @@ unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attributes: *mut ibv_ah_attr
         // SAFETY: both members of the union are 16 bytes of any value.
         let gid = Gid(unsafe { attributes.grh.dgid.raw });
         let device = domain.device();
-        let number = device.link.create_address_handle(gid).map_err(reported);
+        let number = domain.link().create_address_handle(gid).map_err(reported);
         let number = device.statistics.created(number, Word::AddressHandleErrors)?;
         let ibv = ibv_ah { context, pd, handle: number.0.into() };
         let object = AddressHandleObject { ibv, number, domain };
@@ -134,9 +134,8 @@ pub(super) fn destroy_address_handle(ah: *mut ibv_ah) -> Outcome<()> {
     // SAFETY: the object comes from the box in `ibv_create_ah`. Its handle was removed just now,
     // which succeeds once, so it is freed once and not found any more.
     let object = unsafe { Box::from_raw(ah.cast::<AddressHandleObject>()) };
-    let device = object.domain.device();
-    device.link.destroy_address_handle(object.number);
-    device.statistics.commanded();
+    object.domain.link().destroy_address_handle(object.number);
+    object.domain.device().statistics.commanded();
     Ok(())
 }
 

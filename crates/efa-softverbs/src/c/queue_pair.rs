@@ -15,7 +15,7 @@ use crate::abi::*;
 use crate::boundary::{INVALID, Outcome, UNSUPPORTED, code, pointer};
 use crate::domain::DomainRef;
 use crate::process::{HandleType, process};
-use crate::queue_pair::{ModifyRequest, QpInitAttr, QpState, QueuePair, Transport};
+use crate::queue_pair::{ModifyRequest, QpInitAttr, QpState, QueuePair, Settable, Transport};
 use crate::spin_lock::SpinLock;
 
 /// The object that an `ibv_qp` is a member of.
@@ -62,9 +62,8 @@ fn create(
     // As the kernel does: other contexts may be closed earlier.
     process().check_context_of(send_cq, context)?;
     process().check_context_of(recv_cq, context)?;
-    let device = Arc::clone(domain.device());
-    let created = QueuePair::create(Arc::clone(&device), attributes, send_queue, receive_queue);
-    let queue_pair = device.statistics.created(created, Word::QueuePairErrors)?;
+    let created = QueuePair::create(&domain, attributes, send_queue, receive_queue);
+    let queue_pair = domain.device().statistics.created(created, Word::QueuePairErrors)?;
     let mut ex: ibv_qp_ex = zeroed();
     ex.qp_base = ibv_qp {
         context,
@@ -315,7 +314,7 @@ unsafe extern "C" fn ibv_query_qp(
     code(|| {
         let queue_pair = queue_pair_of(qp)?;
         let (attributes, init) = (not_null(attributes)?, not_null(init)?);
-        let (state, qkey, rnr_retry) = queue_pair.query()?;
+        let Settable { state, qkey, rnr_retry, sq_psn } = queue_pair.query()?;
         let mut current: ibv_qp_attr = zeroed();
         current.qp_state = state.number();
         current.cur_qp_state = state.number();
@@ -323,6 +322,7 @@ unsafe extern "C" fn ibv_query_qp(
         current.cap = *queue_pair.cap();
         current.port_num = 1;
         current.rnr_retry = rnr_retry;
+        current.sq_psn = sq_psn;
         // SAFETY: `queue_pair_of` has found the handle, so the object exists; these members don't change
         // while it does. `attributes` and `init` are not null, so valid for writing, as required above.
         unsafe {
