@@ -238,7 +238,7 @@ unsafe extern "C" fn efadv_create_cq(
                 return Err(UNSUPPORTED);
             }
             let efadv_cq_memory { buffer, length, offset, fd, .. } = wanted.ext_mem_dmabuf;
-            file = (wanted.flags != 0).then(|| RingFile {
+            file = (wanted.flags != 0).then_some(RingFile {
                 descriptor: fd,
                 offset,
                 length,
