@@ -302,6 +302,7 @@ impl QueuePair {
     }
 
     /// Completes a send, read or write.
+    #[inline]
     pub(super) fn complete_send(&self, wr_id: u64, opcode: c_int, result: Result<(), Status>) {
         self.device().statistics.completed(opcode, result);
         let counted = match opcode {
