@@ -11,6 +11,7 @@
 //!
 //! This process becomes the program (`exec`), so exit code and signals are the program's.
 
+mod counters;
 mod libraries;
 mod place;
 
@@ -61,12 +62,12 @@ enum SoftEfa {
     Run(Run),
     /// Write libraries for running programs on the device without `efa`, and print the variables to set
     Libraries(Libraries),
-    /// Start `remove` and return
+    /// Start `attend` and return
     #[command(hide = true)]
     Detach(Place),
-    /// Remove a private directory when its last process has ended
+    /// Write the counters into a private directory, and remove it when its last process has ended
     #[command(hide = true)]
-    Remove(Place),
+    Attend(Place),
 }
 
 /// The private directory of a run.
@@ -281,7 +282,7 @@ pub(crate) fn run(Args { command }: &Args) -> Result<(), SoftEfaError> {
         SoftEfa::Run(args) => match become_program(args)? {},
         SoftEfa::Libraries(args) => write_libraries(args),
         SoftEfa::Detach(Place { place }) => done(place, place::detach(place).map(drop)),
-        SoftEfa::Remove(Place { place }) => done(place, place::remove(place)),
+        SoftEfa::Attend(Place { place }) => done(place, place::attend(place)),
     }
 }
 
@@ -330,7 +331,9 @@ fn become_program(args: &Run) -> Result<Infallible, SoftEfaError> {
     command.env(PRELOAD, preload(&library, env::var_os(PRELOAD).as_deref())?);
     // The program, and the process that removes the directory, may work in other directories.
     let base = absolute(&env::temp_dir())?;
-    let place = place::make(&base).map_err(|source| SoftEfaError::Place { base, source })?;
+    let devices = args.devices.and_then(|devices| devices.try_into().ok()).unwrap_or(1);
+    let place = place::make(&base, devices);
+    let place = place.map_err(|source| SoftEfaError::Place { base, source })?;
     let search = env::var_os(libraries::LIBRARY_PATH);
     match libraries::offer(&place.join("lib"), &library, search.as_deref()) {
         Ok(path) => command.env(libraries::LIBRARY_PATH, path),

@@ -205,3 +205,25 @@ fn invalid_soft_efa_command_lines_are_usage_errors() {
     assert!(devices.contains("on the tcp link a host has one address"), "{devices}");
     assert!(run(["soft-efa", "run"]).usage().contains("<PROGRAM>"));
 }
+
+/// What a monitor reads where libibverbs looks for the device: the sums of all processes of the run, also of those that
+/// have ended.
+#[test]
+fn files_in_hw_counters_move_with_the_traffic_of_the_run() {
+    let directory = Scratch::new("counters");
+    let script = r#"
+        cd $EFA_SOFT_SYSFS/class/infiniband/efa_soft0
+        cat ports/1/hw_counters/tx_bytes hw_counters/submitted_cmds
+        "$0" pingpong --device verbs --iterations 100 --warmup 0 --sizes 1000 >&2 || exit 1
+        until [ "$(cat ports/1/hw_counters/send_bytes)" -ge 200000 ]; do sleep 0.01; done
+        for name in recv_wrs rx_drops rdma_read_wr_err retrans_bytes; do cat ports/1/hw_counters/$name; done
+        ls ports/1/hw_counters | wc -l; ls hw_counters | wc -l; cat hw_counters/submitted_cmds
+    "#;
+    let tool = env!("CARGO_BIN_EXE_efa");
+    let run =
+        ["soft-efa", "run", "--directory", directory.as_str(), "--", "sh", "-c", script, tool];
+    let output = Running::start(&mut efa(run)).finish().success();
+    let numbers: Vec<u64> = output.lines().map(|line| line.trim().parse().unwrap()).collect();
+    let [0, 0, received, 0, 0, 0, 22, 12, commands] = numbers[..] else { panic!("{output}") };
+    assert!(received >= 200 && commands > 10, "{output}");
+}

@@ -48,7 +48,7 @@ use efa_device::{
 
 pub use self::faults::{Faults, Statistics};
 use self::network::{EndpointId, HostId, Network, Shared};
-use crate::book::HeldHandles;
+use crate::book::{DomainId, HeldHandles};
 use crate::link::granted;
 use crate::record::{QueuePairId, Sink};
 use crate::region::{KeyTable, MAX_REGIONS, SoftRegion};
@@ -481,7 +481,8 @@ impl QueuePair for LocalQueuePair {
     }
 
     fn create_address_handle(&mut self, gid: Gid) -> Result<AddressHandle, DeviceError> {
-        let handle = self.device.shared.lock().book(self.device.host).acquire(gid)?;
+        let handle =
+            self.device.shared.lock().book(self.device.host).acquire(DomainId::default(), gid)?;
         self.held.add(handle);
         Ok(handle)
     }

@@ -322,6 +322,13 @@ impl TcpDevice {
         &self.keys
     }
 
+    /// A protection domain: the same device, with address handles of its own. Its queue pairs send to these alone, and
+    /// know the senders by these alone.
+    #[must_use]
+    pub fn domain(&self) -> Self {
+        Self { book: Arc::new(self.book.of_another_domain()), ..self.clone() }
+    }
+
     /// An address handle that the device holds, not a queue pair: all its queue pairs can send to it, until
     /// it is [destroyed](Self::destroy_address_handle).
     ///

@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod cache;
+pub mod counters;
 mod elf;
 pub mod libraries;
 

@@ -725,8 +725,23 @@ pub struct efadv_cq_init_attr {
 pub struct efadv_cq_init_attr_newer {
     pub first: efadv_cq_init_attr,
     pub flags: u64,
-    pub _memory: [u64; 4],
+    pub ext_mem_dmabuf: efadv_cq_memory,
 }
+
+/// The member `ext_mem_dmabuf`, whose type has no name in C. `buffer` is a pointer.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct efadv_cq_memory {
+    pub buffer: usize,
+    pub length: u64,
+    pub offset: u64,
+    pub fd: i32,
+    pub reserved: [u8; 4],
+}
+
+/// In `flags`: the ring is in memory of the program.
+pub const EFADV_CQ_INIT_FLAGS_EXT_MEM_DMABUF: u64 = 1;
+pub const EFADV_DEVICE_ATTR_CAPS_CQ_WITH_EXT_MEM_DMABUF: u32 = 32;
 
 /// As of rdma-core 60, like [`efadv_cq_attr`]; `caps` is newer.
 #[repr(C)]

@@ -8,6 +8,7 @@ use crate::device::{
     Device, MAX_RECEIVE_SGE, MAX_SEND_RING, MAX_SEND_SGE, USUAL_INLINE, VENDOR_ID,
 };
 use crate::direct::send::DescriptorSize;
+use crate::settings::DirectPath;
 
 /// Most entries of a completion queue.
 pub(crate) const MAX_COMPLETIONS: u32 = 1 << 16;
@@ -117,6 +118,9 @@ pub(crate) fn efa_attributes(device: &Device) -> efadv_device_attr {
     }
     if rdma.unsolicited_write_receive {
         capabilities |= EFADV_DEVICE_ATTR_CAPS_UNSOLICITED_WRITE_RECV;
+    }
+    if device.settings.direct != DirectPath::Off {
+        capabilities |= EFADV_DEVICE_ATTR_CAPS_CQ_WITH_EXT_MEM_DMABUF;
     }
     if device.settings.counters {
         capabilities |= EFADV_DEVICE_ATTR_CAPS_COMP_CNTR;

@@ -62,12 +62,18 @@ impl Completions {
 }
 
 impl CompletionQueue {
-    pub(crate) fn new(depth: usize, channel: Option<Arc<Channel>>, direct: bool) -> Self {
+    /// With `ring`, completions of queue pairs with rings are there from the start.
+    pub(crate) fn new(
+        depth: usize,
+        channel: Option<Arc<Channel>>,
+        direct: bool,
+        ring: Option<CompletionRing>,
+    ) -> Self {
         Self {
             generation: generation(),
             depth,
             direct,
-            completions: Mutex::default(),
+            completions: Mutex::new(Completions { ring, ..Completions::default() }),
             notifier: channel.map(Notifier::new),
             queue_pairs: Mutex::default(),
             idle_polls: AtomicU32::new(0),

@@ -28,7 +28,7 @@ use crate::link::Link;
 use crate::message::{print, report, reported};
 use crate::process::{DEVICE_LISTING, lock, process};
 use crate::settings::Settings;
-use crate::statistics::Statistics;
+use crate::statistics::{Counting, Statistics};
 use crate::sysfs::{self, Sysfs};
 
 /// Amazon's PCI vendor ID.
@@ -231,12 +231,19 @@ impl Device {
         let empty_region = empty_region.map_err(|refused| refused.error)?;
         link.keys().refuse(settings.refusals);
         let settings = Arc::clone(settings);
+        let counting =
+            Counting { index, mtu: settings.mtu, has_both_ends: matches!(link, Link::Shm(_)) };
+        let statistics = Statistics::shared(settings.sysfs.as_deref(), counting);
+        let statistics = statistics.unwrap_or_else(|error| {
+            report(&format_args!("the files in hw_counters lack this process: {error}"));
+            Statistics::default()
+        });
         Ok(Self {
             link,
             empty_region,
             quotas: Quotas::new(&settings.limits),
             settings,
-            statistics: Statistics::default(),
+            statistics,
             name: name(index),
             reported: AtomicBool::new(false),
         })

@@ -5,17 +5,25 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::boundary::{BUSY, Outcome};
 use crate::device::Device;
+use crate::link::Link;
 
 /// A protection domain.
 pub(crate) struct Domain {
     device: Arc<Device>,
+    /// The device's, with the address handles of the domain.
+    link: Link,
     /// Number of [`DomainRef`]s.
     objects: AtomicUsize,
 }
 
 impl Domain {
     pub(crate) fn new(device: Arc<Device>) -> Arc<Self> {
-        Arc::new(Self { device, objects: AtomicUsize::new(0) })
+        let link = device.link.domain();
+        Arc::new(Self { device, link, objects: AtomicUsize::new(0) })
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
     }
 
     /// Fails with `EBUSY` while objects of the domain exist.
@@ -35,6 +43,11 @@ impl DomainRef {
 
     pub(crate) fn device(&self) -> &Arc<Device> {
         &self.0.device
+    }
+
+    /// Where address handles and queue pairs of the domain are created.
+    pub(crate) fn link(&self) -> &Link {
+        &self.0.link
     }
 }
 

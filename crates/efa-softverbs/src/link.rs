@@ -30,7 +30,7 @@ const PORTS: std::ops::RangeInclusive<u16> = 0xefa0..=0xefa0 + 511;
 pub(crate) const DEFAULT_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// An opened link.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Link {
     Shm(ShmDevice),
     Tcp(TcpDevice),
@@ -133,6 +133,14 @@ impl Link {
         access: Access,
     ) -> Result<SoftRegion, RegisterError> {
         each!(Self, self, link => link.register(memory, access))
+    }
+
+    /// A protection domain, with address handles of its own.
+    pub(crate) fn domain(&self) -> Self {
+        match self {
+            Self::Shm(link) => Self::Shm(link.domain()),
+            Self::Tcp(link) => Self::Tcp(link.domain()),
+        }
     }
 
     pub(crate) fn create_address_handle(&self, gid: Gid) -> Result<AddressHandle, DeviceError> {

@@ -94,7 +94,12 @@ impl MappedFile {
 
     /// Maps `length` bytes from `offset` on. Fails with `EINVAL` for a part that is not in the file, and for what can't
     /// be mapped.
-    fn new(file: BorrowedFd<'_>, offset: u64, length: usize, writes: bool) -> Outcome<Self> {
+    pub(crate) fn new(
+        file: BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+        writes: bool,
+    ) -> Outcome<Self> {
         let stat = rustix::fs::fstat(file)?;
         let size = u64::try_from(stat.st_size).map_err(|_| INVALID)?;
         let end = offset.checked_add(length as u64).ok_or(INVALID)?;

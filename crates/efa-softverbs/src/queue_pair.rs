@@ -32,14 +32,15 @@ pub(crate) use self::rings::RingInfo;
 use self::rings::Rings;
 pub(crate) use self::sleep::Look;
 use self::sleep::NextLook;
-pub(crate) use self::state::{ModifyRequest, QpState};
+pub(crate) use self::state::{ModifyRequest, QpState, Settable};
 use crate::abi::*;
 use crate::attributes::check_queues;
 use crate::boundary::{BUSY, INVALID, Outcome, UNSUPPORTED};
 use crate::completion_queue::CompletionQueue;
 use crate::counter::{Counted, Counter};
 use crate::device::{Device, MAX_RECEIVE_SGE};
-use crate::link::LinkQueuePair;
+use crate::domain::DomainRef;
+use crate::link::{Link, LinkQueuePair};
 use crate::message::{report, reported};
 use crate::process::{generation, lock, lock_in_time};
 use crate::settings::DirectPath;
@@ -210,26 +211,25 @@ pub(crate) struct Locked {
     free_receive_packets: Vec<Box<[u8]>>,
     faults: Faults<Delayed>,
     rnr_retry: u8,
+    sq_psn: u32,
     /// If the program has asked for them.
     rings: Option<Box<Rings>>,
 }
 
 /// How the link's queue pair is made, when a queue pair is created and when it is reset.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct LinkTemplate {
     send_depth: usize,
     receive_depth: usize,
     waitable: bool,
     takes_buffers_for_writes: bool,
+    /// That of the domain.
+    link: Link,
 }
 
 impl LinkTemplate {
     /// Makes one, with the number of one that was retired if it is `again`.
-    fn create(
-        self,
-        device: &Device,
-        again: Option<&KeptNumber>,
-    ) -> Result<LinkQueuePair, DeviceError> {
+    fn create(&self, again: Option<&KeptNumber>) -> Result<LinkQueuePair, DeviceError> {
         let options = QueuePairOptions::default().with(|options| {
             // Unpredictable, so no datagram is accepted before the program sets a key.
             options.qkey = Qkey(fastrand::u32(..));
@@ -239,8 +239,8 @@ impl LinkTemplate {
             options.waitable = self.waitable;
         });
         let mut link = match again {
-            None => device.link.create_queue_pair(options)?,
-            Some(number) => device.link.create_queue_pair_again(number, options)?,
+            None => self.link.create_queue_pair(options)?,
+            Some(number) => self.link.create_queue_pair_again(number, options)?,
         };
         if self.takes_buffers_for_writes {
             link.take_buffers_for_writes();
@@ -264,12 +264,13 @@ fn offered_operations(device: &Device, transport: Transport) -> u64 {
 impl QueuePair {
     /// Creates a queue pair in the state RESET.
     pub(crate) fn create(
-        device: Arc<Device>,
+        domain: &DomainRef,
         attributes: &QpInitAttr,
         send_queue: Arc<CompletionQueue>,
         receive_queue: Arc<CompletionQueue>,
     ) -> Outcome<Arc<Self>> {
         let &QpInitAttr { transport, cap, signals_all, inline_writes, .. } = attributes;
+        let device = Arc::clone(domain.device());
         check_queues(&device, &cap, inline_writes)?;
         if attributes.operations & !offered_operations(&device, transport) != 0 {
             return Err(UNSUPPORTED);
@@ -277,12 +278,13 @@ impl QueuePair {
         let waits =
             [&send_queue, &receive_queue].into_iter().any(|queue| queue.notifier().is_some());
         let template = LinkTemplate {
+            link: domain.link().clone(),
             send_depth: cap.max_send_wr as usize,
             receive_depth: cap.max_recv_wr as usize,
             waitable: waits || device.settings.direct == DirectPath::Trap,
             takes_buffers_for_writes: !attributes.unsolicited_writes,
         };
-        let link = template.create(&device, None).map_err(reported)?;
+        let link = template.create(None).map_err(reported)?;
         let number = link.address().qpn;
         let locked = Locked {
             state: QpState::Reset,
@@ -298,6 +300,7 @@ impl QueuePair {
             free_receive_packets: Vec::new(),
             faults: Faults::new(device.settings.faults(), number),
             rnr_retry: RETRY_FOREVER,
+            sq_psn: 0,
             rings: None,
         };
         let queue_pair = Arc::new(Self {
@@ -381,10 +384,11 @@ impl QueuePair {
     }
 
     /// The state, Q_Key and `rnr_retry`.
-    pub(crate) fn query(&self) -> Outcome<(QpState, Qkey, u8)> {
+    pub(crate) fn query(&self) -> Outcome<Settable> {
         self.with_lock(|locked| {
             let qkey = locked.link.as_ref().map_or(Qkey(0), |link| link.address().qkey);
-            Ok((locked.state, qkey, locked.rnr_retry))
+            let (state, rnr_retry, sq_psn) = (locked.state, locked.rnr_retry, locked.sq_psn);
+            Ok(Settable { state, qkey, rnr_retry, sq_psn })
         })
     }
 
@@ -396,6 +400,7 @@ impl QueuePair {
             if after == QpState::Reset && before != QpState::Reset {
                 self.reset(locked)?;
             }
+            locked.sq_psn = request.sq_psn.unwrap_or(locked.sq_psn);
             if let Some(link) = &mut locked.link {
                 if let Some(qkey) = request.qkey {
                     link.set_qkey(qkey);
@@ -456,7 +461,7 @@ impl QueuePair {
             queue.forget(self.serial);
         }
         let number = locked.kept_number.as_ref().ok_or(INVALID)?;
-        locked.link = Some(self.template.create(&self.device, Some(number)).map_err(reported)?);
+        locked.link = Some(self.template.create(Some(number)).map_err(reported)?);
         locked.kept_number = None;
         locked.prepared = None;
         (locked.send_credits, locked.receive_credits) = (0, 0);

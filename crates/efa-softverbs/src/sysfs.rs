@@ -5,6 +5,7 @@
 //!     class/infiniband_verbs/abi_version                 6
 //!     class/infiniband/efa_soft0/device ─► devices/pci0000:00/0000:00:03.0
 //!     devices/pci0000:00/0000:00:03.0/driver ─► bus/pci/drivers/efa
+//!     class/infiniband/efa_soft0/ports, hw_counters ─► ../class/infiniband/efa_soft0/… of the run, if it counts
 //! ```
 //!
 //! Each device has the PCI address of a device of the machine, as long as there are any: programs that
@@ -18,6 +19,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
+use efa_soft_names::counters;
 use rustix::fs::{FlockOperation, flock};
 
 use crate::abi::IBV_SYSFS_PATH_MAX;
@@ -32,6 +34,8 @@ const LOCK: &str = "lock";
 /// A sysfs tree.
 #[derive(Debug)]
 pub(crate) struct Sysfs {
+    /// Where the tree is, and the files of [`counters`] if the process is part of a run.
+    base: PathBuf,
     root: PathBuf,
     process: u32,
     /// Locked until the process exits.
@@ -85,7 +89,7 @@ impl Sysfs {
         lock.set_permissions(Permissions::from_mode(0o600))?;
         flock(&lock, FlockOperation::LockExclusive)?;
         fs::rename(root.join("new-lock"), root.join(LOCK))?;
-        let sysfs = Self { root, process, _lock: lock };
+        let sysfs = Self { base: base.to_owned(), root, process, _lock: lock };
         match sysfs.fill(names) {
             Ok(()) => Ok(sysfs),
             Err(error) => {
@@ -101,6 +105,7 @@ impl Sysfs {
         fs::set_permissions(&version, Permissions::from_mode(0o600))?;
         let driver = self.make("bus/pci/drivers/efa")?;
         let names: Vec<&str> = names.collect();
+        let counters = self.base.join(counters::FILE);
         let addresses = pci_addresses(Path::new(PCI_DEVICES), names.len());
         for (name, address) in names.into_iter().zip(addresses) {
             let device = self.make(Path::new("devices/pci0000:00").join(address))?;
@@ -115,6 +120,14 @@ impl Sysfs {
             }
             self.make(Path::new(CLASS).join(name))?;
             symlink(&device, entry.join("device"))?;
+            if counters.exists() {
+                for directory in ["ports", "hw_counters"] {
+                    symlink(
+                        self.base.join(CLASS).join(name).join(directory),
+                        entry.join(directory),
+                    )?;
+                }
+            }
         }
         Ok(())
     }

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  run: makes PLACE, locks PLACE/lock ─► becomes PROGRAM ─► its children       all hold the lock
-//!   └─ detach PLACE ─► remove PLACE: waits until the lock is free, removes PLACE
+//!   └─ detach PLACE ─► attend PLACE: waits until the lock is free, removes PLACE
+//!                        └─ meanwhile writes the files of the device's counters
 //! ```
 //!
 //! The kernel releases the lock with its last holder. The process that waits for it is not a child of the
@@ -15,22 +16,26 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::thread;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::{FdFlags, fcntl_setfd};
+
+use super::counters::{Counters, PERIOD};
 
 const PREFIX: &str = "efa-run-";
 const LOCK: &str = "lock";
 /// This program, even if its file was replaced meanwhile.
 const THIS_PROGRAM: &str = "/proc/self/exe";
 
-/// Creates a directory in `base` that is removed when this process and all its descendants have ended.
-pub(super) fn make(base: &Path) -> io::Result<PathBuf> {
+/// Creates a directory in `base`, with the counters of so many devices, that is removed when this process and all its
+/// descendants have ended.
+pub(super) fn make(base: &Path, devices: usize) -> io::Result<PathBuf> {
     sweep(base);
     let name = format!("{PREFIX}{}-{:016x}", std::process::id(), fastrand::u64(..));
     let place = base.join(name);
     DirBuilder::new().mode(0o700).create(&place)?;
-    match hold(&place) {
+    match Counters::create(&place, devices).and_then(|()| hold(&place)) {
         Ok(()) => Ok(place),
         Err(error) => {
             let _ = fs::remove_dir_all(&place);
@@ -65,15 +70,23 @@ fn aside(what: &str, place: &Path) -> Command {
     command
 }
 
-/// Starts the process that will [`remove`] the directory.
+/// Starts the process that will [`attend`] the directory.
 pub(super) fn detach(place: &Path) -> io::Result<Child> {
-    aside("remove", place).spawn()
+    aside("attend", place).spawn()
 }
 
-/// Waits until no process holds the lock, and removes the directory.
-pub(super) fn remove(place: &Path) -> io::Result<()> {
+/// Writes the counters until no process holds the lock, and removes the directory.
+pub(super) fn attend(place: &Path) -> io::Result<()> {
     let lock = File::open(place.join(LOCK))?;
-    flock(&lock, FlockOperation::LockExclusive)?;
+    let mut counters = Counters::of(place);
+    while flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if counters.write().is_err() {
+            // A full disk, or somebody has removed it: the rest can still be done.
+            flock(&lock, FlockOperation::LockExclusive)?;
+            break;
+        }
+        thread::sleep(PERIOD);
+    }
     fs::remove_dir_all(place)
 }
 
@@ -114,9 +127,9 @@ mod tests {
         sweep(&base);
         assert_eq!([&dead, &held, &alien].map(|place| place.exists()), [false, true, true]);
         drop(lock);
-        remove(&held).unwrap();
+        attend(&held).unwrap();
         assert!(!held.exists());
-        assert!(remove(&dead).is_err());
+        assert!(attend(&dead).is_err());
         fs::remove_dir_all(&base).unwrap();
     }
 }

@@ -25,7 +25,7 @@ use super::flight::{Content, Flight, Stale, rdma_target};
 use super::injection::OneShot;
 use super::sleep::Bell;
 use super::{Faults, LocalOptions, Reorder, Statistics};
-use crate::book::AddressBook;
+use crate::book::{AddressBook, DomainId};
 use crate::link::{Packet, RNR_RETRY_INFINITE};
 use crate::record::{PacketEvent, QueuePairId, Record, Sink};
 use crate::region::{KeyTable, SoftRegion, copy};
@@ -126,7 +126,7 @@ pub(super) struct Waiting {
 impl Endpoint {
     /// How completions of this queue pair name a sender.
     fn source(&self, hosts: &[Host], options: &LocalOptions, from: QueuePairId) -> Source {
-        let address_handle = hosts[self.host.0].book.handle(from.gid);
+        let address_handle = hosts[self.host.0].book.handle(DomainId::default(), from.gid);
         let tell_gid = address_handle.is_none() && options.report_unknown_gid;
         Source { address_handle, qpn: from.qpn, gid: tell_gid.then_some(from.gid) }
     }
@@ -496,7 +496,7 @@ impl Network {
             return Err(DeviceError::Absent { reason: "the queue pair is gone".into() });
         };
         let handle = to.address_handle;
-        let Some(gid) = self.hosts[endpoint.host.0].book.gid(handle) else {
+        let Some(gid) = self.hosts[endpoint.host.0].book.gid(DomainId::default(), handle) else {
             return Err(DeviceError::BadAddressHandle { handle });
         };
         let depth = endpoint.options.send_depth.min(self.faults.send_limit.unwrap_or(usize::MAX));
@@ -654,7 +654,7 @@ impl Network {
             _ if endpoint.access_forbidden => Some(Status::NotPermitted),
             Content::Read { .. } | Content::Write { .. } => {
                 let Host { book, keys, .. } = &self.hosts[endpoint.host.0];
-                if book.handle(flight.source.gid).is_none() {
+                if book.handle(DomainId::default(), flight.source.gid).is_none() {
                     Some(Status::UnknownPeer)
                 } else {
                     let target = rdma_target(keys, &flight.content);
@@ -789,6 +789,6 @@ impl Network {
     }
 
     pub(super) fn address_handle(&mut self, host: HostId, gid: Gid) -> Option<AddressHandle> {
-        self.book(host).handle(gid)
+        self.book(host).handle(DomainId::default(), gid)
     }
 }

@@ -19,6 +19,7 @@ use crate::boundary::{INVALID, Outcome, UNSUPPORTED, code, pointer, poll};
 use crate::completion::Completion;
 use crate::completion_queue::CompletionQueue;
 use crate::device::Device;
+use crate::direct::ring::{CompletionRing, RingFile};
 use crate::limits::Share;
 use crate::message::reported;
 use crate::process::{HandleType, process};
@@ -53,6 +54,7 @@ impl CompletionQueueObject {
         entries: u32,
         cq_context: *mut c_void,
         (channel, vector): (*mut ibv_comp_channel, u32),
+        file: Option<RingFile>,
     ) -> Outcome<*mut ibv_cq_ex> {
         let device = device_of(context)?;
         let vectors = u32::try_from(vectors(&device)).unwrap_or(0);
@@ -64,6 +66,11 @@ impl CompletionQueueObject {
         }
         // As libefa rounds it.
         let entries = entries.checked_next_power_of_two().ok_or(INVALID)?;
+        let direct = device.settings.direct != DirectPath::Off;
+        if file.is_some() && (!direct || !channel.is_null()) {
+            return Err(UNSUPPORTED);
+        }
+        let ring = file.map(|file| CompletionRing::in_file(&file, entries)).transpose()?;
         let channel_ref = ChannelRef::of(channel, context)?;
         let share = device.quotas.completion_queues.take(1).map_err(reported)?;
         let mut ex: ibv_cq_ex = zeroed();
@@ -93,7 +100,8 @@ impl CompletionQueueObject {
             queue: Arc::new(CompletionQueue::new(
                 entries as usize,
                 channel_ref.as_ref().map(ChannelRef::channel),
-                device.settings.direct != DirectPath::Off,
+                direct,
+                ring,
             )),
             polling: SpinLock::new(),
             current: Completion::NONE,
@@ -106,6 +114,7 @@ impl CompletionQueueObject {
             notifier.set_handle(cq.expose_provenance());
         }
         process().add_handle(cq, HandleType::CompletionQueue, context);
+        device.statistics.commanded();
         Ok(cq)
     }
 
@@ -167,7 +176,7 @@ extern "C" fn ibv_create_cq(
         let entries = u32::try_from(entries).map_err(|_| INVALID)?;
         let vector = u32::try_from(vector).map_err(|_| INVALID)?;
         let channel = (channel, vector);
-        Ok(CompletionQueueObject::create(context, entries, cq_context, channel)?.cast())
+        Ok(CompletionQueueObject::create(context, entries, cq_context, channel, None)?.cast())
     })
 }
 
@@ -178,6 +187,7 @@ extern "C" fn ibv_create_cq(
 unsafe fn create_extended(
     context: *mut ibv_context,
     attributes: *mut ibv_cq_init_attr_ex,
+    file: Option<RingFile>,
 ) -> Outcome<*mut ibv_cq_ex> {
     // SAFETY: `attributes` is not null, so valid for reading, as required above.
     let attributes = unsafe { &*not_null(attributes)? };
@@ -185,7 +195,7 @@ unsafe fn create_extended(
         return Err(UNSUPPORTED);
     }
     let &ibv_cq_init_attr_ex { cqe, cq_context, channel, comp_vector, .. } = attributes;
-    CompletionQueueObject::create(context, cqe, cq_context, (channel, comp_vector))
+    CompletionQueueObject::create(context, cqe, cq_context, (channel, comp_vector), file)
 }
 
 /// `ibv_create_cq_ex`, which programs call through the context.
@@ -197,7 +207,7 @@ pub(super) unsafe extern "C" fn create_cq_ex(
     attributes: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
     // SAFETY: `attributes` is null or valid, as required above.
-    pointer(|| unsafe { create_extended(context, attributes) })
+    pointer(|| unsafe { create_extended(context, attributes, None) })
 }
 
 /// See `efadv_create_cq(3)`.
@@ -212,6 +222,7 @@ unsafe extern "C" fn efadv_create_cq(
     length: u32,
 ) -> *mut ibv_cq_ex {
     pointer(|| {
+        let mut file = None;
         if !efa.is_null() {
             // SAFETY: `efa` is not null, so readable for `length` bytes, as required above; the
             // structure consists of numbers.
@@ -226,12 +237,21 @@ unsafe extern "C" fn efadv_create_cq(
             if wanted.first.comp_mask != 0 {
                 return Err(INVALID);
             }
-            if wanted.flags != 0 || wanted.first.wc_flags & !offered != 0 {
+            if wanted.flags & !EFADV_CQ_INIT_FLAGS_EXT_MEM_DMABUF != 0
+                || wanted.first.wc_flags & !offered != 0
+            {
                 return Err(UNSUPPORTED);
             }
+            let efadv_cq_memory { buffer, length, offset, fd, .. } = wanted.ext_mem_dmabuf;
+            file = (wanted.flags != 0).then_some(RingFile {
+                descriptor: fd,
+                offset,
+                length,
+                address: buffer,
+            });
         }
         // SAFETY: `attributes` is null or valid, as required above.
-        unsafe { create_extended(context, attributes) }
+        unsafe { create_extended(context, attributes, file) }
     })
 }
 
@@ -267,7 +287,10 @@ pub(super) fn destroy(cq: *mut ibv_cq) -> Outcome<()> {
     if let Some(notifier) = queue.notifier() {
         notifier.remove_events()?;
     }
+    // SAFETY: the handle is entered, so the object exists, and no thread destroys it meanwhile ("Handles").
+    let device = device_of(unsafe { (*cq).context })?;
     process().remove_handle(cq, HandleType::CompletionQueue)?;
+    device.statistics.commanded();
     // SAFETY: the object comes from the box in `create`. Its handle was removed just now, which
     // succeeds once, so it is freed once and not found any more.
     drop(unsafe { Box::from_raw(cq.cast::<CompletionQueueObject>()) });

@@ -5,6 +5,7 @@ use std::mem::offset_of;
 use std::sync::Arc;
 
 use efa_device::{AddressHandle, Gid};
+use efa_soft_names::counters::Word;
 
 use super::context::device_of;
 use super::{not_null, write_sized};
@@ -41,6 +42,7 @@ pub(super) fn domain_of(pd: *mut ibv_pd) -> Outcome<(DomainRef, *mut ibv_context
 pub(crate) extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     pointer(|| {
         let device = device_of(context)?;
+        device.statistics.commanded();
         let share = device.quotas.domains.take(1).map_err(reported)?;
         let domain = Domain::new(device);
         let ibv = ibv_pd { context, handle: 0 };
@@ -62,8 +64,10 @@ pub(super) fn deallocate(pd: *mut ibv_pd) -> Outcome<()> {
     let object: *mut DomainObject = pd.cast();
     // SAFETY: the handle is entered, so the object exists, and no other thread deallocates the
     // domain at the same time ("Handles").
-    unsafe { &(*object).domain }.check_unused()?;
+    let domain = unsafe { &(*object).domain };
+    domain.check_unused()?;
     process().remove_handle(pd, HandleType::Domain)?;
+    domain.device().statistics.commanded();
     // SAFETY: the object comes from the box in `ibv_alloc_pd`. Its handle was removed just now,
     // which succeeds once, so it is freed once and not found any more.
     drop(unsafe { Box::from_raw(object) });
@@ -110,7 +114,9 @@ unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attributes: *mut ibv_ah_attr
         check_port(attributes.port_num.into())?;
         // SAFETY: both members of the union are 16 bytes of any value.
         let gid = Gid(unsafe { attributes.grh.dgid.raw });
-        let number = domain.device().link.create_address_handle(gid).map_err(reported)?;
+        let device = domain.device();
+        let number = domain.link().create_address_handle(gid).map_err(reported);
+        let number = device.statistics.created(number, Word::AddressHandleErrors)?;
         let ibv = ibv_ah { context, pd, handle: number.0.into() };
         let object = AddressHandleObject { ibv, number, domain };
         let ah = Box::into_raw(Box::new(object)).cast();
@@ -131,7 +137,8 @@ pub(super) fn destroy_address_handle(ah: *mut ibv_ah) -> Outcome<()> {
     // SAFETY: the object comes from the box in `ibv_create_ah`. Its handle was removed just now,
     // which succeeds once, so it is freed once and not found any more.
     let object = unsafe { Box::from_raw(ah.cast::<AddressHandleObject>()) };
-    object.domain.device().link.destroy_address_handle(object.number);
+    object.domain.link().destroy_address_handle(object.number);
+    object.domain.device().statistics.commanded();
     Ok(())
 }
 

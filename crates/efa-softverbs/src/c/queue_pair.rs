@@ -4,6 +4,8 @@ use std::ffi::c_int;
 use std::mem::offset_of;
 use std::sync::Arc;
 
+use efa_soft_names::counters::Word;
+
 use super::completion_queue::queue_of;
 use super::context::device_of;
 use super::domain::domain_of;
@@ -15,7 +17,7 @@ use crate::domain::DomainRef;
 use crate::limits::Share;
 use crate::message::reported;
 use crate::process::{HandleType, process};
-use crate::queue_pair::{ModifyRequest, QpInitAttr, QpState, QueuePair, Transport};
+use crate::queue_pair::{ModifyRequest, QpInitAttr, QpState, QueuePair, Settable, Transport};
 use crate::spin_lock::SpinLock;
 
 /// The object that an `ibv_qp` is a member of.
@@ -63,9 +65,9 @@ fn create(
     // As the kernel does: other contexts may be closed earlier.
     process().check_context_of(send_cq, context)?;
     process().check_context_of(recv_cq, context)?;
-    let device = Arc::clone(domain.device());
-    let share = device.quotas.queue_pairs.take(1).map_err(reported)?;
-    let queue_pair = QueuePair::create(device, attributes, send_queue, receive_queue)?;
+    let share = domain.device().quotas.queue_pairs.take(1).map_err(reported)?;
+    let created = QueuePair::create(&domain, attributes, send_queue, receive_queue);
+    let queue_pair = domain.device().statistics.created(created, Word::QueuePairErrors)?;
     let mut ex: ibv_qp_ex = zeroed();
     ex.qp_base = ibv_qp {
         context,
@@ -291,6 +293,7 @@ unsafe extern "C" fn ibv_modify_qp(
         let attributes = unsafe { &*not_null(attributes)? };
         let request = ModifyRequest::new(attributes, mask, queue_pair.transport())?;
         let (before, after) = queue_pair.modify(&request)?;
+        queue_pair.device().statistics.commanded();
         // SAFETY: `queue_pair_of` has found the handle, so the object exists. The program must not read
         // `state` while it calls this function, as with the real library, which writes it in the same
         // way.
@@ -316,7 +319,7 @@ unsafe extern "C" fn ibv_query_qp(
     code(|| {
         let queue_pair = queue_pair_of(qp)?;
         let (attributes, init) = (not_null(attributes)?, not_null(init)?);
-        let (state, qkey, rnr_retry) = queue_pair.query()?;
+        let Settable { state, qkey, rnr_retry, sq_psn } = queue_pair.query()?;
         let mut current: ibv_qp_attr = zeroed();
         current.qp_state = state.number();
         current.cur_qp_state = state.number();
@@ -324,6 +327,7 @@ unsafe extern "C" fn ibv_query_qp(
         current.cap = *queue_pair.cap();
         current.port_num = 1;
         current.rnr_retry = rnr_retry;
+        current.sq_psn = sq_psn;
         // SAFETY: `queue_pair_of` has found the handle, so the object exists; these members don't change
         // while it does. `attributes` and `init` are not null, so valid for writing, as required above.
         unsafe {
@@ -364,6 +368,7 @@ pub(super) fn destroy(qp: *mut ibv_qp) -> Outcome<()> {
     // SAFETY: the object comes from the box in `create`. Its handle was removed just now, which
     // succeeds once, so it is freed once and not found any more.
     let object = unsafe { Box::from_raw(qp.cast::<QueuePairObject>()) };
+    object.queue_pair.device().statistics.commanded();
     let destroyed = object.queue_pair.destroy();
     if destroyed.is_err() {
         std::mem::forget(object);

@@ -6,11 +6,12 @@ use std::ptr::NonNull;
 use efa_device::{Access, Region as _};
 use efa_sim::SoftRegion;
 use efa_sim::region::RawMemory;
+use efa_soft_names::counters::Word;
 
 use super::domain::domain_of;
 use super::{not_null, write_sized};
 use crate::abi::*;
-use crate::boundary::{BUSY, INVALID, Outcome, UNSUPPORTED, code, pointer};
+use crate::boundary::{BUSY, Errno, INVALID, Outcome, UNSUPPORTED, code, pointer};
 use crate::domain::DomainRef;
 use crate::limits::Share;
 use crate::memory::{MappedFile, check_accessible};
@@ -31,7 +32,7 @@ struct RegionObject {
     region: SoftRegion,
     /// What is mapped for it.
     _file: Option<MappedFile>,
-    _domain: DomainRef,
+    domain: DomainRef,
     /// Of the registered memory of the process.
     _share: Share,
 }
@@ -112,7 +113,8 @@ fn register(
         // SAFETY: `ibv_reg_mr(3)` asks the program to keep the memory mapped, and the file as long as it is, and to
         // leave it to the device as far as `access` says, until it deregisters the region; `ibv_dereg_mr` revokes it
         // before it unmaps what was mapped here.
-        let region = unsafe { device.link.keys().register_raw(raw)? };
+        let region = unsafe { device.link.keys().register_raw(raw) }.map_err(Errno::from);
+        let region = device.statistics.created(region, Word::RegionErrors)?;
         let key = region.remote_key();
         let addr = bytes.start();
         let ibv = ibv_mr { context, pd, addr, length, handle: key, lkey: key, rkey: key };
@@ -122,7 +124,7 @@ fn register(
             _kind_and_access: kind_and_access,
             region,
             _file: file,
-            _domain: domain,
+            domain,
             _share: share,
         });
         let mr = Box::into_raw(object).cast();
@@ -219,6 +221,7 @@ pub(super) fn deregister(mr: *mut ibv_mr) -> Outcome<()> {
     // SAFETY: the object comes from the box in `register`. Its handle was removed just now, which
     // succeeds once, so it is freed once and not found any more.
     let object = unsafe { Box::from_raw(mr.cast::<RegionObject>()) };
+    object.domain.device().statistics.commanded();
     // A step that copies to or from the region has found it before.
     let ended = object.region.revoke().then_some(()).ok_or(BUSY);
     let ended = ended.and_then(|()| process().progress.wait_for_steps());

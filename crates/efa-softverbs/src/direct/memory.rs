@@ -4,17 +4,20 @@ use std::ffi::{c_int, c_void};
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::boundary::{Errno, FULL, Outcome};
+use crate::boundary::{Errno, FULL, INVALID, Outcome};
+use crate::memory::MappedFile;
 
 /// Bytes of a page of doorbells.
 pub(crate) const PAGE: usize = 4096;
 
-/// Pages of zeros that the program reads and writes at any time. Here they are only atomics.
+/// Memory that the program reads and writes at any time: pages of zeros, or a part of its file. Here it is only atomics.
 #[derive(Debug)]
 pub(crate) struct Pages {
     base: NonNull<AtomicU64>,
     /// Words of 8 bytes.
     words: usize,
+    /// What keeps them mapped, if they are in a file of the program.
+    file: Option<MappedFile>,
 }
 
 // SAFETY: the pages are mapped for all threads, and this value alone unmaps them.
@@ -26,6 +29,15 @@ impl Pages {
     /// At least `length` bytes.
     pub(crate) fn new(length: usize) -> Outcome<Self> {
         Self::with_flags(length, libc::MAP_PRIVATE)
+    }
+
+    /// A part of the program's file, of `length` bytes. Fails with `EINVAL` if it isn't made of whole words.
+    pub(crate) fn in_file(file: MappedFile, length: usize) -> Outcome<Self> {
+        let base: NonNull<AtomicU64> = NonNull::new(file.base().cast()).ok_or(INVALID)?;
+        if !base.is_aligned() {
+            return Err(INVALID);
+        }
+        Ok(Self { base, words: length / 8, file: Some(file) })
     }
 
     fn with_flags(length: usize, flags: c_int) -> Outcome<Self> {
@@ -50,7 +62,7 @@ impl Pages {
             return Err(last_errno());
         }
         let base = NonNull::new(base.cast()).ok_or(FULL)?;
-        Ok(Self { base, words: length / 8 })
+        Ok(Self { base, words: length / 8, file: None })
     }
 
     /// Allows or forbids that the pages are written at this address.
@@ -81,6 +93,9 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
+        if self.file.is_some() {
+            return;
+        }
         // SAFETY: the mapping is this value's, and nothing borrows it any more. The program must not use it
         // after it has destroyed the object that it belongs to, as with the real library.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.length()) };

@@ -1,10 +1,12 @@
 //! Rings: of requests, which the program writes, and of completions, which the device writes.
 
+use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 
 use super::completion::{PHASE, SIZE, WORDS};
 use super::memory::Pages;
 use crate::boundary::{INVALID, Outcome};
+use crate::memory::MappedFile;
 
 /// Most entries of a ring of requests: a count of 16 bits tells a full ring from an empty one.
 const MAX_REQUESTS: u32 = 1 << 15;
@@ -111,6 +113,16 @@ impl RequestRing {
     }
 }
 
+/// A part of a program's file for a ring of completions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RingFile {
+    pub(crate) descriptor: c_int,
+    pub(crate) offset: u64,
+    pub(crate) length: u64,
+    /// Where the program has mapped it; 0 if nowhere.
+    pub(crate) address: usize,
+}
+
 /// A ring of completions.
 #[derive(Debug)]
 pub(crate) struct CompletionRing {
@@ -118,18 +130,38 @@ pub(crate) struct CompletionRing {
     /// A power of two.
     entries: u32,
     written: u64,
+    /// For the program: 0 in a file that it has named no address of.
+    address: usize,
 }
 
 impl CompletionRing {
     /// For at least `depth` completions.
     pub(crate) fn new(depth: u32) -> Outcome<Self> {
         let entries = depth.max(1).checked_next_power_of_two().ok_or(INVALID)?;
-        Ok(Self { pages: Pages::new(entries as usize * SIZE)?, entries, written: 0 })
+        let pages = Pages::new(entries as usize * SIZE)?;
+        let address = pages.address().expose_provenance();
+        Ok(Self { address, pages, entries, written: 0 })
+    }
+
+    /// For `entries` completions, a power of two, in a part of the program's file, which it has filled with zeros. Fails
+    /// with `EINVAL` for a part that is too short.
+    pub(crate) fn in_file(file: &RingFile, entries: u32) -> Outcome<Self> {
+        let length = entries as usize * SIZE;
+        if file.length < length as u64 {
+            return Err(INVALID);
+        }
+        let mapped = MappedFile::of_descriptor(file.descriptor, file.offset, length, true)?;
+        Ok(Self {
+            address: file.address,
+            pages: Pages::in_file(mapped, length)?,
+            entries,
+            written: 0,
+        })
     }
 
     /// For the program.
     pub(crate) fn address(&self) -> *mut u8 {
-        self.pages.address()
+        std::ptr::with_exposed_provenance_mut(self.address)
     }
 
     pub(crate) fn entries(&self) -> u32 {

@@ -327,8 +327,9 @@ impl QueuePair {
     }
 
     /// Completes a send, read or write.
+    #[inline]
     pub(super) fn complete_send(&self, wr_id: u64, opcode: c_int, result: Result<(), Status>) {
-        self.device().statistics.completed(result);
+        self.device().statistics.completed(opcode, result);
         let counted = match opcode {
             IBV_WC_RDMA_READ => Counted::Read,
             IBV_WC_RDMA_WRITE => Counted::Write,
@@ -413,8 +414,8 @@ impl QueuePair {
     /// Ends everything that is outstanding, without completions.
     pub(super) fn abandon(&self, locked: &mut Locked) {
         locked.faults.take_all().for_each(drop);
-        for _ in locked.sends.drain() {
-            self.device().statistics.completed(Err(Status::Flushed));
+        for OutstandingWork { opcode, .. } in locked.sends.drain() {
+            self.device().statistics.completed(opcode, Err(Status::Flushed));
         }
         locked.preposted = 0;
         locked.receives.clear();

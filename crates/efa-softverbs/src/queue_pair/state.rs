@@ -53,6 +53,16 @@ impl QpState {
     }
 }
 
+/// What `ibv_query_qp` returns of what a program has set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Settable {
+    pub(crate) state: QpState,
+    pub(crate) qkey: Qkey,
+    pub(crate) rnr_retry: u8,
+    /// Kept for the program alone.
+    pub(crate) sq_psn: u32,
+}
+
 /// What a call of `ibv_modify_qp` asks for.
 #[derive(Debug)]
 pub(crate) struct ModifyRequest {
@@ -63,6 +73,7 @@ pub(crate) struct ModifyRequest {
     current: Option<QpState>,
     pub(super) qkey: Option<Qkey>,
     pub(super) rnr_retry: Option<u8>,
+    pub(super) sq_psn: Option<u32>,
 }
 
 impl ModifyRequest {
@@ -99,6 +110,7 @@ impl ModifyRequest {
             current: current.transpose()?,
             qkey: has(IBV_QP_QKEY).then_some(Qkey(attributes.qkey)),
             rnr_retry,
+            sq_psn: has(IBV_QP_SQ_PSN).then_some(attributes.sq_psn),
         })
     }
 

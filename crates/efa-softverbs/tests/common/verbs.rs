@@ -179,6 +179,8 @@ pub(crate) struct QpOptions {
     pub(crate) receive_entries: u32,
     /// Whether the completion queue has a completion channel.
     pub(crate) channel: bool,
+    /// Where the ring of completions is, if not in the library's memory.
+    pub(crate) ring: Option<efadv_cq_memory>,
 }
 
 impl Default for QpOptions {
@@ -201,6 +203,7 @@ impl Default for QpOptions {
             inline_writes: false,
             receive_entries: 1,
             channel: false,
+            ring: None,
         }
     }
 }
@@ -280,9 +283,15 @@ impl Endpoint {
             cq.cqe = 1024;
             cq.channel = channel;
             cq.wc_flags = IBV_WC_STANDARD_FLAGS;
-            let mut efa = efadv_cq_init_attr { comp_mask: 0, wc_flags: EFADV_WC_EX_WITH_SGID };
-            let length = size_of::<efadv_cq_init_attr>() as u32;
-            let cq = (v.efadv_create_cq)(context, &raw mut cq, &raw mut efa, length);
+            let mut efa = efadv_cq_init_attr_newer::default();
+            efa.first.wc_flags = EFADV_WC_EX_WITH_SGID;
+            let mut length = size_of::<efadv_cq_init_attr>();
+            if let Some(ring) = options.ring {
+                (efa.flags, efa.ext_mem_dmabuf) = (EFADV_CQ_INIT_FLAGS_EXT_MEM_DMABUF, ring);
+                length = size_of::<efadv_cq_init_attr_newer>();
+            }
+            let efa = (&raw mut efa).cast();
+            let cq = (v.efadv_create_cq)(context, &raw mut cq, efa, length as u32);
             assert!(!cq.is_null(), "errno {}", errno());
             let qp = create(context, pd, cq, options);
             assert!(!qp.is_null(), "errno {}", errno());

@@ -92,5 +92,6 @@ fn connect(end: &Endpoint, rnr_retry: u8) -> i32 {
         assert_eq!(end.modify(&mut attributes, IBV_QP_STATE | more), 0);
     }
     (attributes.qp_state, attributes.rnr_retry) = (IBV_QPS_RTS, rnr_retry);
+    attributes.sq_psn = 0x12_3456;
     end.modify(&mut attributes, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_RNR_RETRY)
 }

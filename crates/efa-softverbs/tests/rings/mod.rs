@@ -5,6 +5,9 @@
 
 mod program;
 
+use std::cell::Cell;
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+
 use efa_soft::abi::*;
 
 use self::program::*;
@@ -19,17 +22,22 @@ pub(crate) struct Pair {
     memory: [Memory; 2],
     regions: [*mut ibv_mr; 2],
     handle: *mut ibv_ah,
+    /// Of `b` for `a`, once it has sent.
+    back: Cell<Option<*mut ibv_ah>>,
 }
 
 impl Pair {
     pub(crate) fn new(options: QpOptions) -> Self {
-        let (a, b) = (Program::new(options), Program::new(options));
+        Self::of(Program::new(options), Program::new(options))
+    }
+
+    fn of(a: Program, b: Program) -> Self {
         let pattern: Vec<u8> = (0..4096).map(|at| (at % 251) as u8).collect();
         let memory = [Memory::of(&pattern), Memory::of(&[0; 4096])];
         let regions =
             [a.end.register(&memory[0], ALL_ACCESS), b.end.register(&memory[1], ALL_ACCESS)];
         let handle = a.end.handle(b.end.gid());
-        Self { a, b, memory, regions, handle }
+        Self { a, b, memory, regions, handle, back: Cell::default() }
     }
 
     /// A request from `a` to `b`.
@@ -38,10 +46,12 @@ impl Pair {
         Request::new(id, number, self.b.end.number() as u16, self.b.end.qkey)
     }
 
-    /// A request from `b` to `a`. Both are on one interface.
+    /// A request from `b` to `a`.
     #[allow(dead_code, reason = "one of the test programs uses it")]
     pub(crate) fn request_back(&self, id: u16) -> Request {
-        let number = handle_number(self.handle);
+        let handle = self.back.get().unwrap_or_else(|| self.b.end.handle(self.a.end.gid()));
+        self.back.set(Some(handle));
+        let number = handle_number(handle);
         Request::new(id, number, self.a.end.number() as u16, self.a.end.qkey)
     }
 
@@ -80,7 +90,9 @@ impl Drop for Pair {
         }
         // SAFETY: the objects are not used afterwards.
         unsafe {
-            assert_eq!((verbs().ibv_destroy_ah)(self.handle), 0);
+            for handle in [Some(self.handle), self.back.get()].into_iter().flatten() {
+                assert_eq!((verbs().ibv_destroy_ah)(handle), 0);
+            }
             for region in self.regions {
                 assert_eq!((verbs().ibv_dereg_mr)(region), 0);
             }
@@ -115,11 +127,8 @@ fn sender_without_address_handle_is_named_by_its_gid() {
     pair.receive(1, 0, 64);
     pair.send(pair.request(2).inline(b"hello"));
     let received = pair.b.wait();
-    // In one process both sides have the same interface, whose handle exists.
-    match received.handle {
-        0xffff => assert_eq!(received.gid, pair.a.end.gid()),
-        handle => assert_eq!(handle, handle_number(pair.handle)),
-    }
+    // The handle for the same interface is of the sender's domain.
+    assert_eq!((received.handle, received.gid), (0xffff, pair.a.end.gid()));
     assert_eq!(pair.memory[1].bytes()[..6], *b"hello\0");
     assert_eq!(pair.a.wait().status, 0);
 }
@@ -448,4 +457,106 @@ fn completion_queue_with_a_channel_has_no_ring() {
 fn rkey(region: *mut ibv_mr) -> u32 {
     // SAFETY: the region is not deregistered yet.
     unsafe { (*region).rkey }
+}
+
+/// A file in memory, with a ring of 1,024 completions behind its first page.
+struct RingFile {
+    descriptor: OwnedFd,
+    mapped: *mut u8,
+}
+
+impl RingFile {
+    const OFFSET: usize = 4096;
+    const LENGTH: usize = 1024 * 32;
+
+    fn new() -> Self {
+        let length = Self::OFFSET + Self::LENGTH;
+        // SAFETY: the name is a C string, the descriptor that is returned is nobody else's, and the mapping is new.
+        let (descriptor, mapped) = unsafe {
+            let descriptor = libc::memfd_create(c"efa-test".as_ptr(), libc::MFD_CLOEXEC);
+            assert!(descriptor >= 0, "errno {}", errno());
+            assert_eq!(libc::ftruncate(descriptor, length as libc::off_t), 0);
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            let mapped = libc::mmap(null_mut(), length, access, libc::MAP_SHARED, descriptor, 0);
+            assert_ne!(mapped, libc::MAP_FAILED);
+            (OwnedFd::from_raw_fd(descriptor), mapped.cast())
+        };
+        Self { descriptor, mapped }
+    }
+
+    fn ring(&self) -> *mut u8 {
+        self.mapped.wrapping_add(Self::OFFSET)
+    }
+
+    fn memory(&self, buffer: *mut u8) -> efadv_cq_memory {
+        efadv_cq_memory {
+            buffer: buffer.expose_provenance(),
+            length: Self::LENGTH as u64,
+            offset: Self::OFFSET as u64,
+            fd: self.descriptor.as_raw_fd(),
+            reserved: [0; 4],
+        }
+    }
+}
+
+impl Drop for RingFile {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's.
+        unsafe { libc::munmap(self.mapped.cast(), Self::OFFSET + Self::LENGTH) };
+    }
+}
+
+/// As programs do whose completions are read by a GPU: the device may be all that has the memory mapped.
+#[test]
+fn completions_are_written_to_the_part_of_a_file_that_the_program_names() {
+    let file = RingFile::new();
+    for buffer in [file.ring(), null_mut()] {
+        // SAFETY: the mapping has these bytes, and no queue has its ring there now.
+        unsafe { file.ring().write_bytes(0, RingFile::LENGTH) };
+        let options = QpOptions { ring: Some(file.memory(buffer)), ..QpOptions::default() };
+        let mut a = Program::new(options);
+        assert_eq!(a.completions, buffer.cast_const());
+        a.completions = file.ring();
+        let mut pair = Pair::of(a, Program::new(QpOptions::default()));
+        // More than a turn of the ring.
+        for id in 0..1100 {
+            pair.receive(id, 0, 64);
+            pair.send(pair.request(id).inline(b"message"));
+            let seen = pair.a.wait();
+            assert_eq!((seen.id, seen.status, seen.queue), (id, 0, SEND_QUEUE));
+            assert_eq!(pair.b.wait().length, 7);
+        }
+    }
+}
+
+#[test]
+fn file_that_has_no_room_for_the_ring_of_completions_is_refused() {
+    let file = RingFile::new();
+    let good = file.memory(null_mut());
+    let short = efadv_cq_memory { length: good.length - 1, ..good };
+    let beyond = efadv_cq_memory { offset: good.offset + 8, ..good };
+    let odd = efadv_cq_memory { offset: good.offset - 4, ..good };
+    let none = efadv_cq_memory { fd: -1, ..good };
+    let context = Program::new(QpOptions::default());
+    for (memory, expected) in [
+        (good, 0),
+        (short, libc::EINVAL),
+        (beyond, libc::EINVAL),
+        (odd, libc::EINVAL),
+        (none, libc::EBADF),
+    ] {
+        let mut attributes: ibv_cq_init_attr_ex = zeroed();
+        attributes.cqe = 1024;
+        let mut efa = efadv_cq_init_attr_newer::default();
+        (efa.flags, efa.ext_mem_dmabuf) = (EFADV_CQ_INIT_FLAGS_EXT_MEM_DMABUF, memory);
+        let length = size_of::<efadv_cq_init_attr_newer>() as u32;
+        let efa = (&raw mut efa).cast();
+        // SAFETY: the arguments are valid, and the queue is not used after it is destroyed.
+        let result = unsafe {
+            let cq =
+                (verbs().efadv_create_cq)(context.end.context, &raw mut attributes, efa, length);
+            if cq.is_null() { errno() } else { (verbs().ibv_destroy_cq)(cq.cast()) }
+        };
+        assert_eq!(result, expected, "{memory:?}");
+    }
 }

@@ -137,7 +137,7 @@ pub(crate) struct Completed {
 pub(crate) struct Program {
     send: Queue,
     receive: Queue,
-    completions: *const u8,
+    pub(crate) completions: *const u8,
     entries: u32,
     consumed: u32,
     // Last, as the rings are the library's.
