@@ -37,7 +37,7 @@ not_offered! { code -> c_int:
 
 not_offered! { number -> c_int:
     ibv_init_ah_from_wc ibv_rereg_mr
-    ibv_query_gid_type ibv_dm_export_dmabuf_fd ibv_export_buf_dmabuf_fd
+    ibv_dm_export_dmabuf_fd ibv_export_buf_dmabuf_fd
 }
 
 not_offered! { pointer -> *mut c_void:

@@ -1,6 +1,6 @@
 //! Queries about a device, its port and its limits.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::mem::{offset_of, size_of};
 
 use super::context::device_of;
@@ -118,6 +118,29 @@ unsafe extern "C" fn ibv_query_gid(
         }
         // SAFETY: `into` is not null, so valid for writing, as required above.
         unsafe { not_null(into)?.write(ibv_gid { raw: device.gid().0 }) };
+        Ok(0)
+    })
+}
+
+/// The type of a GID as programs of rdma-core ask for it, out of sysfs: InfiniBand's, whose number is 0.
+///
+/// # Safety
+/// `into` must be null or valid.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_gid_type(
+    context: *mut ibv_context,
+    port: u8,
+    index: c_uint,
+    into: *mut c_uint,
+) -> c_int {
+    number(|| {
+        let device = device_of(context)?;
+        check_port(port.into())?;
+        if index != 0 {
+            return Err(INVALID);
+        }
+        // SAFETY: `into` is not null, so valid for writing, as required above.
+        unsafe { not_null(into)?.write(gid_entry(&device).gid_type) };
         Ok(0)
     })
 }

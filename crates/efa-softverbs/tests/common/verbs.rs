@@ -54,6 +54,7 @@ functions! {
     ibv_query_port(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int;
     ibv_query_port_speed(*mut ibv_context, u32, *mut u64) -> c_int;
     ibv_query_gid(*mut ibv_context, u8, c_int, *mut ibv_gid) -> c_int;
+    ibv_query_gid_type(*mut ibv_context, u8, c_uint, *mut c_uint) -> c_int;
     ibv_query_pkey(*mut ibv_context, u8, c_int, *mut u16) -> c_int;
     ibv_get_pkey_index(*mut ibv_context, u8, u16) -> c_int;
     ibv_alloc_pd(*mut ibv_context) -> *mut ibv_pd;

@@ -69,6 +69,9 @@ fn queries_return_device_and_port_attributes() {
             "shm" => assert_eq!(gid.raw[..2], [0xfe, 0x80]),
             _ => assert_eq!(gid.raw, loopback(1).to_ipv6_mapped().octets()),
         }
+        let mut kind = 7;
+        assert_eq!((v.ibv_query_gid_type)(context, 1, 0, &raw mut kind), 0);
+        assert_eq!(kind, 0, "InfiniBand");
         assert_eq!((v.ibv_query_pkey)(context, 1, 0, &raw mut pkey), 0);
         assert_eq!((v.ibv_get_pkey_index)(context, 1, pkey), 0);
         assert_eq!((v.efadv_query_device)(context, &raw mut efa, whole), 0);
@@ -88,6 +91,8 @@ fn queries_return_device_and_port_attributes() {
         // Ports and indices that the device doesn't have, and a structure that is too short.
         assert_eq!((v.ibv_query_port)(context, 2, &raw mut port), libc::EINVAL);
         assert_eq!((v.ibv_query_gid)(context, 1, 1, &raw mut gid), -1);
+        assert_eq!((v.ibv_query_gid_type)(context, 1, 1, &raw mut kind), -1);
+        assert_eq!((v.ibv_query_gid_type)(context, 2, 0, &raw mut kind), -1);
         assert_eq!((v.ibv_query_pkey)(context, 2, 0, &raw mut pkey), -1);
         assert_eq!((v.ibv_get_pkey_index)(context, 1, 7), -1);
         assert_eq!((v.efadv_query_device)(context, &raw mut efa, 8), libc::EINVAL);
