@@ -192,6 +192,11 @@ impl Book {
         }
     }
 
+    /// Whether any domain of the device has a handle for an interface.
+    pub(crate) fn knows(&self, gid: Gid) -> bool {
+        self.handle(gid).is_some() || self.lock().knows(gid)
+    }
+
     /// The handle for an interface, if there is one.
     #[inline(always)]
     pub(crate) fn handle(&self, gid: Gid) -> Option<AddressHandle> {

@@ -62,8 +62,10 @@ pub struct QueueState {
     report_unknown_gid: bool,
     /// Accepted sends and RDMA operations whose completion was not taken yet.
     sends: usize,
-    /// The one that was posted last is filled next: it is still in the processor's cache.
-    posted: Vec<Packet>,
+    posted: VecDeque<Packet>,
+    /// Whether they are filled in the order in which they were posted: one was shorter than the MTU, so that it matters
+    /// which is filled. Otherwise the one that was posted last is filled, which is still in the processor's cache.
+    in_order: bool,
     /// Posted buffers whose completion was not taken yet.
     receives: usize,
     /// Since when the RNR timeout of senders runs.
@@ -85,7 +87,8 @@ impl QueueState {
             rnr_delay,
             report_unknown_gid: settings.report_unknown_gid,
             sends: 0,
-            posted: Vec::new(),
+            posted: VecDeque::new(),
+            in_order: false,
             receives: 0,
             ready_since: settings.rnr_at_start.then_some(Time::ZERO),
         }
@@ -139,12 +142,13 @@ impl QueueState {
             return Err((DeviceError::QueueFull { depth }, packet));
         }
         self.receives += 1;
-        self.posted.push(packet);
+        self.in_order |= packet.len() < self.attributes.mtu;
+        self.posted.push_back(packet);
         Ok(())
     }
 
     pub(super) fn withdraw_receive(&mut self) -> Option<Packet> {
-        let packet = self.posted.pop()?;
+        let packet = self.posted.pop_back()?;
         self.receives -= 1;
         self.posted.shrink_to(2 * self.posted.len());
         Some(packet)
@@ -163,6 +167,7 @@ impl QueueState {
             now: self.now,
             keys: &self.keys,
             posted: &mut self.posted,
+            in_order: self.in_order,
             unsolicited: self.attributes.rdma.unsolicited_write_receive,
         };
         let deliveries = Deliveries {
@@ -240,7 +245,8 @@ pub(crate) struct ReceiveQueue<'a> {
     pub(crate) qkey: Qkey,
     /// The memory that senders may read and write.
     pub(crate) keys: &'a KeyTable,
-    pub(crate) posted: &'a mut Vec<Packet>,
+    pub(crate) posted: &'a mut VecDeque<Packet>,
+    in_order: bool,
     pub(crate) now: Time,
     /// Whether the immediate data of a write takes no buffer.
     pub(crate) unsolicited: bool,
@@ -249,6 +255,23 @@ pub(crate) struct ReceiveQueue<'a> {
 }
 
 impl ReceiveQueue<'_> {
+    /// The buffer to be filled next.
+    #[inline(always)]
+    pub(crate) fn take_posted(&mut self) -> Option<Packet> {
+        match self.in_order {
+            true => self.posted.pop_front(),
+            false => self.posted.pop_back(),
+        }
+    }
+
+    /// A buffer that was not filled is the next one again.
+    pub(crate) fn put_back(&mut self, packet: Packet) {
+        match self.in_order {
+            true => self.posted.push_front(packet),
+            false => self.posted.push_back(packet),
+        }
+    }
+
     /// Whether the RNR timeout of senders with this number of retries can expire.
     pub(crate) fn has_rnr_timeout(&self, rnr_retry: u8) -> bool {
         rnr_retry < RNR_RETRY_INFINITE && self.ready_since.is_some()

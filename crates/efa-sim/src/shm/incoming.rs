@@ -157,12 +157,12 @@ impl Incoming {
                         self.reject(Status::BadDestinationQpn);
                         continue;
                     }
-                    let Some(mut packet) = queue.posted.pop() else {
+                    let Some(mut packet) = queue.take_posted() else {
                         self.wait(queue);
                         break;
                     };
                     let Some(bytes) = packet.get_mut(..arrived.length) else {
-                        queue.posted.push(packet);
+                        queue.put_back(packet);
                         self.reject(Status::RemoteBadLength);
                         continue;
                     };
@@ -188,7 +188,7 @@ impl Incoming {
         queue: &mut ReceiveQueue<'_>,
         arrived: Arrived,
     ) -> Option<Delivered> {
-        let packet = if queue.unsolicited { None } else { queue.posted.pop() };
+        let packet = if queue.unsolicited { None } else { queue.take_posted() };
         if packet.is_none() && !queue.unsolicited {
             self.wait(queue);
             return None;

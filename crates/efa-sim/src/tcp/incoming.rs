@@ -55,7 +55,7 @@ struct Arrived {
 impl Target<'_> {
     /// Checks that this device has an address handle for a requester.
     fn check_known(&self, requester: Gid) -> Result<(), Status> {
-        self.book.handle(requester).map(drop).ok_or(Status::UnknownPeer)
+        if self.book.knows(requester) { Ok(()) } else { Err(Status::UnknownPeer) }
     }
 }
 
@@ -166,7 +166,7 @@ fn deliver(
     if arrived.key != target.queue.qkey.0 {
         return Err(Status::BadDestinationQpn);
     }
-    let mut packet = target.queue.posted.pop().ok_or(Status::ReceiverNotReady)?;
+    let mut packet = target.queue.take_posted().ok_or(Status::ReceiverNotReady)?;
     let length = payload.len();
     match packet.get_mut(..length) {
         Some(bytes) => {
@@ -175,7 +175,7 @@ fn deliver(
             Ok(())
         }
         None => {
-            target.queue.posted.push(packet);
+            target.queue.put_back(packet);
             Err(Status::RemoteBadLength)
         }
     }
@@ -376,7 +376,7 @@ impl Incoming {
                 }
                 Prefix::Written { immediate, length } => {
                     let packet =
-                        if target.queue.unsolicited { None } else { target.queue.posted.pop() };
+                        if target.queue.unsolicited { None } else { target.queue.take_posted() };
                     receive(Delivered::Written { packet, length, immediate });
                     Ok(())
                 }
