@@ -141,6 +141,11 @@ impl Block {
     }
 }
 
+/// Any program of the user can write any number into the file, so sums wrap around.
+fn sum<const N: usize>(parts: [u64; N]) -> u64 {
+    parts.into_iter().fold(0, u64::wrapping_add)
+}
+
 /// What the blocks of a device have counted, and what follows from it.
 #[derive(Default)]
 struct Sum {
@@ -160,25 +165,25 @@ impl Sum {
         let reads = block.packets(Word::Reads, Word::ReadBytes);
         let writes = block.packets(Word::Writes, Word::WriteBytes);
         // A read is asked for in a packet.
-        self.add_packets(block.get(Word::Sends) + block.get(Word::Reads) + writes, 0);
-        self.add_packets(0, block.get(Word::Receives) + reads);
+        let (asked, received) = (block.get(Word::Reads), block.get(Word::Receives));
+        let mut sent = sum([block.get(Word::Sends), asked, writes]);
+        let mut received = sum([received, reads]);
         if block.get(Word::HasBothEnds) == 1 {
-            self.served_read_bytes += block.get(Word::ReadBytes);
-            self.served_write_bytes += block.get(Word::WriteBytes);
-            self.drops += block.get(Word::ReceiverNotReady);
-            self.add_packets(reads, block.get(Word::Reads) + writes);
+            let served = [self.served_read_bytes, block.get(Word::ReadBytes)];
+            self.served_read_bytes = sum(served);
+            self.served_write_bytes = sum([self.served_write_bytes, block.get(Word::WriteBytes)]);
+            self.drops = sum([self.drops, block.get(Word::ReceiverNotReady)]);
+            (sent, received) = (sum([sent, reads]), sum([received, asked, writes]));
         }
-    }
-
-    fn add_packets(&mut self, sent: u64, received: u64) {
-        self.sent_packets += sent;
-        self.received_packets += received;
+        self.sent_packets = sum([self.sent_packets, sent]);
+        self.received_packets = sum([self.received_packets, received]);
     }
 
     fn totals(&self) -> Totals {
         let get = |word: Word| self.words[word as usize];
-        let sent = get(Word::SendBytes) + get(Word::WriteBytes) + self.served_read_bytes;
-        let received = get(Word::ReceiveBytes) + get(Word::ReadBytes) + self.served_write_bytes;
+        let sent = sum([get(Word::SendBytes), get(Word::WriteBytes), self.served_read_bytes]);
+        let received =
+            sum([get(Word::ReceiveBytes), get(Word::ReadBytes), self.served_write_bytes]);
         // The device refuses no other commands than these; what libefa refuses is none.
         let refused = [
             ("alloc_pd_err", 0),
@@ -217,7 +222,7 @@ impl Sum {
         let mut device = vec![
             ("submitted_cmds", get(Word::Commands)),
             ("completed_cmds", get(Word::Commands)),
-            ("cmds_err", refused.iter().map(|(_, count)| count).sum()),
+            ("cmds_err", sum(refused.map(|(_, count)| count))),
             ("no_completion_cmds", 0),
             ("keep_alive_rcvd", 0),
         ];
@@ -267,6 +272,16 @@ mod tests {
         let totals = totals(&block(&words));
         let names = ["cmds_err", "reg_mr_err", "create_qp_err", "create_ah_err"];
         assert_eq!(names.map(|name| value(&totals[&0], name)), [3, 2, 1, 0]);
+    }
+
+    #[test]
+    fn sums_of_any_numbers_in_the_file_wrap_around() {
+        let mut words = [u64::MAX; WORDS];
+        words[Word::Device as usize] = 1;
+        words[Word::HasBothEnds as usize] = 1;
+        let block: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let totals = totals(&[&block[..], &block].concat());
+        assert_eq!(value(&totals[&0], "send_wrs"), u64::MAX - 1);
     }
 
     #[test]
