@@ -249,8 +249,16 @@ mod tests {
     #[test]
     fn server_behind_more_that_never_answer_than_are_asked_at_once_is_found_within_the_time_of_one()
     {
-        let port = || TcpListener::bind(here(0).0).unwrap().local_addr().unwrap().port();
-        let mut servers: Vec<_> = (0..MOST_AT_ONCE + 10).map(|_| here(port())).collect();
+        // Nobody listens there, and no other server gets one of the ports.
+        let bound = || {
+            use rustix::net::{AddressFamily, SocketType, bind, socket};
+            let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+            bind(&socket, &here(0).0).unwrap();
+            socket
+        };
+        let bound: Vec<_> = (0..MOST_AT_ONCE + 10).map(|_| bound()).collect();
+        let at = |socket| SocketAddr::try_from(rustix::net::getsockname(socket).unwrap()).unwrap();
+        let mut servers: Vec<_> = bound.iter().map(|socket| HostPort(at(socket))).collect();
         let listener = TcpListener::bind(here(0).0).unwrap();
         servers.push(HostPort(listener.local_addr().unwrap()));
         let _server = AddressServer::on(listener, &[5; 32]).unwrap();
