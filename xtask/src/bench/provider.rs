@@ -311,7 +311,7 @@ impl Range {
         for (provider, device, what, limit) in [
             (OURS, Device::Verbs, VERBS_ROUND, Some(2400.0)),
             (EFA, Device::Verbs, VERBS_ROUND, None),
-            (OURS, Device::Shm, SHM_ROUND, Some(2760.0)),
+            (OURS, Device::Shm, SHM_ROUND, Some(2800.0)),
             (SHM, Device::Shm, SHM_ROUND, None),
         ] {
             if ours && provider != OURS {
