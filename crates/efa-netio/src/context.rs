@@ -476,7 +476,7 @@ impl Netio {
     #[inline(never)]
     fn feed(&mut self) {
         self.take_returns();
-        for key in std::mem::take(&mut self.hungry) {
+        while let Some(key) = self.hungry.pop() {
             self.post_buffers(key);
         }
     }
