@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem::{offset_of, size_of};
+use std::sync::Arc;
 
 use super::context::device_of;
 use super::{not_null, read_sized, write_sized};
@@ -10,7 +11,8 @@ use crate::attributes::{
     PARTITION_KEY, check_port, device_attributes, efa_attributes, extended_device_attributes,
     gid_entry, max_receive_depth, max_send_depth, port_attributes, port_speed,
 };
-use crate::boundary::{INVALID, code, negative, number};
+use crate::boundary::{INVALID, Outcome, code, negative, number};
+use crate::device::Device;
 
 /// Writes the port attributes into a structure of `length` bytes.
 ///
@@ -99,6 +101,13 @@ pub(super) unsafe extern "C" fn query_device_ex(
     })
 }
 
+/// The device of a context, for a query of a table of one of its ports, which has one entry.
+fn device_of_entry(context: *mut ibv_context, port: u32, is_first: bool) -> Outcome<Arc<Device>> {
+    let device = device_of(context)?;
+    check_port(port)?;
+    if is_first { Ok(device) } else { Err(INVALID) }
+}
+
 /// See `ibv_query_gid(3)`.
 ///
 /// # Safety
@@ -111,11 +120,7 @@ unsafe extern "C" fn ibv_query_gid(
     into: *mut ibv_gid,
 ) -> c_int {
     number(|| {
-        let device = device_of(context)?;
-        check_port(port.into())?;
-        if index != 0 {
-            return Err(INVALID);
-        }
+        let device = device_of_entry(context, port.into(), index == 0)?;
         // SAFETY: `into` is not null, so valid for writing, as required above.
         unsafe { not_null(into)?.write(ibv_gid { raw: device.gid().0 }) };
         Ok(0)
@@ -134,11 +139,7 @@ unsafe extern "C" fn ibv_query_gid_type(
     into: *mut c_uint,
 ) -> c_int {
     number(|| {
-        let device = device_of(context)?;
-        check_port(port.into())?;
-        if index != 0 {
-            return Err(INVALID);
-        }
+        let device = device_of_entry(context, port.into(), index == 0)?;
         // SAFETY: `into` is not null, so valid for writing, as required above.
         unsafe { not_null(into)?.write(gid_entry(&device).gid_type) };
         Ok(0)
@@ -159,11 +160,7 @@ unsafe extern "C" fn _ibv_query_gid_ex(
     length: usize,
 ) -> c_int {
     code(|| {
-        let device = device_of(context)?;
-        check_port(port)?;
-        if index != 0 || flags != 0 {
-            return Err(INVALID);
-        }
+        let device = device_of_entry(context, port, index == 0 && flags == 0)?;
         // SAFETY: `into` is not null, so writable for `length` bytes, as required above.
         unsafe { write_sized(not_null(into)?, &gid_entry(&device), length) };
         Ok(())
@@ -208,11 +205,7 @@ unsafe extern "C" fn ibv_query_pkey(
     into: *mut u16,
 ) -> c_int {
     number(|| {
-        device_of(context)?;
-        check_port(port.into())?;
-        if index != 0 {
-            return Err(INVALID);
-        }
+        device_of_entry(context, port.into(), index == 0)?;
         // SAFETY: `into` is not null, so valid for writing, as required above.
         unsafe { not_null(into)?.write(PARTITION_KEY) };
         Ok(0)
