@@ -7,32 +7,45 @@
 //!  ack_cq_events ─► counted; destroy_cq waits until every event that was taken is acknowledged
 //! ```
 //!
-//! The descriptor of a channel is an eventfd, readable as long as events are queued. It is written and read
-//! under the lock of the events alone, so neither ever waits.
+//! The descriptor of a channel is the end of a pipe, with 8 bytes for each event: the address of its `ibv_cq`, as the kernel
+//! writes them for rdma-core. Programs with [rings](crate::direct) read them themselves, and the library need not know.
 
-use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 
-use rustix::event::EventfdFlags;
 use rustix::fs::OFlags;
+use rustix::io::Errno as OsError;
+use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::boundary::{Errno, Outcome};
+use crate::message::report;
 use crate::process::{lock, lock_in_time};
+
+/// Bytes of an event.
+const EVENT: usize = 8;
 
 /// A completion channel.
 #[derive(Debug)]
 pub(crate) struct Channel {
     descriptor: OwnedFd,
-    /// Of which queue each event is, the oldest first.
-    events: Mutex<VecDeque<Arc<Notifier>>>,
+    writer: OwnedFd,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Of the completion queues of the channel.
+    notifiers: Vec<Weak<Notifier>>,
+    /// Events so far.
+    written: u64,
 }
 
 impl Channel {
     pub(crate) fn new() -> Outcome<Self> {
-        let descriptor = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
-        Ok(Self { descriptor, events: Mutex::default() })
+        let (descriptor, writer) = pipe_with(PipeFlags::CLOEXEC)?;
+        rustix::fs::fcntl_setfl(&writer, OFlags::NONBLOCK)?;
+        Ok(Self { descriptor, writer, state: Mutex::default() })
     }
 
     /// For poll, select and epoll.
@@ -42,9 +55,10 @@ impl Channel {
 
     /// Takes the oldest event and counts it, so that its queue isn't destroyed before it is acknowledged.
     pub(crate) fn take(&self) -> Option<Arc<Notifier>> {
-        let mut events = lock(&self.events);
-        let notifier = events.pop_front()?;
-        self.emptied(&events);
+        let state = lock(&self.state);
+        let handle = self.read_event()?;
+        let mut known = state.notifiers.iter().filter_map(Weak::upgrade);
+        let notifier = known.find(|notifier| notifier.handle() == handle)?;
         notifier.counts().taken += 1;
         Some(notifier)
     }
@@ -55,31 +69,62 @@ impl Channel {
         if flags.contains(OFlags::NONBLOCK) { Err(Errno(libc::EAGAIN)) } else { Ok(()) }
     }
 
-    fn push(&self, notifier: &Arc<Notifier>) {
-        let mut events = lock(&self.events);
-        events.push_back(Arc::clone(notifier));
-        if events.len() == 1 {
-            // It fails only if the counter is at its limit, which is then readable.
-            let _ = rustix::io::write(&self.descriptor, &1_u64.to_ne_bytes());
+    /// How many events the program hasn't read.
+    fn unread(&self) -> u64 {
+        rustix::io::ioctl_fionread(&self.descriptor).map_or(0, |bytes| bytes / EVENT as u64)
+    }
+
+    /// The oldest event, if there is one.
+    fn read_event(&self) -> Option<usize> {
+        if self.unread() == 0 {
+            return None;
+        }
+        let mut event = [0; EVENT];
+        let length = rustix::io::read(&self.descriptor, &mut event).ok()?;
+        (length == EVENT).then(|| u64::from_ne_bytes(event) as usize)
+    }
+
+    fn write_event(&self, handle: usize) {
+        let written = rustix::io::write(&self.writer, &(handle as u64).to_ne_bytes());
+        if written == Err(OsError::AGAIN) {
+            report(&format_args!(
+                "a completion channel is full of events that the program doesn't read, and more are lost"
+            ));
         }
     }
 
-    /// Removes the events of a queue.
-    fn remove(&self, notifier: &Arc<Notifier>) -> Outcome<()> {
-        let mut events = lock_in_time(&self.events)?;
-        if !events.is_empty() {
-            events.retain(|other| !Arc::ptr_eq(other, notifier));
-            self.emptied(&events);
+    fn push(&self, notifier: &Notifier, unless: Unless) {
+        let mut state = lock(&self.state);
+        let last = notifier.last.load(Ordering::Relaxed);
+        if unless == Unless::Unread && last > state.written.saturating_sub(self.unread()) {
+            return;
+        }
+        state.written += 1;
+        notifier.last.store(state.written, Ordering::Relaxed);
+        self.write_event(notifier.handle());
+    }
+
+    /// Removes a queue and its events.
+    fn remove(&self, notifier: &Notifier) -> Outcome<()> {
+        let mut state = lock_in_time(&self.state)?;
+        state.notifiers.retain(|other| !std::ptr::eq(other.as_ptr(), notifier));
+        for _ in 0..self.unread() {
+            match self.read_event() {
+                Some(handle) if handle != notifier.handle() => self.write_event(handle),
+                Some(_) | None => {}
+            }
         }
         Ok(())
     }
+}
 
-    /// After events were taken: if none is left, the descriptor isn't readable any more.
-    fn emptied(&self, events: &VecDeque<Arc<Notifier>>) {
-        if events.is_empty() {
-            let _ = rustix::io::read(&self.descriptor, &mut [0; 8]);
-        }
-    }
+/// When an event is not needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unless {
+    /// It always is: the program has asked for it.
+    Never,
+    /// The program hasn't read the last one of the same queue.
+    Unread,
 }
 
 /// How a completion queue announces events on its channel.
@@ -88,6 +133,8 @@ pub(crate) struct Notifier {
     channel: Arc<Channel>,
     /// Address of the `ibv_cq`.
     handle: AtomicUsize,
+    /// Which event of the channel was the last one of this queue, from 1 on; 0 before. Written under the lock of the channel.
+    last: AtomicU64,
     counts: Mutex<Counts>,
     acknowledgement: Condvar,
 }
@@ -104,6 +151,7 @@ impl Notifier {
         Arc::new(Self {
             channel,
             handle: AtomicUsize::new(0),
+            last: AtomicU64::new(0),
             counts: Mutex::default(),
             acknowledgement: Condvar::new(),
         })
@@ -115,13 +163,14 @@ impl Notifier {
     }
 
     /// To be called before the program gets the handle.
-    pub(crate) fn set_handle(&self, handle: usize) {
+    pub(crate) fn set_handle(self: &Arc<Self>, handle: usize) {
         self.handle.store(handle, Ordering::Relaxed);
+        lock(&self.channel.state).notifiers.push(Arc::downgrade(self));
     }
 
     /// Queues an event.
-    pub(crate) fn notify(self: &Arc<Self>) {
-        self.channel.push(self);
+    pub(crate) fn notify(&self, unless: Unless) {
+        self.channel.push(self, unless);
     }
 
     pub(crate) fn acknowledge(&self, events: u32) {
@@ -130,7 +179,7 @@ impl Notifier {
     }
 
     /// Removes the events that the program has not taken.
-    pub(crate) fn remove_events(self: &Arc<Self>) -> Outcome<()> {
+    pub(crate) fn remove_events(&self) -> Outcome<()> {
         self.channel.remove(self)
     }
 

@@ -11,19 +11,23 @@
 //! for one [without end](crate::process::Patience).
 //!
 //! With a [channel](crate::channel) the program can sleep: it arms the queue, which puts the links of the
-//! queue pairs to [sleep](crate::queue_pair), and the next completion is announced on the channel.
+//! queue pairs to [sleep](crate::queue_pair), and the next completion is announced on the channel. It arms it by a call,
+//! or by the [doorbell](crate::direct::arming) of the ring.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use crate::boundary::{BUSY, INVALID, Outcome, UNSUPPORTED};
-use crate::channel::{Channel, Notifier};
+use crate::boundary::{BUSY, INVALID, Outcome, UNSUPPORTED, value};
+use crate::channel::{Channel, Notifier, Unless};
 use crate::completion::Completion;
+use crate::direct::arming::{CompletionDoorbell, Request};
 use crate::direct::ring::CompletionRing;
+use crate::direct::trap::{self, Rung};
 use crate::message::report;
-use crate::process::{generation, lock, lock_in_time};
+use crate::process::{generation, lock, lock_in_time, process};
 use crate::queue_pair::{QueuePair, Serial};
+use crate::settings::DirectPath;
 
 /// Polls without a completion after which the processor is yielded once: some 10 µs.
 const IDLE_POLLS: u32 = 256;
@@ -34,11 +38,13 @@ pub(crate) struct CompletionQueue {
     generation: u32,
     /// Most completions that the program hasn't polled.
     depth: usize,
-    /// Whether it can have a ring.
-    direct: bool,
+    /// Whether it can have a ring, and who watches its doorbell.
+    direct: DirectPath,
     completions: Mutex<Completions>,
     /// Of a queue with a channel.
     notifier: Option<Arc<Notifier>>,
+    /// Of a queue with a channel and a ring.
+    doorbell: OnceLock<CompletionDoorbell>,
     queue_pairs: Mutex<Vec<Arc<QueuePair>>>,
     /// Polls in a row without a completion.
     idle_polls: AtomicU32,
@@ -50,15 +56,36 @@ struct Completions {
     /// Whether completions were lost.
     is_overrun: bool,
     /// Whether the next completion is announced.
-    armed: bool,
+    armed: Request,
     /// Where completions of queue pairs with rings are, if the program has asked for it.
     ring: Option<CompletionRing>,
 }
 
 impl Completions {
-    fn disarm(&mut self) -> bool {
+    fn disarm(&mut self) -> Request {
         std::mem::take(&mut self.armed)
     }
+
+    /// Announces the next completion, or tells that there are some which the program has not taken.
+    fn arm(&mut self, request: Request, taken: Option<u16>) -> Request {
+        let request = request.max(self.armed);
+        let is_drained = |ring: &CompletionRing| taken.is_none_or(|taken| ring.is_drained(taken));
+        if self.queued.is_empty() && self.ring.as_ref().is_none_or(is_drained) {
+            self.armed = request;
+            return Request::No;
+        }
+        self.armed = Request::No;
+        request
+    }
+}
+
+/// A ring of completions, as the program sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CompletionRingInfo {
+    pub(crate) address: *mut u8,
+    pub(crate) entries: u32,
+    /// Null without a channel.
+    pub(crate) doorbell: *mut u32,
 }
 
 impl CompletionQueue {
@@ -66,7 +93,7 @@ impl CompletionQueue {
     pub(crate) fn new(
         depth: usize,
         channel: Option<Arc<Channel>>,
-        direct: bool,
+        direct: DirectPath,
         ring: Option<CompletionRing>,
     ) -> Self {
         Self {
@@ -75,6 +102,7 @@ impl CompletionQueue {
             direct,
             completions: Mutex::new(Completions { ring, ..Completions::default() }),
             notifier: channel.map(Notifier::new),
+            doorbell: OnceLock::new(),
             queue_pairs: Mutex::default(),
             idle_polls: AtomicU32::new(0),
         }
@@ -96,9 +124,10 @@ impl CompletionQueue {
             self.overrun(&mut completions);
         }
         completions.queued.push_back(completion);
-        if completions.disarm() {
+        let armed = completions.disarm();
+        if armed != Request::No {
             drop(completions);
-            self.notify();
+            self.notify(armed);
         }
     }
 
@@ -124,15 +153,26 @@ impl CompletionQueue {
             return self.push(completion);
         };
         ring.write(completion.to_descriptor().encode());
+        if self.notifier.is_some() {
+            let mut request = self.read_doorbell(&mut completions);
+            request = request.max(completions.disarm());
+            drop(completions);
+            self.notify(request);
+        }
     }
 
-    /// The address of the ring and how many entries it has; made by the first call. Fails with `EOPNOTSUPP` for a
-    /// queue with a channel.
-    pub(crate) fn open_ring(&self, depth: u32) -> Outcome<(*mut u8, u32)> {
+    /// The ring, made by the first call. Fails with `EINVAL` for a queue with a channel if the program doesn't take the
+    /// doorbell, as it couldn't wait for events.
+    pub(crate) fn open_ring(
+        self: &Arc<Self>,
+        depth: u32,
+        takes_doorbell: bool,
+    ) -> Outcome<CompletionRingInfo> {
         if !self.is_ours() {
             return Err(INVALID);
         }
-        if self.notifier.is_some() || !self.direct {
+        let has_channel = self.notifier.is_some();
+        if self.direct == DirectPath::Off || has_channel && !takes_doorbell {
             return Err(UNSUPPORTED);
         }
         let mut completions = lock(&self.completions);
@@ -141,16 +181,90 @@ impl CompletionQueue {
             None => CompletionRing::new(depth)?,
         };
         let ring = completions.ring.insert(ring);
-        Ok((ring.address(), ring.entries()))
+        let (address, entries) = (ring.address(), ring.entries());
+        let doorbell = if has_channel { self.open_doorbell()? } else { std::ptr::null_mut() };
+        Ok(CompletionRingInfo { address, entries, doorbell })
+    }
+
+    // ---- the doorbell ------------------------------------------------------------------------
+
+    /// The address of the doorbell, made by the first call. The lock of the completions must be held.
+    fn open_doorbell(self: &Arc<Self>) -> Outcome<*mut u32> {
+        if let Some(doorbell) = self.doorbell.get() {
+            return Ok(doorbell.address());
+        }
+        let doorbell = CompletionDoorbell::new(self.direct)?;
+        if doorbell.traps() {
+            process().progress.run_promptly();
+            let page = doorbell.page_address();
+            trap::add(page, Rung::CompletionQueue(Arc::clone(self)))?;
+        } else {
+            process().watcher.watch_completions(self)?;
+        }
+        Ok(self.doorbell.get_or_init(|| doorbell).address())
+    }
+
+    /// Nobody looks at the doorbell any more.
+    pub(crate) fn close_doorbell(&self) -> Outcome<()> {
+        let Some(doorbell) = self.doorbell.get() else { return Ok(()) };
+        trap::remove(doorbell.page_address());
+        process().watcher.forget_completions(self)
+    }
+
+    /// The program writes to its doorbell at `address`, which traps.
+    pub(crate) fn ring(&self, address: usize, word: u32) {
+        let Some(doorbell) = self.doorbell.get() else { return };
+        doorbell.ring(address, word);
+        // Not by a signal handler of the program in the middle of a call: the next completion finds the word.
+        value((), || {
+            self.serve_doorbell();
+            if self.is_armed() {
+                for queue_pair in &*lock(&self.queue_pairs) {
+                    queue_pair.sleep();
+                }
+            }
+        });
+    }
+
+    /// Ends that its doorbell traps.
+    pub(crate) fn release_doorbell(&self) -> Outcome<()> {
+        self.doorbell.get().map_or(Ok(()), CompletionDoorbell::release)
+    }
+
+    /// Reads what the program has written to the doorbell; returns whether there was anything.
+    pub(crate) fn serve_doorbell(&self) -> bool {
+        if !self.doorbell.get().is_some_and(CompletionDoorbell::is_rung) {
+            return false;
+        }
+        let mut completions = lock(&self.completions);
+        let request = self.read_doorbell(&mut completions);
+        drop(completions);
+        self.notify(request);
+        true
+    }
+
+    /// Arms the queue if the doorbell asks for it. Returns what is to be announced at once.
+    fn read_doorbell(&self, completions: &mut Completions) -> Request {
+        match self.doorbell.get().and_then(CompletionDoorbell::take) {
+            Some(word) if word.request != Request::No => {
+                completions.arm(word.request, Some(word.taken))
+            }
+            _ => Request::No,
+        }
     }
 
     // ---- notification ------------------------------------------------------------------------
 
-    /// Queues an event on the channel.
+    /// Queues an event on the channel, if it was asked for.
     #[cold]
-    fn notify(&self) {
+    fn notify(&self, request: Request) {
+        let unless = match request {
+            Request::No => return,
+            Request::Perhaps => Unless::Unread,
+            Request::Yes => Unless::Never,
+        };
         if let Some(notifier) = &self.notifier {
-            notifier.notify();
+            notifier.notify(unless);
         }
     }
 
@@ -161,22 +275,18 @@ impl CompletionQueue {
 
     /// Whether the program waits for the next completion.
     pub(crate) fn is_armed(&self) -> bool {
-        self.notifier.is_some() && lock(&self.completions).armed
+        self.notifier.is_some() && lock(&self.completions).armed != Request::No
     }
 
     /// Announces the next completion once, or those that were not polled at once: the interface compares
     /// what it has written with what the program has read.
     pub(crate) fn arm(&self) -> Outcome<()> {
         let notifier = self.notifier.as_ref().ok_or(INVALID)?;
-        let mut completions = lock(&self.completions);
-        if !completions.queued.is_empty() {
-            completions.armed = false;
-            drop(completions);
-            notifier.notify();
+        let at_once = lock(&self.completions).arm(Request::Yes, None);
+        if at_once != Request::No {
+            notifier.notify(Unless::Never);
             return Ok(());
         }
-        completions.armed = true;
-        drop(completions);
         for queue_pair in &*lock(&self.queue_pairs) {
             queue_pair.sleep();
         }

@@ -21,12 +21,17 @@
 //! | layouts of descriptors | [`send`], [`receive`], [`completion`] |
 //! | memory shared with the program | `memory` |
 //! | rings | `ring` |
+//! | the doorbell that asks for an event | `arming` |
 //! | the thread that watches doorbells and links | `watcher` |
 //! | doorbells that trap | `trap`, `store` |
+//!
+//! A completion queue with a channel has a doorbell too: by it the program says how many completions it has taken, and
+//! asks for an event before it sleeps.
 //!
 //! What a program writes is checked: a wrong descriptor completes with an error, a doorbell that counts more
 //! requests than the ring has moves the queue pair to ERR.
 
+pub(crate) mod arming;
 pub mod completion;
 #[allow(unsafe_code)]
 pub(crate) mod memory;

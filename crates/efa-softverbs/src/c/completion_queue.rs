@@ -66,8 +66,8 @@ impl CompletionQueueObject {
         }
         // As libefa rounds it.
         let entries = entries.checked_next_power_of_two().ok_or(INVALID)?;
-        let direct = device.settings.direct != DirectPath::Off;
-        if file.is_some() && (!direct || !channel.is_null()) {
+        let direct = device.settings.direct;
+        if file.is_some() && direct == DirectPath::Off {
             return Err(UNSUPPORTED);
         }
         let ring = file.map(|file| CompletionRing::in_file(&file, entries)).transpose()?;
@@ -289,6 +289,7 @@ pub(super) fn destroy(cq: *mut ibv_cq) -> Outcome<()> {
     }
     // SAFETY: the handle is entered, so the object exists, and no thread destroys it meanwhile ("Handles").
     let device = device_of(unsafe { (*cq).context })?;
+    queue.close_doorbell()?;
     process().remove_handle(cq, HandleType::CompletionQueue)?;
     device.statistics.commanded();
     // SAFETY: the object comes from the box in `create`. Its handle was removed just now, which

@@ -2,7 +2,6 @@
 
 use std::ffi::c_int;
 use std::mem::offset_of;
-use std::ptr::null_mut;
 
 use super::completion_queue::queue_of;
 use super::queue_pair::queue_pair_of;
@@ -13,7 +12,7 @@ use crate::direct::completion;
 use crate::queue_pair::RingInfo;
 
 /// See `efadv_query_cq(3)`. From then on, completions of queue pairs whose rings the program uses are in the
-/// ring.
+/// ring. Fails with `EOPNOTSUPP` for a queue with a channel if the structure has no room for the doorbell.
 ///
 /// # Safety
 /// `into` must be null or writable for `length` bytes.
@@ -32,13 +31,14 @@ unsafe extern "C" fn efadv_query_cq(
         }
         // SAFETY: `queue_of` has found the handle, so the object exists.
         let depth = u32::try_from(unsafe { (*cq).cqe }).map_err(|_| INVALID)?;
-        let (buffer, num_entries) = queue.open_ring(depth)?;
+        let takes_doorbell = length >= size_of::<efadv_cq_attr>();
+        let ring = queue.open_ring(depth, takes_doorbell)?;
         let attributes = efadv_cq_attr {
             comp_mask: 0,
-            buffer,
+            buffer: ring.address,
             entry_size: completion::SIZE as u32,
-            num_entries,
-            doorbell: null_mut(),
+            num_entries: ring.entries,
+            doorbell: ring.doorbell,
         };
         // SAFETY: `into` is not null, so writable for `length` bytes, as required above.
         unsafe { write_sized(into, &attributes, length) };

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::boundary::{Errno, FULL, INVALID, Outcome};
 use crate::memory::MappedFile;
+use crate::settings::DirectPath;
 
 /// Bytes of a page of doorbells.
 pub(crate) const PAGE: usize = 4096;
@@ -106,7 +107,7 @@ fn last_errno() -> Errno {
     Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOMEM))
 }
 
-/// The doorbells of a queue pair: a page of its own.
+/// The doorbells of a queue pair, or the one of a completion queue: a page of its own.
 #[derive(Debug)]
 pub(crate) struct Doorbells {
     /// What the program has.
@@ -115,30 +116,43 @@ pub(crate) struct Doorbells {
     own: Option<Pages>,
 }
 
-/// Which of the doorbells of a queue pair.
+/// Which of the doorbells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Doorbell {
     Send,
     Receive,
+    /// Of a completion queue.
+    Completions,
 }
 
 impl Doorbell {
+    const ALL: [Self; 3] = [Self::Send, Self::Receive, Self::Completions];
+
     /// Offset in the page in bytes: in a cache line of its own.
     const fn offset(self) -> usize {
         match self {
             Self::Send => 0,
             Self::Receive => 128,
+            Self::Completions => 256,
         }
     }
 }
 
 impl Doorbells {
-    pub(crate) fn new() -> Outcome<Self> {
+    fn new() -> Outcome<Self> {
         Ok(Self { page: Pages::new(PAGE)?, own: None })
     }
 
+    /// As the settings want them.
+    pub(crate) fn of(direct: DirectPath) -> Outcome<Self> {
+        match direct {
+            DirectPath::Trap => Self::that_trap(),
+            DirectPath::Thread | DirectPath::Off => Self::new(),
+        }
+    }
+
     /// Doorbells at which the program's writes fault.
-    pub(crate) fn that_trap() -> Outcome<Self> {
+    fn that_trap() -> Outcome<Self> {
         let page = Pages::with_flags(PAGE, libc::MAP_SHARED)?;
         let own = page.again()?;
         page.allow_writing(false)?;
@@ -155,20 +169,25 @@ impl Doorbells {
         self.page.allow_writing(true)
     }
 
-    /// Sets both to 0.
+    /// Sets them to 0.
     pub(crate) fn reset(&self) {
-        for which in [Doorbell::Send, Doorbell::Receive] {
+        for which in Doorbell::ALL {
             self.cell(which).store(0, Ordering::Release);
         }
     }
 
     /// Does a write of the program that has faulted.
     pub(crate) fn ring(&self, address: usize, count: u32) {
-        for which in [Doorbell::Send, Doorbell::Receive] {
+        for which in Doorbell::ALL {
             if self.address(which).addr() == address {
                 self.cell(which).store(count, Ordering::Release);
             }
         }
+    }
+
+    /// Address of the page.
+    pub(crate) fn page_address(&self) -> usize {
+        self.page.address().addr()
     }
 
     /// For the program.
@@ -187,5 +206,10 @@ impl Doorbells {
     #[inline]
     pub(crate) fn rung(&self, which: Doorbell) -> u32 {
         self.cell(which).load(Ordering::Acquire)
+    }
+
+    /// What the program has written last; clears these bits of it.
+    pub(crate) fn take(&self, which: Doorbell, bits: u32) -> u32 {
+        self.cell(which).fetch_and(!bits, Ordering::AcqRel)
     }
 }

@@ -168,6 +168,11 @@ impl CompletionRing {
         self.entries
     }
 
+    /// Whether the program has taken all completions, when it has taken `taken` in 16 bits.
+    pub(crate) fn is_drained(&self, taken: u16) -> bool {
+        self.written as u16 == taken
+    }
+
     /// Writes the next completion, whose phase is 0 in `words`. Overwrites the oldest one if the program has
     /// more requests outstanding than the ring has entries, as the hardware does.
     #[inline]

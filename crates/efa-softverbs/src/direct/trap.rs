@@ -3,7 +3,8 @@
 //! ```text
 //!  program: *doorbell = count ──► SIGSEGV, as it may not write that page ──► handler
 //!    ▲                                                                        │ decodes the store, writes
-//!    └── goes on behind the store ◄── the queue pair has read its rings ◄─────┘ the count to the page
+//!    └── goes on behind the store ◄── the queue pair has read its rings, ◄────┘ the count to the page
+//!                                     or the completion queue is armed
 //! ```
 //!
 //! The handler runs at a point where the program was writing to a doorbell, so in no call of this library, or of
@@ -12,7 +13,7 @@
 //!
 //! A store that can't be decoded makes the page writable, and from then on the
 //! [thread](crate::direct::watcher) watches that doorbell. Other faults go to the handler that was there before.
-//! A program that replaces the handler while it has such a queue pair crashes at its next doorbell; with the next
+//! A program that replaces the handler while it has such doorbells crashes at its next write to one; with the next
 //! queue pair the handler is there again.
 
 use std::ffi::{c_int, c_void};
@@ -23,37 +24,67 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use super::memory::PAGE;
 use super::store::{Store, Value};
 use crate::boundary::{FULL, Outcome, value};
+use crate::completion_queue::CompletionQueue;
 use crate::message::report;
 use crate::process::process;
 use crate::queue_pair::QueuePair;
 
-/// Most queue pairs of a process with doorbells that trap.
-const MOST: usize = 256;
+/// Most queue pairs and completion queues of a process with doorbells that trap.
+const MOST: usize = 512;
 
-/// A queue pair by the page of its doorbells.
+/// Whose doorbell traps.
+pub(crate) enum Rung {
+    QueuePair(Arc<QueuePair>),
+    CompletionQueue(Arc<CompletionQueue>),
+}
+
+impl Rung {
+    /// The program writes `word` to the doorbell at `address`.
+    fn ring(&self, address: usize, word: u32) {
+        match self {
+            Self::QueuePair(queue_pair) => queue_pair.ring(address, word),
+            Self::CompletionQueue(queue) => queue.ring(address, word),
+        }
+    }
+
+    /// Has the thread watch the doorbells, which don't trap any more.
+    fn release(&self) -> Outcome<()> {
+        match self {
+            Self::QueuePair(queue_pair) => {
+                queue_pair.release_doorbells();
+                process().watcher.watch(queue_pair)
+            }
+            Self::CompletionQueue(queue) => {
+                queue.release_doorbell()?;
+                process().watcher.watch_completions(queue)
+            }
+        }
+    }
+}
+
+/// An owner of doorbells by their page.
 struct Slot {
     /// Address of the page; 0 if the slot is free.
     page: AtomicUsize,
-    /// From `Arc::into_raw`; null while the slot is free, or being filled.
-    queue_pair: AtomicPtr<QueuePair>,
+    /// From `Box::into_raw`; null while the slot is free, or being filled.
+    rung: AtomicPtr<Rung>,
 }
 
 static SLOTS: [Slot; MOST] =
-    [const { Slot { page: AtomicUsize::new(0), queue_pair: AtomicPtr::new(null_mut()) } }; MOST];
+    [const { Slot { page: AtomicUsize::new(0), rung: AtomicPtr::new(null_mut()) } }; MOST];
 
 /// The handler that was there before.
 static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(null_mut());
 
-/// Calls `queue_pair` when the program writes to the page at `page`, which it must not be able to. Fails with
+/// Calls `rung` when the program writes to the page at `page`, which it must not be able to. Fails with
 /// `ENOMEM` if there are [too many](MOST).
-pub(crate) fn add(page: usize, queue_pair: &Arc<QueuePair>) -> Outcome<()> {
+pub(crate) fn add(page: usize, rung: Rung) -> Outcome<()> {
     install()?;
     let is_free = |slot: &&Slot| {
         slot.page.compare_exchange(0, page, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     };
     let slot = SLOTS.iter().find(is_free).ok_or(FULL)?;
-    let queue_pair = Arc::into_raw(Arc::clone(queue_pair)).cast_mut();
-    slot.queue_pair.store(queue_pair, Ordering::Release);
+    slot.rung.store(Box::into_raw(Box::new(rung)), Ordering::Release);
     Ok(())
 }
 
@@ -62,11 +93,11 @@ pub(crate) fn remove(page: usize) {
     let Some(slot) = SLOTS.iter().find(|slot| slot.page.load(Ordering::Acquire) == page) else {
         return;
     };
-    let queue_pair = slot.queue_pair.swap(null_mut(), Ordering::AcqRel);
+    let rung = slot.rung.swap(null_mut(), Ordering::AcqRel);
     slot.page.store(0, Ordering::Release);
-    if !queue_pair.is_null() {
-        // SAFETY: the pointer comes from `Arc::into_raw` in `add`, and was just taken out of the slot, once.
-        drop(unsafe { Arc::from_raw(queue_pair) });
+    if !rung.is_null() {
+        // SAFETY: the pointer comes from `Box::into_raw` in `add`, and was just taken out of the slot, once.
+        drop(unsafe { Box::from_raw(rung) });
     }
 }
 
@@ -74,7 +105,7 @@ pub(crate) fn remove(page: usize) {
 pub(crate) fn forget() {
     for slot in &SLOTS {
         // The references are leaked with the rest of the parent's state.
-        slot.queue_pair.store(null_mut(), Ordering::Relaxed);
+        slot.rung.store(null_mut(), Ordering::Relaxed);
         slot.page.store(0, Ordering::Relaxed);
     }
 }
@@ -107,13 +138,13 @@ fn install() -> Outcome<()> {
     Ok(())
 }
 
-/// The queue pair whose doorbells are at this address.
-fn find(address: usize) -> Option<&'static QueuePair> {
+/// Whose doorbells are at this address.
+fn find(address: usize) -> Option<&'static Rung> {
     let page = address - address % PAGE;
     let slot = SLOTS.iter().find(|slot| page != 0 && slot.page.load(Ordering::Acquire) == page)?;
-    // SAFETY: null, or from `Arc::into_raw`: the slot has a reference until `remove`, which the program causes
-    // by destroying the queue pair, not while a thread writes to its doorbell ("Handles" in `crate::c`).
-    unsafe { slot.queue_pair.load(Ordering::Acquire).as_ref() }
+    // SAFETY: null, or from `Box::into_raw`: the slot has the box until `remove`, which the program causes
+    // by destroying the object, not while a thread writes to its doorbell ("Handles" in `crate::c`).
+    unsafe { slot.rung.load(Ordering::Acquire).as_ref() }
 }
 
 /// Handles SIGSEGV.
@@ -126,11 +157,11 @@ unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context
     // SAFETY: as above.
     let saved = unsafe { *errno };
     match find(address) {
-        Some(queue_pair) => {
+        Some(rung) => {
             // SAFETY: `context` is that of the signal, as required above.
             match unsafe { emulate(context) } {
-                Some(count) => queue_pair.ring(address, count),
-                None => release(queue_pair),
+                Some(word) => rung.ring(address, word),
+                None => release(rung),
             }
         }
         // SAFETY: the arguments are those of this call.
@@ -142,21 +173,12 @@ unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context
 
 /// Makes the page writable, so that the program's store is done when the handler returns.
 #[cold]
-fn release(queue_pair: &'static QueuePair) {
+fn release(rung: &Rung) {
     report(&format_args!(
         "EFA_SOFT_DIRECT=trap can't decode the program's write to a doorbell; a thread watches it instead"
     ));
-    let released = value(Ok(()), || {
-        // SAFETY: the reference comes from `find`, so from `Arc::into_raw`; the slot keeps its own.
-        let queue_pair = unsafe {
-            Arc::increment_strong_count(queue_pair);
-            Arc::from_raw(queue_pair)
-        };
-        queue_pair.release_doorbells();
-        process().watcher.watch(&queue_pair)
-    });
-    if released.is_err() {
-        report(&format_args!("no thread watches the doorbells of a queue pair"));
+    if value(Ok(()), || rung.release()).is_err() {
+        report(&format_args!("no thread watches a doorbell"));
     }
 }
 

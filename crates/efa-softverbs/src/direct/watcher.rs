@@ -1,7 +1,7 @@
 //! The thread that watches doorbells, and the links of queue pairs with rings.
 //!
 //! A program that writes to a ring calls nothing, so somebody has to look: this thread, as long as there are
-//! queue pairs with rings. While there is something to do it looks all the time; then it pauses, at first for
+//! queue pairs with rings, or completion queues with a doorbell. While there is something to do it looks all the time; then it pauses, at first for
 //! microseconds.
 
 use std::num::NonZero;
@@ -11,54 +11,101 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::boundary::{BUSY, Outcome};
+use crate::completion_queue::CompletionQueue;
 use crate::message::report;
 use crate::process::{lock, lock_in_time, process};
 use crate::progress::with_signals_blocked;
 use crate::queue_pair::QueuePair;
 use crate::scheduling::{forced_switches, run_promptly};
 
-/// The queue pairs with rings.
+/// What the thread looks at.
 #[derive(Debug, Default)]
 pub(crate) struct Watcher {
-    watched: Mutex<Watched>,
-    /// Changes with the list of queue pairs.
+    state: Mutex<State>,
+    /// Changes with the lists.
     version: AtomicU64,
 }
 
 #[derive(Debug, Default)]
+struct State {
+    watched: Watched,
+    thread_runs: bool,
+}
+
+/// Queue pairs with rings, and completion queues with a doorbell.
+#[derive(Clone, Debug, Default)]
 struct Watched {
     queue_pairs: Vec<Arc<QueuePair>>,
-    thread_runs: bool,
+    completion_queues: Vec<Arc<CompletionQueue>>,
+}
+
+impl Watched {
+    fn is_empty(&self) -> bool {
+        self.queue_pairs.is_empty() && self.completion_queues.is_empty()
+    }
+
+    /// Looks once; returns whether there was anything to do.
+    fn look(&self) -> bool {
+        let mut found = false;
+        for queue_pair in &self.queue_pairs {
+            found |= queue_pair.serve_rings();
+        }
+        for queue in &self.completion_queues {
+            found |= queue.serve_doorbell();
+        }
+        found
+    }
 }
 
 impl Watcher {
     /// Watches the doorbells of `queue_pair`. Fails with `EBUSY` if the thread can't be started.
     pub(crate) fn watch(&self, queue_pair: &Arc<QueuePair>) -> Outcome<()> {
-        let mut watched = lock(&self.watched);
-        if !watched.thread_runs {
-            watched.thread_runs = start();
-        }
-        if !watched.thread_runs {
-            return Err(BUSY);
-        }
-        watched.queue_pairs.push(Arc::clone(queue_pair));
-        self.version.fetch_add(1, Ordering::Release);
-        Ok(())
+        self.add(|watched| watched.queue_pairs.push(Arc::clone(queue_pair)))
     }
 
     /// Ends that.
     pub(crate) fn forget(&self, queue_pair: &QueuePair) -> Outcome<()> {
-        let mut watched = lock_in_time(&self.watched)?;
-        watched.queue_pairs.retain(|other| other.serial() != queue_pair.serial());
+        self.remove(|watched| {
+            watched.queue_pairs.retain(|other| other.serial() != queue_pair.serial());
+        })
+    }
+
+    /// Watches the doorbell of `queue`. Fails with `EBUSY` if the thread can't be started.
+    pub(crate) fn watch_completions(&self, queue: &Arc<CompletionQueue>) -> Outcome<()> {
+        self.add(|watched| watched.completion_queues.push(Arc::clone(queue)))
+    }
+
+    /// Ends that.
+    pub(crate) fn forget_completions(&self, queue: &CompletionQueue) -> Outcome<()> {
+        self.remove(|watched| {
+            watched.completion_queues.retain(|other| !std::ptr::eq(Arc::as_ptr(other), queue));
+        })
+    }
+
+    fn add(&self, add: impl FnOnce(&mut Watched)) -> Outcome<()> {
+        let mut state = lock(&self.state);
+        if !state.thread_runs {
+            state.thread_runs = start();
+        }
+        if !state.thread_runs {
+            return Err(BUSY);
+        }
+        add(&mut state.watched);
         self.version.fetch_add(1, Ordering::Release);
         Ok(())
     }
 
-    /// The queue pairs. If there are none, the thread must end.
-    fn queue_pairs(&self) -> (u64, Vec<Arc<QueuePair>>) {
-        let mut watched = lock(&self.watched);
-        watched.thread_runs = !watched.queue_pairs.is_empty();
-        (self.version.load(Ordering::Acquire), watched.queue_pairs.clone())
+    fn remove(&self, remove: impl FnOnce(&mut Watched)) -> Outcome<()> {
+        remove(&mut lock_in_time(&self.state)?.watched);
+        self.version.fetch_add(1, Ordering::Release);
+        Ok(())
+    }
+
+    /// What is watched. If there is nothing, the thread must end.
+    fn watched(&self) -> (u64, Watched) {
+        let mut state = lock(&self.state);
+        state.thread_runs = !state.watched.is_empty();
+        (self.version.load(Ordering::Acquire), state.watched.clone())
     }
 }
 
@@ -76,16 +123,13 @@ fn run() {
     run_promptly();
     let watcher = &process().watcher;
     let mut pace = Pace::new();
-    let (mut version, mut queue_pairs) = watcher.queue_pairs();
-    while !queue_pairs.is_empty() {
-        let mut found = false;
-        for queue_pair in &queue_pairs {
-            found |= queue_pair.serve_rings();
-        }
-        pace.pause(found);
+    let (mut version, mut watched) = watcher.watched();
+    while !watched.is_empty() {
+        pace.pause(watched.look());
         if watcher.version.load(Ordering::Acquire) != version {
-            queue_pairs.clear();
-            (version, queue_pairs) = watcher.queue_pairs();
+            // What was destroyed meanwhile is freed before the lists are read again.
+            drop(std::mem::take(&mut watched));
+            (version, watched) = watcher.watched();
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::direct::memory::{Doorbell, Doorbells};
 use crate::direct::receive::{self, ReceiveBuffers, ReceiveError};
 use crate::direct::ring::{Copied, RequestRing};
 use crate::direct::send::{self, Buffer, Data, DescriptorSize, Remote, SendDescriptor, SendFormat};
-use crate::direct::trap;
+use crate::direct::trap::{self, Rung};
 use crate::memory;
 use crate::message::report;
 use crate::process::{lock, process};
@@ -80,10 +80,7 @@ impl Rings {
             )?,
             collected: ReceiveBuffers::default(),
             format,
-            doorbells: match queue_pair.device().settings.direct {
-                DirectPath::Trap => Doorbells::that_trap()?,
-                DirectPath::Thread | DirectPath::Off => Doorbells::new()?,
-            },
+            doorbells: Doorbells::of(queue_pair.device().settings.direct)?,
             use_: RingUse::Open,
             complained: false,
         })
@@ -97,11 +94,6 @@ impl Rings {
         self.collected = ReceiveBuffers::default();
         self.use_ = RingUse::Open;
         self.complained = false;
-    }
-
-    /// Address of the page of the doorbells.
-    fn page(&self) -> usize {
-        self.doorbells.address(Doorbell::Send).addr()
     }
 
     fn info(&self) -> (RingInfo, RingInfo) {
@@ -144,7 +136,7 @@ impl QueuePair {
         if rings.doorbells.trap() {
             process().progress.provide_sleepers()?;
             process().progress.run_promptly();
-            trap::add(rings.page(), self)?;
+            trap::add(rings.doorbells.page_address(), Rung::QueuePair(Arc::clone(self)))?;
             self.traps.store(true, Ordering::Relaxed);
         } else {
             process().watcher.watch(self)?;
@@ -157,7 +149,7 @@ impl QueuePair {
     /// Ends what [`open_rings`](Self::open_rings) began.
     pub(super) fn close_rings(&self, locked: &Locked) -> Outcome<()> {
         let Some(rings) = &locked.rings else { return Ok(()) };
-        trap::remove(rings.page());
+        trap::remove(rings.doorbells.page_address());
         process().watcher.forget(self)
     }
 
