@@ -76,7 +76,7 @@
 //! | doorbells, entries of senders | delays of up to a second, until the sender or the owner repairs them |
 //! | FIFOs | wakes those that sleep; if it reads from them too, a sleep that lasts up to a second longer |
 //! | pins | none: the owner has each confirmed from the memory of the process that it names |
-//! | regions that devices allocated | what is in them; the keys that it was given say where it may write |
+//! | regions that devices allocated and it has mapped | their content, whatever their keys allow |
 //!
 //! One that opens the files of others for writing on purpose, which the system allows to the same user, can
 //! do no more to queue pairs that are connected and in use, and to reads and writes between processes that have
@@ -281,7 +281,7 @@ pub struct ShmDevice {
 pub const READS_PAY_FROM: u64 = 12 << 10;
 
 /// The same for memory that the device allocated, which the reader has mapped.
-pub const MAPPED_READS_PAY_FROM: u64 = 4 << 10;
+pub const MAPPED_READS_PAY_FROM: u64 = 8 << 10;
 
 impl ShmDevice {
     /// Creates a queue pair with the number of one of this device that was
