@@ -455,21 +455,22 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     /// Whether a poll would find nothing, by a look that costs a fraction of a poll; `false` if that isn't known, and
     /// once in so many looks.
     #[inline(always)]
-    pub(crate) fn is_idle(&mut self) -> bool {
-        if self.looks > 1 {
-            self.looks -= 1;
-            if self.engine.has_no_arrivals() {
-                return true;
-            }
+    pub(crate) fn is_idle(&mut self, clock: &Clock) -> bool {
+        if self.looks == 0 {
+            return false;
         }
-        self.end_looks();
-        false
+        self.looks -= 1;
+        let is_idle = self.looks > 0 && clock.may_be(self.now) && self.engine.has_no_arrivals();
+        if !is_idle {
+            self.end_looks();
+        }
+        is_idle
     }
 
     /// Before the poll that comes after looks: if it comes long after the one before, it reads the clock.
     #[inline(never)]
     fn end_looks(&mut self) {
-        if (1..LOOKS_PER_POLL - LOOKS_PER_CLOCK_READ).contains(&self.looks) {
+        if self.looks < LOOKS_PER_POLL - LOOKS_PER_CLOCK_READ {
             self.polls = POLLS_PER_CLOCK_READ - 1;
         }
         self.looks = 0;
@@ -490,9 +491,9 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     #[inline(always)]
     pub(crate) fn poll(&mut self, clock: &Clock, mut reader: Reader<'_>) -> bool {
         self.polls = self.polls.wrapping_add(1);
-        if self.polls.is_multiple_of(POLLS_PER_CLOCK_READ)
+        if clock.is_manual()
+            || self.polls.is_multiple_of(POLLS_PER_CLOCK_READ)
             || self.engine.is_timed()
-            || clock.is_manual()
         {
             self.now = clock.now();
         }

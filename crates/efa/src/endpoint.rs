@@ -670,19 +670,17 @@ impl Shared {
     #[inline(always)]
     pub(crate) fn poll(&self, reader: Reader<'_>) -> bool {
         let clock = self.domain.fabric().clock();
-        drive!(self, driver => driver.poll(clock, reader), _ => false)
+        let driver = &mut *self.driver.lock();
+        if driver.is_idle(clock) {
+            return false;
+        }
+        each_driver!(driver, driver => driver.poll(clock, reader), _ => false)
     }
 
     /// Whether a poll would find nothing; `false` if that isn't known without one.
     #[inline(always)]
     pub(crate) fn is_idle(&self) -> bool {
-        // Not `drive!`, which ends looks.
-        match &mut *self.driver.lock() {
-            #[cfg(feature = "sim")]
-            AnyDriver::Soft(driver) => driver.is_idle(),
-            AnyDriver::Verbs(driver) => driver.is_idle(),
-            AnyDriver::Other(_) => false,
-        }
+        self.driver.lock().is_idle(self.domain.fabric().clock())
     }
 
     /// Whether its device has found something that was not handled; `true` if that isn't known.
