@@ -320,7 +320,7 @@ main!(library_benchmark_groups = facade);
 const INSERT_100K: u64 = 370;
 const INSERT_1M: u64 = 420;
 const ENABLE: u64 = 640_000;
-const POST: u64 = 270;
+const POST: u64 = 239;
 const IDLE: u64 = 92;
 const TRANSFER: u64 = 5_660;
 /// A message over a connection, and over one of 64 on the same queues, which may cost 1.3 times as much.

@@ -187,7 +187,7 @@ impl Endpoint {
         }
         drive!(
             self.shared,
-            driver => driver.receive(receive, buffer, context).map(ReceiveId),
+            driver => driver.receive(receive, buffer, context),
             _ => Err(Refused { error: StartError::Closed, buffer })
         )
     }
@@ -247,7 +247,7 @@ impl Endpoint {
         }
         drive!(
             self.shared,
-            driver => driver.receive_many(receive, buffer, context).map(ReceiveId),
+            driver => driver.receive_many(receive, buffer, context),
             _ => Err(Refused { error: StartError::Closed, buffer })
         )
     }
@@ -465,7 +465,7 @@ impl Endpoint {
     /// [`OperationError::Cancelled`](crate::OperationError::Cancelled). Returns whether there was such a
     /// receive.
     pub fn cancel(&self, receive: ReceiveId) -> bool {
-        drive!(self.shared, driver => driver.cancel(receive.0), _ => false)
+        drive!(self.shared, driver => driver.cancel(receive), _ => false)
     }
 
     /// Cancels a receive that was posted with this context and has not matched a message, as
