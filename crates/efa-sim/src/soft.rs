@@ -182,7 +182,8 @@ impl QueuePair for SoftQueuePair {
     fn has_no_arrivals(&self) -> bool {
         match self {
             Self::Shm(qp) => qp.has_no_arrivals(),
-            Self::Local(_) | Self::Tcp(_) => false,
+            Self::Local(qp) => qp.has_no_arrivals(),
+            Self::Tcp(_) => false,
         }
     }
 
