@@ -131,11 +131,6 @@ impl Slot {
     pub(crate) fn offset_of(&self, address: u64) -> u64 {
         address.wrapping_sub(self.0[1])
     }
-
-    /// The key in it.
-    pub(crate) fn key(&self) -> u64 {
-        self.0[SLOT_WORDS - 1]
-    }
 }
 
 /// Offset of a key's slot in a table.
@@ -336,6 +331,13 @@ impl PeerSlots {
     pub(crate) fn slot(&self, key: u32) -> Slot {
         let at = slot_at(key);
         Slot(std::array::from_fn(|word| self.view.load(at + 8 * word)))
+    }
+
+    /// Whether the file has the key, of a region that is in the file.
+    #[inline]
+    pub(crate) fn may_be_in_file(&self, key: u32) -> bool {
+        let at = slot_at(key) + 8 * (SLOT_WORDS - 2);
+        self.view.load(at) != 0 && self.view.load(at + 8) == u64::from(key)
     }
 
     /// Keeps the region of `key` from being freed while `copy` runs; see [`Pins::hold`].

@@ -259,11 +259,17 @@ impl HostMemory {
             return None;
         }
         let peer = self.peer(qpn).ok()?;
-        let copied = peer.windows.copy((&self.directory, qpn), &peer.slots, there, wanted, copy);
-        if copied == Some(Err(Status::UnresponsiveRemote)) {
-            self.peers().remove(&qpn);
-        }
-        copied
+        let key = there.0.key;
+        let confirm = || match self.copies && !self.is_foreign(&peer) {
+            true => match peer.slot(key) {
+                Ok(slot) => Some(slot),
+                Err(Failure::Refused(Status::NotPermitted)) => Some(peer.slots.slot(key)),
+                Err(_) => None,
+            },
+            false => Some(peer.slots.slot(key)),
+        };
+        let target = (&*self.directory, qpn);
+        peer.windows.copy(target, &peer.slots, there, wanted, confirm, copy)
     }
 
     fn peer(&self, qpn: Qpn) -> Result<Arc<Peer>, Status> {

@@ -1,8 +1,9 @@
 //! Regions of another process that this one has mapped, so that it copies from them and to them without a system call.
 //!
 //! A device [allocates](efa_device::Device::allocate) such regions behind the [table of its keys](crate::keys), in the same
-//! file. The slot of a key says where. What it says is believed: who can write the file can read and write the regions
-//! in it as well.
+//! file. The slot of a key says where. It is checked with the owner's own table before the region is mapped, where the
+//! kernel copies that, and then kept with the mapping. Whether the key is still there is read from the file alone: who
+//! can write that can read and write the regions in it as well.
 //!
 //! While it copies, a process [pins](crate::pins) the key, so that the owner keeps the memory. Owners in another
 //! PID namespace can't confirm a pin, and don't wait: then the copy has zeros, and fails, as the key is gone after it.
@@ -20,7 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use efa_device::{Qpn, RemoteMemory, Status};
 
 use super::directory::{FileName, HostDirectory, is_locked};
-use crate::keys::{HEADER_COOKIE, PeerSlots, Use};
+use crate::keys::{HEADER_COOKIE, PeerSlots, Slot, Use};
 use crate::map::Map;
 
 /// The mapped regions of a process, by key.
@@ -34,8 +35,12 @@ pub(super) struct Windows {
 /// Of how many copies one looks whether the process lives, the first of all included.
 const LOOK_AFTER: u32 = 256;
 
+/// A mapped region.
 #[derive(Debug)]
-struct Window(Map);
+struct Window {
+    map: Map,
+    slot: Slot,
+}
 
 // SAFETY: a window is copied from and to by raw pointers only, as by other processes at the same time.
 unsafe impl Sync for Window {}
@@ -43,30 +48,37 @@ unsafe impl Sync for Window {}
 impl Windows {
     /// Calls `copy` with the mapping of the region that `there` names, and with the offset of its address, if the
     /// `length` bytes from there on are in a region that can be mapped, and `wanted` is allowed. `None` if not: then the
-    /// caller accesses the memory in another way, which finds the reason.
+    /// caller accesses the memory in another way, which finds the reason. `confirm` returns the slot of the key, checked as
+    /// far as can be, before the region is mapped.
     pub(super) fn copy(
         &self,
         (directory, qpn): (&HostDirectory, Qpn),
         slots: &PeerSlots,
         (there, length): (RemoteMemory, usize),
         wanted: Use,
+        confirm: impl FnOnce() -> Option<Slot>,
         copy: impl FnOnce(&Map, usize) -> bool,
     ) -> Option<Result<(), Status>> {
         let RemoteMemory { address, key } = there;
-        let slot = slots.slot(key);
-        let (start, size) = slot.in_file()?;
-        let offset = slot.offset_of(slot.locate(key, address, length as u64, wanted)?);
-        if !slots.has(qpn) || !slots.knows_host() {
+        if !slots.may_be_in_file(key) || !slots.has(qpn) || !slots.knows_host() {
             return None;
         }
         let copies = self.copies.fetch_add(1, Ordering::Relaxed);
         if copies.is_multiple_of(LOOK_AFTER) && !is_alive(directory, qpn, slots) {
-            return Some(Err(Status::UnresponsiveRemote));
+            // Looks again next time.
+            self.copies.store(0, Ordering::Relaxed);
+            return None;
         }
-        let window = self.window(key, slots, || map(directory, qpn, slots, start, size))?;
+        let window = self.window(key, slots, || {
+            let slot = confirm()?;
+            let map = map(directory, qpn, slots, slot.in_file()?)?;
+            Some(Window { map, slot })
+        })?;
+        let Window { map, slot } = &*window;
+        let offset = slot.offset_of(slot.locate(key, address, length as u64, wanted)?);
         let copied = slots.hold(key, || {
-            let is_there = || slots.slot(key).key() == u64::from(key);
-            is_there().then(|| copy(&window.0, offset as usize)).filter(|_| is_there())
+            let is_there = || slots.may_be_in_file(key);
+            is_there().then(|| copy(map, offset as usize)).filter(|_| is_there())
         })??;
         Some(if copied { Ok(()) } else { Err(Status::BadLocalKey) })
     }
@@ -80,17 +92,17 @@ impl Windows {
         &self,
         key: u32,
         slots: &PeerSlots,
-        map: impl FnOnce() -> Option<Map>,
+        open: impl FnOnce() -> Option<Window>,
     ) -> Option<Arc<Window>> {
         let mut maps = self.maps.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(window) = maps.get(&key) {
             return Some(Arc::clone(window));
         }
         // Unmaps regions that have ended before it maps another.
-        maps.retain(|&key, _| slots.slot(key).key() == u64::from(key));
+        maps.retain(|&key, _| slots.may_be_in_file(key));
         match maps.entry(key) {
             Entry::Occupied(window) => Some(Arc::clone(window.get())),
-            Entry::Vacant(place) => Some(Arc::clone(place.insert(Arc::new(Window(map()?))))),
+            Entry::Vacant(place) => Some(Arc::clone(place.insert(Arc::new(open()?)))),
         }
     }
 }
@@ -101,8 +113,7 @@ fn map(
     directory: &HostDirectory,
     qpn: Qpn,
     slots: &PeerSlots,
-    start: u64,
-    length: u64,
+    (start, length): (u64, u64),
 ) -> Option<Map> {
     let file = directory.find_writable(FileName::MemoryOf(qpn)).ok()??;
     let mut cookie = [0; 8];
@@ -115,7 +126,7 @@ fn map(
         .ok()
 }
 
-/// Whether the process with a queue pair lives, and is the one of the table.
+/// Whether the process with a queue pair lives, and is the one of the table, as far as its file says.
 #[cold]
 fn is_alive(directory: &HostDirectory, qpn: Qpn, slots: &PeerSlots) -> bool {
     match directory.find(FileName::MemoryOf(qpn)) {
