@@ -15,7 +15,9 @@ use crate::event::{Event, Events};
 use crate::ids::{PeerId, ReceiveId};
 use crate::in_place::InPlace;
 use crate::inbound::Inbound;
-use crate::matching::{Matching, Posted, Waiting, is_used_up, pattern, tagged_matcher};
+use crate::matching::{
+    Matching, Posted, ReceiveVacancy, Waiting, is_used_up, pattern, tagged_matcher,
+};
 use crate::memory::{KeyedRegions, Memory};
 use crate::operations::{Operations, Send, SendRole};
 use crate::payload::Payload;
@@ -100,7 +102,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         config.profile.extras.remove(missing(attributes.rdma));
         let in_place = InPlace::new(&mut config, user)?;
         let most = config.max_receive_buffers.min(attributes.max_receive);
-        let (min_read, min_read_of_others) = config.min_read_on(attributes.reads_pay_from);
+        let min_read = config.min_read_on(attributes);
         let tagged = tagged_matcher(&mut queue_pair, config.hash_seed);
         let inbound = Inbound::new(config.min_receive_buffers, most);
         let trim_at = Time::ZERO + config.trim_interval;
@@ -118,7 +120,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             lack: None,
             keyed: None,
             min_read,
-            min_read_of_others,
             config,
         };
         let matching = Matching::new(Operations::new(core), tagged);
@@ -231,7 +232,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let length = message.buffer.length();
         // A message that the receiver may read or has to confirm is an operation.
         if message.level == Level::Transmit
-            && length < self.core().min_read
+            && self.core().min_read.excludes(length, || message.buffer.is_mapped())
             && self.matching.ops.check_sends().is_ok()
             && let Ok(length) = usize::try_from(length)
         {
@@ -322,11 +323,26 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         pattern: efa_match::Pattern,
         posted: Posted<B>,
     ) -> Result<ReceiveId, Refused<B>> {
-        if let Some(place) = self.matching.vacancy(tagged, &pattern) {
-            let post = place.fill(posted);
-            return Ok(ReceiveId { post, tagged });
+        if let Some(vacancy) = self.matching.vacancy(tagged, &pattern) {
+            return Ok(vacancy.fill_with(posted));
         }
         self.receive_otherwise(tagged, pattern, posted)
+    }
+
+    /// A vacancy for a receive that waits for its message. To fill it does what [`receive`](Self::receive) does in most
+    /// cases; the buffer is moved only then. `None`: call that, as the receive may match an unexpected message, a table
+    /// must grow, or too many receives are posted.
+    #[inline(always)]
+    pub fn vacancy(&mut self, accept: Accept) -> Option<ReceiveVacancy<'_, B>> {
+        self.matching.check_receives().ok()?;
+        match accept {
+            Accept::Untagged { source } => {
+                self.matching.vacancy(false, &pattern(source, 0, u64::MAX))
+            }
+            Accept::Tagged { source, tag, ignore } => {
+                self.matching.vacancy(true, &pattern(source, tag, ignore))
+            }
+        }
     }
 
     /// Posts a receive that may match an unexpected message, or for which a table must grow. It

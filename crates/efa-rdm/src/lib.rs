@@ -147,6 +147,7 @@ pub use event::{DropReason, Event};
 pub use ids::{ClaimId, PeerId, ReceiveId};
 pub use in_place::{InPlaceCompletion, MessageInPlace, ReceiveNeeds, Receiver};
 pub use in_place_queue::InPlaceQueue;
+pub use matching::ReceiveVacancy;
 pub use memory::{AccessError, KeyedRegions, RemoteUse};
 pub use payload::Payload;
 pub use remote::{Remote, TooManyPieces};

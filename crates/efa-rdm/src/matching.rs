@@ -7,7 +7,7 @@ use efa_proto::Tag;
 use crate::bounds::Unexpected;
 use crate::event::Event;
 use crate::held::{Chain, Held};
-use crate::ids::PeerId;
+use crate::ids::{PeerId, ReceiveId};
 use crate::lists::Lists;
 use crate::operations::Operations;
 use crate::payload::Payload;
@@ -153,7 +153,8 @@ impl<Q: QueuePair, B> Matching<Q, B> {
         pattern: &Pattern,
     ) -> Option<ReceiveVacancy<'_, B>> {
         let matcher = if tagged { &mut self.tagged } else { &mut self.untagged };
-        Some(ReceiveVacancy { vacancy: matcher.vacancy(pattern)?, waiting: &mut self.waiting })
+        let vacancy = matcher.vacancy(pattern)?;
+        Some(ReceiveVacancy { vacancy, waiting: &mut self.waiting, tagged, tag: pattern.tag })
     }
 
     /// Takes the receive that a message matches, if a short search finds it.
@@ -173,18 +174,29 @@ impl<Q: QueuePair, B> Matching<Q, B> {
     }
 }
 
-/// A vacancy in a matcher.
+/// A vacancy for a receive that waits for its message; see [`Endpoint::vacancy`](crate::Endpoint::vacancy).
 #[derive(Debug)]
-pub(crate) struct ReceiveVacancy<'a, B> {
+#[must_use = "nothing is posted until it is filled"]
+pub struct ReceiveVacancy<'a, B> {
     vacancy: Vacancy<'a, Waiting<B>>,
     waiting: &'a mut usize,
+    tagged: bool,
+    tag: u64,
 }
 
 impl<B> ReceiveVacancy<'_, B> {
+    /// Posts the receive.
     #[inline(always)]
-    pub(crate) fn fill(self, posted: Posted<B>) -> PostId {
+    pub fn fill(self, buffer: B, context: u64) -> ReceiveId {
+        let tag = self.tag;
+        self.fill_with(Posted { context, buffer, tag })
+    }
+
+    #[inline(always)]
+    pub(crate) fn fill_with(self, posted: Posted<B>) -> ReceiveId {
         *self.waiting += 1;
-        self.vacancy.fill(Waiting(posted))
+        let post = self.vacancy.fill(Waiting(posted));
+        ReceiveId { post, tagged: self.tagged }
     }
 }
 

@@ -38,6 +38,7 @@ mod sleep;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use efa_device::{
@@ -402,14 +403,18 @@ impl LocalDevice {
         qkey: Qkey,
         attributes: DeviceAttributes,
     ) -> LocalQueuePair {
-        let bell = self.shared.lock().bell(endpoint);
+        let network = self.shared.lock();
+        let (bell, scheduled) = (network.bell(endpoint), network.scheduled());
+        drop(network);
         LocalQueuePair {
             device: self.clone(),
             endpoint,
             address: QueuePairAddress { gid: self.gid, qpn, qkey },
-            attributes,
+            attributes: Box::new(attributes),
             held: Box::default(),
             bell,
+            scheduled,
+            awaited: UNKNOWN,
         }
     }
 }
@@ -460,12 +465,19 @@ pub struct LocalQueuePair {
     device: LocalDevice,
     endpoint: EndpointId,
     address: QueuePairAddress,
-    attributes: DeviceAttributes,
+    attributes: Box<DeviceAttributes>,
     /// Boxed, as it is rarely used.
     held: Box<HeldHandles>,
     /// The eventfd of a waitable queue pair.
     bell: Option<Arc<OwnedFd>>,
+    /// Serial number of the network's last event.
+    scheduled: Arc<AtomicU64>,
+    /// That number when nothing was to come to this queue pair without another event, or [`UNKNOWN`].
+    awaited: u64,
 }
+
+/// The number of no event.
+const UNKNOWN: u64 = u64::MAX;
 
 impl QueuePair for LocalQueuePair {
     type Packet = Box<[u8]>;
@@ -540,6 +552,17 @@ impl QueuePair for LocalQueuePair {
         immediate: Option<u32>,
     ) -> Result<(), DeviceError> {
         self.device.shared.lock().post_write(self.endpoint, request, immediate)
+    }
+
+    fn await_arrivals(&mut self) -> bool {
+        let awaited = self.device.shared.lock().await_event(self.endpoint);
+        self.awaited = awaited.unwrap_or(UNKNOWN);
+        awaited.is_some()
+    }
+
+    #[inline(always)]
+    fn has_no_arrivals(&self) -> bool {
+        self.awaited == self.scheduled.load(Ordering::Acquire)
     }
 
     fn poll(&mut self, now: Time) -> Option<Completion<Box<[u8]>>> {

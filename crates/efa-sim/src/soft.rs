@@ -90,6 +90,10 @@ impl Device for SoftDevice {
         each!(SoftDevice, self, device => device.register(memory, access))
     }
 
+    fn allocate(&self, length: usize, access: Access) -> Result<SoftRegion, DeviceError> {
+        each!(SoftDevice, self, device => device.allocate(length, access))
+    }
+
     fn register_foreign(
         &self,
         memory: &ForeignMemory,
@@ -178,7 +182,8 @@ impl QueuePair for SoftQueuePair {
     fn has_no_arrivals(&self) -> bool {
         match self {
             Self::Shm(qp) => qp.has_no_arrivals(),
-            Self::Local(_) | Self::Tcp(_) => false,
+            Self::Local(qp) => qp.has_no_arrivals(),
+            Self::Tcp(_) => false,
         }
     }
 

@@ -621,3 +621,21 @@ fn next_event_is_the_time_of_the_next_completion() {
     assert!(a.poll(arrival).is_some());
     assert_eq!(fabric.next_event(), None);
 }
+
+#[test]
+fn look_finds_nothing_until_an_event_is_scheduled() {
+    let fabric = fabric(1);
+    let (mut a, mut b) = pair(&fabric);
+    post_receives(&mut b, 1);
+    let to_b = destination(&mut a, b.address());
+    assert!(!b.has_no_arrivals(), "nothing was prepared");
+    assert!(a.await_arrivals() && b.await_arrivals());
+    assert!(a.has_no_arrivals() && b.has_no_arrivals());
+    send(&mut a, to_b, 7);
+    assert!(!a.has_no_arrivals() && !b.has_no_arrivals());
+    assert!(!b.await_arrivals(), "a packet is on its way");
+    let [sent, received] = settle(&fabric, [&mut a, &mut b]);
+    assert_eq!((sent.sends, received.numbers()), (vec![(7, Ok(()))], vec![7]));
+    assert!(!b.has_no_arrivals());
+    assert!(b.await_arrivals() && b.has_no_arrivals());
+}

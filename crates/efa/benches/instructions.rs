@@ -320,10 +320,10 @@ main!(library_benchmark_groups = facade);
 const INSERT_100K: u64 = 370;
 const INSERT_1M: u64 = 420;
 const ENABLE: u64 = 640_000;
-const POST: u64 = 270;
-const IDLE: u64 = 400;
-const TRANSFER: u64 = 6_300;
+const POST: u64 = 239;
+const IDLE: u64 = 92;
+const TRANSFER: u64 = 5_660;
 /// A message over a connection, and over one of 64 on the same queues, which may cost 1.3 times as much.
-const ONE_OF_ONE: u64 = 6_400;
-const ONE_OF_64: u64 = 8_320;
+const ONE_OF_ONE: u64 = 5_620;
+const ONE_OF_64: u64 = 7_280;
 const _: () = assert!(ONE_OF_64 * 10 <= ONE_OF_ONE * 13);

@@ -16,6 +16,7 @@ use efa_sim::SoftDevice;
 use efa_verbs::VerbsDevice;
 
 use crate::address::Address;
+use crate::clock::Clock;
 use crate::device::{ConcretePacket, ConcreteRegion, Device};
 use crate::driver::{Bindings, Driver, Engine};
 use crate::endpoint_options::Receiving;
@@ -112,6 +113,18 @@ impl AnyDriver {
     /// The driver of a closed endpoint.
     pub(crate) fn closed(statistics: Statistics) -> Self {
         Self::Other(Box::new(OtherDriver::Closed(statistics)))
+    }
+
+    /// As [`Driver::is_idle`]; `false` of less frequent kinds.
+    #[inline(always)]
+    pub(crate) fn is_idle(&mut self, clock: &Clock) -> bool {
+        // Not `each_driver!`, which ends looks.
+        match self {
+            #[cfg(feature = "sim")]
+            Self::Soft(driver) => driver.is_idle(clock),
+            Self::Verbs(driver) => driver.is_idle(clock),
+            Self::Other(_) => false,
+        }
     }
 }
 

@@ -204,8 +204,11 @@ impl CompletionQueue {
     #[inline]
     pub fn read(&self) -> Option<Entry> {
         let mut entry = None;
-        self.0.read_into(&mut entry);
-        entry
+        // Without a completion nothing is moved.
+        match self.0.read_into(&mut entry) {
+            true => entry,
+            false => None,
+        }
     }
 
     /// As [`read`](Self::read), into room of the caller, which saves a move. Returns whether there was a completion;

@@ -23,8 +23,8 @@ pub(crate) use waited::Waking;
 
 use efa_device::{DeviceError, QueuePair, Time};
 use efa_rdm::{
-    Atomic, AtomicKind, AtomicOp, AtomicRefused, Datatype, InPlaceQueue, Level, Operands, PeerId,
-    Read, ReceiveId, StartError as EngineError, Statistics, Write,
+    Accept, Atomic, AtomicKind, AtomicOp, AtomicRefused, Datatype, InPlaceQueue, Level, Operands,
+    PeerId, Read, StartError as EngineError, Statistics, Write,
 };
 
 use crate::address::Address;
@@ -40,7 +40,7 @@ use crate::endpoint::EndpointId;
 use crate::endpoint_builder::Direction;
 use crate::event::Event;
 use crate::keys::Keys;
-use crate::message::{Message, Receive};
+use crate::message::{Message, Receive, ReceiveId};
 use crate::packet::Packet;
 use crate::peer_map::PeerMap;
 use crate::rma::Rma;
@@ -310,9 +310,46 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             Ok(source) => source,
             Err(error) => return Err(Refused { error, buffer }),
         };
-        let slot = self.receive_slot(completion, buffer);
-        let posted = self.engine.receive(claims::accept(source, tag), slot, context);
-        posted.map_err(|refused| self.refused(Side::Receive, from, refused))
+        // Apart, as the engine has a matcher for each kind.
+        match tag {
+            Some((tag, ignore)) => {
+                let accept = Accept::Tagged { source, tag, ignore };
+                self.post(accept, (from, completion), buffer, context)
+            }
+            None => self.post(Accept::Untagged { source }, (from, completion), buffer, context),
+        }
+    }
+
+    #[inline(always)]
+    fn post(
+        &mut self,
+        accept: Accept,
+        (from, completion): (Option<FiAddr>, Option<bool>),
+        buffer: Buffer,
+        context: u64,
+    ) -> Result<ReceiveId, Refused> {
+        let is_reported = self.unreported[1].reports(completion);
+        match self.engine.vacancy(accept) {
+            Some(vacancy) => {
+                Ok(ReceiveId(vacancy.fill(Slot::reported(is_reported, buffer), context)))
+            }
+            None => {
+                let slot = Slot::reported(is_reported, buffer);
+                self.receive_otherwise(accept, from, slot, context)
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn receive_otherwise(
+        &mut self,
+        accept: Accept,
+        from: Option<FiAddr>,
+        slot: Slot,
+        context: u64,
+    ) -> Result<ReceiveId, Refused> {
+        let posted = self.engine.receive(accept, slot, context);
+        posted.map(ReceiveId).map_err(|refused| self.refused(Side::Receive, from, refused))
     }
 
     pub(crate) fn receive_many(
@@ -327,7 +364,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             Err(error) => return Err(Refused { error, buffer }),
         };
         let slot = Slot::for_many(self.unreported[1].reports(completion), buffer);
-        let posted = self.engine.receive_many(source, slot, context);
+        let posted = self.engine.receive_many(source, slot, context).map(ReceiveId);
         posted.map_err(|refused| self.refused(Side::Receive, from, refused))
     }
 
@@ -348,11 +385,6 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     #[inline(always)]
     fn transmit_slot(&self, completion: Option<bool>, buffer: Buffer) -> Slot {
         Slot::reported(self.unreported[0].reports(completion), buffer)
-    }
-
-    #[inline(always)]
-    fn receive_slot(&self, completion: Option<bool>, buffer: Buffer) -> Slot {
-        Slot::reported(self.unreported[1].reports(completion), buffer)
     }
 
     /// The engine's peer for an operation that is about to start, and a credit of the completion queue and a share
@@ -407,7 +439,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     }
 
     pub(crate) fn cancel(&mut self, receive: ReceiveId) -> bool {
-        let cancelled = self.engine.cancel(receive);
+        let cancelled = self.engine.cancel(receive.0);
         self.deliver();
         cancelled
     }
@@ -455,21 +487,22 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     /// Whether a poll would find nothing, by a look that costs a fraction of a poll; `false` if that isn't known, and
     /// once in so many looks.
     #[inline(always)]
-    pub(crate) fn is_idle(&mut self) -> bool {
-        if self.looks > 1 {
-            self.looks -= 1;
-            if self.engine.has_no_arrivals() {
-                return true;
-            }
+    pub(crate) fn is_idle(&mut self, clock: &Clock) -> bool {
+        if self.looks == 0 {
+            return false;
         }
-        self.end_looks();
-        false
+        self.looks -= 1;
+        let is_idle = self.looks > 0 && clock.may_be(self.now) && self.engine.has_no_arrivals();
+        if !is_idle {
+            self.end_looks();
+        }
+        is_idle
     }
 
     /// Before the poll that comes after looks: if it comes long after the one before, it reads the clock.
     #[inline(never)]
     fn end_looks(&mut self) {
-        if (1..LOOKS_PER_POLL - LOOKS_PER_CLOCK_READ).contains(&self.looks) {
+        if self.looks < LOOKS_PER_POLL - LOOKS_PER_CLOCK_READ {
             self.polls = POLLS_PER_CLOCK_READ - 1;
         }
         self.looks = 0;
@@ -490,9 +523,9 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     #[inline(always)]
     pub(crate) fn poll(&mut self, clock: &Clock, mut reader: Reader<'_>) -> bool {
         self.polls = self.polls.wrapping_add(1);
-        if self.polls.is_multiple_of(POLLS_PER_CLOCK_READ)
+        if clock.is_manual()
+            || self.polls.is_multiple_of(POLLS_PER_CLOCK_READ)
             || self.engine.is_timed()
-            || clock.is_manual()
         {
             self.now = clock.now();
         }

@@ -187,7 +187,7 @@ impl Endpoint {
         }
         drive!(
             self.shared,
-            driver => driver.receive(receive, buffer, context).map(ReceiveId),
+            driver => driver.receive(receive, buffer, context),
             _ => Err(Refused { error: StartError::Closed, buffer })
         )
     }
@@ -247,7 +247,7 @@ impl Endpoint {
         }
         drive!(
             self.shared,
-            driver => driver.receive_many(receive, buffer, context).map(ReceiveId),
+            driver => driver.receive_many(receive, buffer, context),
             _ => Err(Refused { error: StartError::Closed, buffer })
         )
     }
@@ -465,7 +465,7 @@ impl Endpoint {
     /// [`OperationError::Cancelled`](crate::OperationError::Cancelled). Returns whether there was such a
     /// receive.
     pub fn cancel(&self, receive: ReceiveId) -> bool {
-        drive!(self.shared, driver => driver.cancel(receive.0), _ => false)
+        drive!(self.shared, driver => driver.cancel(receive), _ => false)
     }
 
     /// Cancels a receive that was posted with this context and has not matched a message, as
@@ -670,19 +670,17 @@ impl Shared {
     #[inline(always)]
     pub(crate) fn poll(&self, reader: Reader<'_>) -> bool {
         let clock = self.domain.fabric().clock();
-        drive!(self, driver => driver.poll(clock, reader), _ => false)
+        let driver = &mut *self.driver.lock();
+        if driver.is_idle(clock) {
+            return false;
+        }
+        each_driver!(driver, driver => driver.poll(clock, reader), _ => false)
     }
 
     /// Whether a poll would find nothing; `false` if that isn't known without one.
     #[inline(always)]
     pub(crate) fn is_idle(&self) -> bool {
-        // Not `drive!`, which ends looks.
-        match &mut *self.driver.lock() {
-            #[cfg(feature = "sim")]
-            AnyDriver::Soft(driver) => driver.is_idle(),
-            AnyDriver::Verbs(driver) => driver.is_idle(),
-            AnyDriver::Other(_) => false,
-        }
+        self.driver.lock().is_idle(self.domain.fabric().clock())
     }
 
     /// Whether its device has found something that was not handled; `true` if that isn't known.

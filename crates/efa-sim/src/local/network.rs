@@ -12,6 +12,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -79,6 +80,8 @@ pub(super) struct Network {
     /// Whether there ever was a queue pair that threads can sleep on.
     pub(super) has_bells: bool,
     pub(super) events: BTreeMap<Due, Event>,
+    /// Serial number of the event that was scheduled last, readable without the lock.
+    scheduled: Arc<AtomicU64>,
     pub(super) stale: BTreeMap<QueuePairId, VecDeque<Stale>>,
 }
 
@@ -167,6 +170,7 @@ impl Network {
             endpoints: BTreeMap::new(),
             has_bells: false,
             events: BTreeMap::new(),
+            scheduled: Arc::default(),
             stale: BTreeMap::new(),
         }
     }
@@ -200,6 +204,7 @@ impl Network {
         }
         let due = Due { time, shuffle, serial: self.next_serial() };
         self.events.insert(due, event);
+        self.scheduled.store(due.serial, Ordering::Release);
         due
     }
 
@@ -562,6 +567,17 @@ impl Network {
             }
         }
         Some(completion)
+    }
+
+    pub(super) fn scheduled(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.scheduled)
+    }
+
+    /// The serial number of the last event, if nothing happens to this queue pair before another one is scheduled.
+    pub(super) fn await_event(&self, id: EndpointId) -> Option<u64> {
+        let is_quiet = self.events.is_empty()
+            && self.endpoints.get(&id).is_some_and(|endpoint| endpoint.completions.is_empty());
+        is_quiet.then(|| self.scheduled.load(Ordering::Acquire))
     }
 
     pub(super) fn next_event(&self) -> Option<Time> {

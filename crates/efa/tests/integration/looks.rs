@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use efa::{
     Address, AddressVector, CompletionQueue, CompletionQueueOptions, Direction, Domain, Endpoint,
-    EndpointOptions, Fabric, Message, Receive, ShmOptions,
+    EndpointOptions, Fabric, LocalOptions, ManualClock, Message, Receive, ShmOptions,
 };
 use tempfile::TempDir;
 
@@ -141,4 +141,36 @@ fn dropped_endpoint_leaves_its_queue_to_others_and_the_host() {
     drop(bob.endpoint);
     assert_eq!(queue_pairs(), 1);
     assert!(bob.queue.read().is_none());
+}
+
+#[test]
+fn look_at_a_queue_with_a_manual_clock_ends_when_the_clock_is_advanced() {
+    let clock = ManualClock::new();
+    let domain = Fabric::local(LocalOptions::default()).with_clock(&clock).domain().unwrap();
+    let addresses = domain.address_vector();
+    let [alice, bob] = [(); 2].map(|()| {
+        let queue = domain.completion_queue(CompletionQueueOptions::default());
+        let (addresses, domain) = (addresses.clone(), domain.clone());
+        Side { endpoint: enable(&domain, &queue, &addresses), queue, addresses, domain }
+    });
+    assert!(!bob.queue.is_idle(), "nothing is known before the first read");
+    for _ in 0..1000 {
+        assert!(bob.queue.read().is_none());
+    }
+    assert!(bob.queue.is_idle());
+    clock.advance(Duration::from_micros(1));
+    assert!(!bob.queue.is_idle(), "something may be due by now");
+    bob.post();
+    alice.send(bob.endpoint.address());
+    let mut reads = 0;
+    let received = loop {
+        assert!(alice.queue.read().is_none());
+        match bob.queue.read() {
+            Some(received) => break received,
+            None => clock.advance(Duration::from_micros(1)),
+        }
+        reads += 1;
+        assert!(reads < 1000, "a packet takes 20 µs at most");
+    };
+    assert_eq!(received.unwrap().into_message(), *b"hello");
 }
