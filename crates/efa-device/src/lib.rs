@@ -106,6 +106,7 @@
 mod error;
 mod foreign;
 mod lent;
+mod region;
 mod status;
 mod tag_list;
 
@@ -117,6 +118,7 @@ use std::time::Duration;
 pub use error::{DeviceError, Shortage};
 pub use foreign::ForeignMemory;
 pub use lent::{Lending, LentBytes, LentBytesMut};
+pub use region::{Access, NoRegion, Region, RegionRange, RegisterError, RemoteMemory};
 pub use status::Status;
 pub use tag_list::{NoTagList, TagChange, TagCommand, TagList, TagListLimits, TagReport};
 
@@ -266,6 +268,8 @@ pub struct DeviceAttributes {
     /// Bytes from which on a message arrives sooner if the receiver reads it by RDMA than in datagrams. It says
     /// nothing where `rdma` has no read.
     pub reads_pay_from: u64,
+    /// The same for a message in [mapped](Region::is_mapped) memory, at most `reads_pay_from`.
+    pub mapped_reads_pay_from: u64,
 }
 
 /// RDMA operations of a device.
@@ -301,6 +305,7 @@ impl Default for DeviceAttributes {
             rdma: Rdma::NONE,
             max_rdma_size: 1 << 30,
             reads_pay_from: 1 << 20,
+            mapped_reads_pay_from: 1 << 20,
         }
     }
 }
@@ -327,39 +332,6 @@ pub struct SendRequest<P> {
     pub destination: Destination,
     /// 32 bits that the target's completion carries, beside the datagram.
     pub immediate: Option<u32>,
-}
-
-/// A range of a local memory region.
-#[derive(Clone, Debug)]
-pub struct RegionRange<R> {
-    /// The region.
-    pub region: R,
-    /// Offset of its first byte.
-    pub offset: usize,
-    /// Its length in bytes.
-    pub length: usize,
-}
-
-impl<R: Region> RegionRange<R> {
-    /// Checks that all of it is in the region.
-    ///
-    /// # Errors
-    /// [`DeviceError::OutOfRegion`].
-    pub fn check(&self) -> Result<(), DeviceError> {
-        let Self { offset, length, .. } = *self;
-        let region = self.region.length();
-        let fits = offset.checked_add(length).is_some_and(|end| end <= region);
-        if fits { Ok(()) } else { Err(DeviceError::OutOfRegion { offset, length, region }) }
-    }
-}
-
-/// Memory of a remote interface, in the terms of that interface.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct RemoteMemory {
-    /// Address of the first byte.
-    pub address: u64,
-    /// Key of its region.
-    pub key: u32,
 }
 
 /// An RDMA read or write.
@@ -664,91 +636,6 @@ pub trait QueuePair {
     }
 }
 
-/// Remote access to a memory region.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Access {
-    /// Remote interfaces may read the region.
-    pub remote_read: bool,
-    /// Remote interfaces may write the region.
-    pub remote_write: bool,
-}
-
-/// A handle of registered memory, which stays registered until the last clone is dropped.
-///
-/// Remote interfaces may read and write the memory at any time, so it is accessed by copies, never by
-/// reference.
-pub trait Region: Clone + fmt::Debug {
-    /// Length in bytes.
-    fn length(&self) -> usize;
-    /// Address of the first byte in RDMA requests.
-    fn remote_address(&self) -> u64;
-    /// The key in RDMA requests.
-    fn remote_key(&self) -> u32;
-    /// The remote access that was granted.
-    fn access(&self) -> Access;
-    /// Copies bytes out, from `offset` on. Returns their number.
-    fn read(&self, offset: usize, into: &mut [u8]) -> usize;
-    /// Copies bytes in, from `offset` on. Returns the number that fitted.
-    fn write(&self, offset: usize, from: &[u8]) -> usize;
-    /// Copies `bytes.len()` bytes out, from `offset` on, calls `change` with them and copies them back.
-    /// Returns their number. It is atomic with respect to other methods of the region, but not to
-    /// remote interfaces.
-    fn update(&self, offset: usize, bytes: &mut [u8], change: impl FnOnce(&mut [u8])) -> usize;
-    /// Ends the registration and returns the memory.
-    ///
-    /// # Errors
-    /// The handle itself, if a clone of it exists, perhaps in an operation of the device, if a remote
-    /// interface doesn't finish an access that it has begun, or if somebody else owns the memory.
-    fn reclaim(self) -> Result<Box<[u8]>, Self>;
-    /// Ends the registration of [lent](QueuePair::register_lent) or [foreign](Device::register_foreign) memory although
-    /// clones of the handle may exist, perhaps in operations of the device, which then fail. Returns whether nothing
-    /// accesses the memory any more: it is false if a thread in the middle of an access doesn't go on, and always for
-    /// memory that belongs to the region, which is the default.
-    fn revoke(&self) -> bool {
-        false
-    }
-}
-
-/// The region type of a device without RDMA: it has no values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoRegion {}
-
-impl Region for NoRegion {
-    fn length(&self) -> usize {
-        match *self {}
-    }
-    fn remote_address(&self) -> u64 {
-        match *self {}
-    }
-    fn remote_key(&self) -> u32 {
-        match *self {}
-    }
-    fn access(&self) -> Access {
-        match *self {}
-    }
-    fn read(&self, _: usize, _: &mut [u8]) -> usize {
-        match *self {}
-    }
-    fn write(&self, _: usize, _: &[u8]) -> usize {
-        match *self {}
-    }
-    fn update(&self, _: usize, _: &mut [u8], _: impl FnOnce(&mut [u8])) -> usize {
-        match *self {}
-    }
-    fn reclaim(self) -> Result<Box<[u8]>, Self> {
-        match self {}
-    }
-}
-
-/// A refused registration, with the memory.
-#[derive(Debug)]
-pub struct RegisterError {
-    /// The reason.
-    pub error: DeviceError,
-    /// The memory.
-    pub memory: Box<[u8]>,
-}
-
 /// An opened network interface.
 pub trait Device {
     /// Its queue pairs.
@@ -774,6 +661,15 @@ pub trait Device {
     /// # Errors
     /// [`DeviceError::LimitReached`], [`DeviceError::TooLong`], with the memory.
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<Self::Region, RegisterError>;
+
+    /// Allocates memory, all zero, and registers it: where remote interfaces access it best, if the device knows of
+    /// such memory, as the box of [`register`](Self::register) otherwise.
+    ///
+    /// # Errors
+    /// As for [`register`](Self::register).
+    fn allocate(&self, length: usize, access: Access) -> Result<Self::Region, DeviceError> {
+        self.register(vec![0; length].into(), access).map_err(|refused| refused.error)
+    }
 
     /// Registers memory that somebody else owns, where it is. The region holds a handle of it.
     ///

@@ -209,6 +209,9 @@ impl Link {
     }
 }
 
+/// Of memory that messages are sent from: peers read long ones out of it.
+const READ_BY_PEERS: Access = Access { remote_read: true, remote_write: false };
+
 impl Netio {
     /// A context on a device.
     ///
@@ -244,12 +247,13 @@ impl Netio {
         })
     }
 
-    /// Allocates and registers memory to send from, of zeros.
+    /// Allocates and registers memory to send from, of zeros: on the `shm` link shared memory, out of which receivers copy
+    /// long messages sooner than out of memory that was [registered](Self::register).
     ///
     /// # Errors
     /// A limit of the device is reached.
     pub fn allocate(&self, length: usize) -> Result<Pool, Error> {
-        self.register(vec![0; length])
+        Ok(self.link.domain.allocate(length, READ_BY_PEERS, LocalAccess::SEND)?.into())
     }
 
     /// Registers memory to send from. Memory that others own comes in by [`Pool::from`].
@@ -260,9 +264,7 @@ impl Netio {
     /// # Errors
     /// A limit of the device is reached; the memory comes back.
     pub fn register(&self, memory: impl Into<Box<[u8]>>) -> Result<Pool, Error> {
-        // Peers read long messages out of it.
-        let access = Access { remote_read: true, remote_write: false };
-        let region = self.link.domain.register_for(memory, access, LocalAccess::SEND)?;
+        let region = self.link.domain.register_for(memory, READ_BY_PEERS, LocalAccess::SEND)?;
         Ok(region.into())
     }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use efa_device::DeviceAttributes;
 use efa_handshake::{DeviceAbilities, Extras, Profile, Release};
 
 use crate::bounds::Bounds;
@@ -23,7 +24,8 @@ pub struct Config {
     /// Shortest message in bytes that the receiver reads from the sender's memory, if both devices can
     /// (`FI_EFA_INTER_MIN_READ_MESSAGE_SIZE`). `None`: 1 MiB, as in libfabric, and between endpoints of
     /// this implementation from the length on for which the device says that its reads pay
-    /// ([`reads_pay_from`](efa_device::DeviceAttributes::reads_pay_from)).
+    /// ([`reads_pay_from`](efa_device::DeviceAttributes::reads_pay_from), and for mapped memory
+    /// [`mapped_reads_pay_from`](efa_device::DeviceAttributes::mapped_reads_pay_from)).
     pub min_read: Option<u64>,
     /// Shortest write in bytes that the target reads from the writer's memory, if both devices can read
     /// but not write (`FI_EFA_INTER_MIN_READ_WRITE_SIZE`).
@@ -199,20 +201,43 @@ pub enum ConfigError {
     },
 }
 
+/// The shortest messages in bytes that receivers read; no empty one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MinRead {
+    /// From any memory, by a receiver of this implementation.
+    any: u64,
+    /// From mapped memory, by a receiver of this implementation; at most `any`.
+    mapped: u64,
+    /// By receivers of other implementations; at least `any`.
+    of_others: u64,
+}
+
+impl MinRead {
+    /// Whether nobody reads a message of this length.
+    #[inline(always)]
+    pub(crate) fn excludes(self, length: u64, is_mapped: impl FnOnce() -> bool) -> bool {
+        length < self.mapped || (length < self.any && !is_mapped())
+    }
+
+    /// Whether a peer reads a message of this length that is not [excluded](Self::excludes).
+    pub(crate) fn allows(self, length: u64, is_ours: impl FnOnce() -> bool) -> bool {
+        length >= self.of_others || is_ours()
+    }
+}
+
 impl Config {
     /// libfabric's default of `FI_EFA_INTER_MIN_READ_MESSAGE_SIZE`: 1 MiB.
     pub const MIN_READ_OF_LIBFABRIC: u64 = 1 << 20;
 
-    /// The shortest message that a peer of this implementation reads, and one that another reads, on a device whose
-    /// reads pay from a length on. No empty message is read.
-    pub(crate) fn min_read_on(&self, reads_pay_from: u64) -> (u64, u64) {
-        match self.min_read {
-            Some(chosen) => (chosen.max(1), chosen.max(1)),
-            None => {
-                let ours = reads_pay_from.max(1);
-                (ours, ours.max(Self::MIN_READ_OF_LIBFABRIC))
-            }
-        }
+    /// The shortest messages that receivers read on a device: the application's choice, or the device's.
+    pub(crate) fn min_read_on(&self, device: &DeviceAttributes) -> MinRead {
+        let (any, mapped) = match self.min_read {
+            Some(chosen) => (chosen, chosen),
+            None => (device.reads_pay_from, device.mapped_reads_pay_from),
+        };
+        let of_others = self.min_read.unwrap_or(Self::MIN_READ_OF_LIBFABRIC).max(any);
+        let [any, mapped, of_others] = [any, mapped, of_others].map(|length| length.max(1));
+        MinRead { any, mapped: mapped.min(any), of_others }
     }
 
     /// Message ids ahead of the expected one that are kept.

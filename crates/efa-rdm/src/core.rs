@@ -19,7 +19,7 @@ use efa_proto::{Connid, RawAddress, ReqOptions, UserRecvQp};
 
 use crate::bounds::Excess;
 use crate::completion::{OperationError, StartError};
-use crate::config::Config;
+use crate::config::{Config, MinRead};
 use crate::event::{DropReason, Event, Events};
 use crate::ids::PeerId;
 use crate::memory::KeyedRegions;
@@ -34,10 +34,7 @@ use crate::work::Work;
 #[derive(Debug)]
 pub(crate) struct Core<Q: QueuePair, B> {
     pub(crate) config: Config,
-    /// Shortest message that a receiver reads: the application's choice, or the device's. No empty message is read.
-    pub(crate) min_read: u64,
-    /// The same for peers of other implementations.
-    pub(crate) min_read_of_others: u64,
+    pub(crate) min_read: MinRead,
     pub(crate) local: QueuePairAddress,
     pub(crate) transmit: Transmit<Q, B>,
     pub(crate) peers: Peers<Q::Packet, B>,
@@ -62,8 +59,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Whether a message is long enough to be read by this peer. The device's choice is for endpoints of this
     /// implementation: libfabric gives no answer for a message that is longer than its receive if it is to read it.
     #[inline]
-    pub(crate) fn may_be_read(&self, peer: PeerId, length: u64) -> bool {
-        length >= self.min_read_of_others || (length >= self.min_read && self.is_ours(peer))
+    pub(crate) fn may_be_read(
+        &self,
+        peer: PeerId,
+        length: u64,
+        is_mapped: impl FnOnce() -> bool,
+    ) -> bool {
+        !self.min_read.excludes(length, is_mapped)
+            && self.min_read.allows(length, || self.is_ours(peer))
     }
 
     /// Whether a peer has announced that it is of this implementation.

@@ -68,7 +68,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             Subprotocol::LongCts
         } else {
             let fits = self.core.left_of_packet(rtm.len());
-            let long = self.core.may_be_read(peer, length);
+            let long = self.core.may_be_read(peer, length, || send.memory.is_mapped());
             let readable = long && self.make_readable(id, peer);
             let runting = readable && level != Level::Delivery && self.core.may_runt(peer);
             let message = Inputs {

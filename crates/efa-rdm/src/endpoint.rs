@@ -102,7 +102,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         config.profile.extras.remove(missing(attributes.rdma));
         let in_place = InPlace::new(&mut config, user)?;
         let most = config.max_receive_buffers.min(attributes.max_receive);
-        let (min_read, min_read_of_others) = config.min_read_on(attributes.reads_pay_from);
+        let min_read = config.min_read_on(attributes);
         let tagged = tagged_matcher(&mut queue_pair, config.hash_seed);
         let inbound = Inbound::new(config.min_receive_buffers, most);
         let trim_at = Time::ZERO + config.trim_interval;
@@ -120,7 +120,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             lack: None,
             keyed: None,
             min_read,
-            min_read_of_others,
             config,
         };
         let matching = Matching::new(Operations::new(core), tagged);
@@ -233,7 +232,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let length = message.buffer.length();
         // A message that the receiver may read or has to confirm is an operation.
         if message.level == Level::Transmit
-            && length < self.core().min_read
+            && self.core().min_read.excludes(length, || message.buffer.is_mapped())
             && self.matching.ops.check_sends().is_ok()
             && let Ok(length) = usize::try_from(length)
         {

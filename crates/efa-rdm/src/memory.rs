@@ -186,6 +186,11 @@ impl<R: Region, B: Payload<R>> Memory<B, R> {
         }
     }
 
+    /// Whether receivers may have the memory mapped.
+    pub(crate) fn is_mapped(&self) -> bool {
+        matches!(self, Self::Buffer(buffer) if buffer.is_mapped())
+    }
+
     /// Whether all of the memory is registered.
     pub(crate) fn is_registered(&self) -> bool {
         self.registered_from(0).is_some()

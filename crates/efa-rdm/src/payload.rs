@@ -41,6 +41,11 @@ pub trait Payload<R>: Sized {
         Some(RegionRange { region, offset: start + skip, length: length - skip })
     }
 
+    /// Whether the whole buffer is in [mapped](efa_device::Region::is_mapped) memory.
+    fn is_mapped(&self) -> bool {
+        false
+    }
+
     /// Registers the buffer until [`deregister`](Self::deregister), if its type allows that, and returns whether it did.
     /// Then [`registered`](Self::registered) returns its range. If the device refuses, the buffer stays unregistered.
     fn register(&mut self, device: &impl QueuePair<Region = R>, access: Access) -> bool {

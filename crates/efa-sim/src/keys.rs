@@ -4,8 +4,9 @@
 //!     0  magic | process | its PID namespace | address of the owner's own table | cookie
 //!        | whether it has an address handle for its own interface
 //!  4096  one bit for each queue pair number that the process has
-//! 12288  slots: remote address | address in memory | length | access, cookie | key
-//! 720896 pins (in the file only): see `pins`
+//! 12288  slots: remote address | address in memory | length | access, cookie | offset in the file | key
+//! 851968 pins (in the file only): see `pins`
+//! 917504 regions (in the file only) that the device allocated, which others map
 //! ```
 //!
 //! The owner has the table twice: in memory of its own, which counts, and on shm in a file, which others map
@@ -43,14 +44,15 @@ pub(crate) const HEADER_KNOWS_HOST: usize = 40;
 const NUMBERS: usize = 4096;
 const SLOTS: usize = NUMBERS + (1 << 16) / 8;
 /// Words of a slot.
-pub(crate) const SLOT_WORDS: usize = 5;
+pub(crate) const SLOT_WORDS: usize = 6;
 const SLOT: usize = 8 * SLOT_WORDS;
 /// Bytes of a table.
 const TABLE: usize = SLOTS + SLOT * MAX_REGIONS;
 /// Pages of up to 64 KiB are either of the table or of the pins.
 const PINS: usize = TABLE.next_multiple_of(1 << 16);
-/// Bytes of a table and its pins in a file.
-pub(crate) const LENGTH: usize = PINS + pins::LENGTH;
+/// Bytes of a table and its pins in a file. Regions follow, at offsets that are multiples of the size of a page.
+pub(crate) const LENGTH: usize = PINS + (1 << 16);
+const _: () = assert!(pins::LENGTH <= 1 << 16);
 
 /// Bits of the access word, numbered as `IBV_ACCESS_*`; the cookie is above them.
 const LOCAL_WRITE: u64 = 1;
@@ -90,6 +92,8 @@ pub(crate) struct Entry {
     /// Address of the first byte in the owner's memory.
     pub(crate) memory: u64,
     pub(crate) length: u64,
+    /// Offset of the first byte in the file; 0 if it isn't there.
+    pub(crate) in_file: u64,
     pub(crate) local_write: bool,
     pub(crate) access: Access,
 }
@@ -109,12 +113,23 @@ impl Slot {
     /// them are in the region and `wanted` is allowed.
     #[inline]
     pub(crate) fn locate(&self, key: u32, start: u64, length: u64, wanted: Use) -> Option<u64> {
-        let Self([first, memory, size, access, there]) = *self;
+        let Self([first, memory, size, access, _, there]) = *self;
         let allowed = access & wanted.bit() == wanted.bit();
         let offset = start.checked_sub(first)?;
         let inside = offset <= size && length <= size - offset;
         let is_there = key != 0 && there == u64::from(key);
         (is_there && allowed && inside).then(|| memory.wrapping_add(offset))
+    }
+
+    /// Where in the file the region begins, and its length, if it is there.
+    pub(crate) fn in_file(&self) -> Option<(u64, u64)> {
+        let Self([_, _, size, _, at, _]) = *self;
+        (at != 0).then_some((at, size))
+    }
+
+    /// The offset in the region of an address that [`locate`](Self::locate) returned.
+    pub(crate) fn offset_of(&self, address: u64) -> u64 {
+        address.wrapping_sub(self.0[1])
     }
 }
 
@@ -217,7 +232,7 @@ impl Slots {
 
     /// Enters a region into a slot that is free.
     pub(crate) fn enter(&self, key: u32, entry: Entry) {
-        let Entry { start, memory, length, local_write, access } = entry;
+        let Entry { start, memory, length, in_file, local_write, access } = entry;
         let mut bits = self.cookie << COOKIE_SHIFT;
         for (allowed, bit) in [
             (local_write, LOCAL_WRITE),
@@ -226,7 +241,7 @@ impl Slots {
         ] {
             bits |= if allowed { bit } else { 0 };
         }
-        for (at, value) in (0..).zip([start, memory, length, bits, key.into()]) {
+        for (at, value) in (0..).zip([start, memory, length, bits, in_file, key.into()]) {
             self.store(slot_at(key) + 8 * at, value);
         }
     }
@@ -247,10 +262,12 @@ impl Slots {
         u32::try_from(there).ok().filter(|&there| there != 0)
     }
 
-    /// Whether a process may be writing to the region of a cleared key.
+    /// Whether a process may be writing to the region of a cleared key, or reading it where it has it mapped.
     pub(crate) fn is_pinned(&self, key: u32) -> bool {
-        let writable = self.slot(key)[3].load(Ordering::Relaxed) & REMOTE_WRITE != 0;
-        writable && self.shared.as_ref().is_some_and(|file| file.pins.has(self.cookie, key))
+        let [_, _, _, access, in_file, _] = self.slot(key);
+        let writable = access.load(Ordering::Relaxed) & REMOTE_WRITE != 0;
+        (writable || in_file.load(Ordering::Relaxed) != 0)
+            && self.shared.as_ref().is_some_and(|file| file.pins.has(self.cookie, key))
     }
 
     /// [Finds](Slot::locate) memory of this process.
@@ -286,7 +303,7 @@ impl PeerSlots {
         writable: impl AsFd,
         magic: u64,
     ) -> Result<Option<Self>, Errno> {
-        if fstat(&file)?.st_size != LENGTH as i64 {
+        if fstat(&file)?.st_size < LENGTH as i64 {
             return Ok(None);
         }
         let view = View::new(file, TABLE)?;
@@ -316,6 +333,13 @@ impl PeerSlots {
         Slot(std::array::from_fn(|word| self.view.load(at + 8 * word)))
     }
 
+    /// Whether the file has the key, of a region that is in the file.
+    #[inline]
+    pub(crate) fn may_be_in_file(&self, key: u32) -> bool {
+        let at = slot_at(key) + 8 * (SLOT_WORDS - 2);
+        self.view.load(at) != 0 && self.view.load(at + 8) == u64::from(key)
+    }
+
     /// Keeps the region of `key` from being freed while `copy` runs; see [`Pins::hold`].
     pub(crate) fn hold<T>(&self, key: u32, copy: impl FnOnce() -> T) -> Option<T> {
         self.pins.hold(self.cookie, key, copy)
@@ -332,8 +356,14 @@ mod tests {
     fn key_locates_its_region_within_bounds_and_access() {
         let slots = Slots::new().unwrap();
         let access = Access { remote_read: true, remote_write: false };
-        let entry =
-            Entry { start: 0x5000, memory: 0x1000, length: 100, local_write: false, access };
+        let entry = Entry {
+            start: 0x5000,
+            memory: 0x1000,
+            length: 100,
+            in_file: 0,
+            local_write: false,
+            access,
+        };
         let key = 7 << INDEX_BITS | 3;
         slots.enter(key, entry);
         let at = |address, length, wanted| slots.locate(key, address, length, wanted);
@@ -370,16 +400,18 @@ mod tests {
         slots.set_queue_pair(Qpn(63), false);
         assert_eq!([0, 63, 64].map(|qpn| peer.has(Qpn(qpn))), [true, false, true]);
         let access = Access { remote_read: true, remote_write: false };
-        let entry = Entry { start: 10, memory: 20, length: 5, local_write: true, access };
+        let entry =
+            Entry { start: 10, memory: 20, length: 5, in_file: 4096, local_write: true, access };
         for key in [3, MAX_REGIONS as u32 - 1] {
             slots.enter(key, entry);
             let slot = peer.slot(key);
             assert!(slot.is_of(slots.cookie) && !slot.is_of(slots.cookie + 1));
             assert_eq!(slot.locate(key, 12, 3, Use::RemoteRead), Some(22));
+            assert_eq!((slot.in_file(), slot.offset_of(22)), (Some((4096, 5)), 2));
             slots.clear(key);
             assert_eq!(peer.slot(key).locate(key, 12, 3, Use::RemoteRead), None);
         }
-        ftruncate(&file, LENGTH as u64 + 1).unwrap();
-        assert!(PeerSlots::open(&file, &file, 7).unwrap().is_none(), "another length");
+        ftruncate(&file, LENGTH as u64 - 1).unwrap();
+        assert!(PeerSlots::open(&file, &file, 7).unwrap().is_none(), "too short");
     }
 }

@@ -153,6 +153,43 @@ impl Map {
         }
     }
 
+    /// The address of the `length` bytes from `offset` on.
+    ///
+    /// # Panics
+    /// As [`words`](Self::words).
+    pub(crate) fn pointer(&self, offset: usize, length: usize) -> *mut u8 {
+        self.check(offset, length);
+        self.base.as_ptr().wrapping_add(offset)
+    }
+
+    /// Copies `length` bytes out, from `offset` on. If another process writes them meanwhile, the copy may have old and
+    /// new bytes.
+    ///
+    /// # Safety
+    /// `into` has this length, and nobody else in this process accesses it.
+    ///
+    /// # Panics
+    /// As [`words`](Self::words).
+    pub(crate) unsafe fn copy_to(&self, offset: usize, into: *mut u8, length: usize) {
+        let from = self.pointer(offset, length);
+        // SAFETY: the source is inside the mapping (checked above), the target what the caller promises. `copy` allows
+        // that they overlap.
+        unsafe { std::ptr::copy(from, into, length) };
+    }
+
+    /// Copies `length` bytes in, from `offset` on.
+    ///
+    /// # Safety
+    /// `from` has this length, and nobody in this process writes it.
+    ///
+    /// # Panics
+    /// As [`words`](Self::words).
+    pub(crate) unsafe fn copy_from(&self, offset: usize, from: *const u8, length: usize) {
+        let into = self.pointer(offset, length);
+        // SAFETY: as in `copy_to`, with source and target exchanged.
+        unsafe { std::ptr::copy(from, into, length) };
+    }
+
     #[cold]
     #[inline(never)]
     fn no_words(&self, offset: usize, length: usize) -> ! {

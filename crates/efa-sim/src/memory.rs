@@ -5,15 +5,22 @@
 //! would not allow. Foreign memory stays mapped as long as its handle exists, and is copied by that handle.
 //! Borrowed memory belongs to a C program, which may unmap it while it is registered; so the kernel copies it,
 //! and returns an error where a plain copy would be a SIGSEGV. Lent memory belongs to a C program as well, which
-//! leaves it mapped and doesn't touch it.
+//! leaves it mapped and doesn't touch it. A part of a file is mapped here and by other processes, which copy from it and
+//! to it themselves.
 
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
+use std::os::fd::AsFd;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use efa_device::{ForeignMemory, Lending};
+use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
+
+use crate::fork::Descriptor;
+use crate::map::Map;
 
 /// A range of memory.
 #[derive(Debug)]
@@ -29,6 +36,8 @@ enum Owner {
     This,
     /// It is foreign memory, of which this is a handle.
     Handle(ForeignMemory),
+    /// It is mapped from a file.
+    File(FilePart),
     /// A C program, which may unmap it.
     Program,
     /// A C program, which lent it and leaves it mapped; whether it may be written.
@@ -37,8 +46,94 @@ enum Owner {
     Nobody,
 }
 
+/// A part of the file of a device's [keys](crate::keys), mapped; its storage is given back when this is dropped.
+#[derive(Debug)]
+pub(crate) struct FilePart {
+    map: Map,
+    file: Arc<Descriptor>,
+    at: u64,
+}
+
+impl FilePart {
+    /// The `length` bytes from `at` on, a multiple of the size of a page that isn't 0. They have storage, and nobody
+    /// else has them.
+    pub(crate) fn new(file: &Arc<Descriptor>, at: u64, length: usize) -> Result<Self, Errno> {
+        let start = usize::try_from(at).map_err(|_| Errno::FBIG)?;
+        let map = Map::part(file, start, length)?;
+        Ok(Self { map, file: Arc::clone(file), at })
+    }
+
+    /// Length in bytes.
+    pub(crate) fn length(&self) -> usize {
+        self.map.length()
+    }
+}
+
+impl Drop for FilePart {
+    fn drop(&mut self) {
+        // In a forked child the descriptor is another, and this fails.
+        discard(&*self.file, self.at, self.map.length());
+    }
+}
+
+/// Gives the storage of a part of a file back.
+pub(crate) fn discard(file: impl AsFd, at: u64, length: usize) {
+    let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    if let Err(error) = fallocate(file, how, at, length as u64) {
+        tracing::debug!(%error, "storage of a region is kept until the device is closed");
+    }
+}
+
+/// A part of a region, under its lock.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    base: *mut c_void,
+    length: usize,
+    /// It is surely mapped, and so may be copied by this process.
+    is_sure: bool,
+}
+
+impl Part {
+    pub(crate) fn length(&self) -> usize {
+        self.length
+    }
+
+    /// For the kernel.
+    pub(crate) fn iovec(&self) -> libc::iovec {
+        self.rest(0, self.length)
+    }
+
+    /// `length` bytes from `at` on, for the kernel.
+    pub(crate) fn rest(&self, at: usize, length: usize) -> libc::iovec {
+        libc::iovec { iov_base: self.base.wrapping_byte_add(at), iov_len: length }
+    }
+
+    /// Copies all of it from a mapping of another process's region. Returns whether it did; a C program may have unmapped
+    /// its memory.
+    pub(crate) fn fill(&self, from: &Map, at: usize) -> bool {
+        let Self { base, length, is_sure } = *self;
+        match is_sure {
+            // SAFETY: the part is mapped for sure, and its region's lock is held.
+            true => unsafe { from.copy_to(at, base.cast(), length) },
+            false => return kernel_copy(base, from.pointer(at, length).cast(), length) == length,
+        }
+        true
+    }
+
+    /// Copies all of it to a mapping of another process's region. Returns whether it did.
+    pub(crate) fn spill(&self, into: &Map, at: usize) -> bool {
+        let Self { base, length, is_sure } = *self;
+        match is_sure {
+            // SAFETY: the part is mapped for sure, and its region's lock is held.
+            true => unsafe { into.copy_from(at, base.cast(), length) },
+            false => return kernel_copy(into.pointer(at, length).cast(), base, length) == length,
+        }
+        true
+    }
+}
+
 // SAFETY: the memory is valid in all threads of the process: owned memory is a leaked box that this
-// value alone frees, foreign memory is accessed by its handle, which is `Send`, lent memory is valid for the process,
+// value alone frees, a mapped file is accessed by its own type, which is `Send`, foreign memory is accessed by its handle, which is `Send`, lent memory is valid for the process,
 // and borrowed memory is only accessed through the kernel. Writing takes `&mut self`.
 unsafe impl Send for Memory {}
 
@@ -57,6 +152,24 @@ impl Memory {
         let base = memory.as_ptr();
         base.as_ptr().expose_provenance();
         Self { base, length: memory.len(), owner: Owner::Handle(memory.clone()) }
+    }
+
+    /// A part of a file.
+    pub(crate) fn in_file(part: FilePart) -> Self {
+        let length = part.length();
+        let base = part.map.pointer(0, length);
+        base.expose_provenance();
+        // A mapping is at no address 0.
+        let base = NonNull::new(base).unwrap_or(NonNull::dangling());
+        Self { base, length, owner: Owner::File(part) }
+    }
+
+    /// Where it is in the file of the keys; 0 if it isn't there.
+    pub(crate) fn offset_in_file(&self) -> u64 {
+        match &self.owner {
+            Owner::File(part) => part.at,
+            _ => 0,
+        }
     }
 
     /// Memory that was lent for an operation.
@@ -120,11 +233,12 @@ impl Memory {
         self.base.as_ptr().addr() as u64
     }
 
-    /// The `length` bytes from `offset` on, for the kernel; `None` if they are out of range.
-    pub(crate) fn part(&self, offset: usize, length: usize) -> Option<libc::iovec> {
+    /// The `length` bytes from `offset` on; `None` if they are out of range.
+    pub(crate) fn part(&self, offset: usize, length: usize) -> Option<Part> {
         let inside = offset.checked_add(length).is_some_and(|end| end <= self.length);
-        let base = self.base.as_ptr().wrapping_add(offset);
-        inside.then_some(libc::iovec { iov_base: base.cast(), iov_len: length })
+        let base = self.base.as_ptr().wrapping_add(offset).cast();
+        let is_sure = !matches!(self.owner, Owner::Program);
+        inside.then_some(Part { base, length, is_sure })
     }
 
     /// Copies bytes out, from `offset` on. Returns their number.
@@ -135,15 +249,15 @@ impl Memory {
         }
         let from = self.base.as_ptr().wrapping_add(offset);
         match &self.owner {
-            Owner::This | Owner::Nobody | Owner::Lender { .. } => {}
+            Owner::This | Owner::Nobody | Owner::Lender { .. } | Owner::File(_) => {}
             Owner::Handle(memory) => return memory.read(offset, into),
             Owner::Program => return kernel_copy(into.as_mut_ptr().cast(), from.cast(), count),
         }
-        // SAFETY: `offset + count` is at most `length`, so the source is inside the leaked box, or inside lent
+        // SAFETY: `offset + count` is at most `length`, so the source is inside the leaked box or the mapping, or inside lent
         // memory, which is mapped until `end` or the drop of this. `into` is an exclusive reference, and none to
         // the source exists, so the two don't overlap. No thread of this
-        // process writes the source now: `write` takes `&mut self`, and parts are given to the kernel under
-        // the region's lock. Writes of other processes are made by the kernel.
+        // process writes the source now: `write` takes `&mut self`, and parts are copied under
+        // the region's lock. Writes of other processes are made by the kernel, or to a mapping of theirs, as `Map` has it.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), count) };
         count
     }
@@ -156,7 +270,7 @@ impl Memory {
         }
         let into = self.base.as_ptr().wrapping_add(offset);
         match &self.owner {
-            Owner::This | Owner::Nobody | Owner::Lender { may_write: true } => {}
+            Owner::This | Owner::Nobody | Owner::Lender { may_write: true } | Owner::File(_) => {}
             Owner::Lender { may_write: false } => return 0,
             Owner::Handle(memory) => return memory.write(offset, from),
             Owner::Program => {
@@ -166,7 +280,7 @@ impl Memory {
         // SAFETY: `offset + count` is at most `length`, so the target is inside the leaked box, or inside memory that
         // was lent for writing, which is mapped until `end` or the drop of this. `from` is a
         // reference, and none to the target exists, so the two don't overlap. `&mut self` excludes other
-        // accesses of this process; those of other processes are made by the kernel.
+        // accesses of this process; those of other processes are made by the kernel, or to a mapping of theirs.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into, count) };
         count
     }

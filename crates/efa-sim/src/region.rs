@@ -21,7 +21,7 @@ use crate::faults::Refusals;
 use crate::keys::{Entry, INDEX_BITS, Slots};
 pub use crate::keys::{MAX_REGIONS, Use};
 use crate::lock::lock_within;
-use crate::memory::Memory;
+use crate::memory::{FilePart, Memory, Part};
 
 /// Registered memory of a software device.
 ///
@@ -36,6 +36,7 @@ struct Registered {
     address: u64,
     key: u32,
     local_write: bool,
+    is_mapped: bool,
     access: Access,
     table: KeyTable,
 }
@@ -166,7 +167,8 @@ impl KeyTable {
         self.0.slots.as_ref()
     }
 
-    fn check(&self, length: usize) -> Result<(), DeviceError> {
+    /// Checks that a region may have this length.
+    pub(crate) fn check(&self, length: usize) -> Result<(), DeviceError> {
         let (length, limit) = (length as u64, self.0.max_size);
         if length > limit { Err(DeviceError::TooLong { length, limit }) } else { Ok(()) }
     }
@@ -186,6 +188,20 @@ impl KeyTable {
         };
         let address = keys.address(length);
         let memory = Memory::owned(memory);
+        Ok(self.enter(&mut keys, place, memory, (address, length), true, access))
+    }
+
+    /// Registers a part of the file of the table, which others map.
+    pub(crate) fn register_part(
+        &self,
+        part: FilePart,
+        access: Access,
+    ) -> Result<SoftRegion, DeviceError> {
+        let length = part.length();
+        let mut keys = self.lock();
+        let place = keys.place(self.0.limit, length).ok_or_else(|| self.full())?;
+        let address = keys.address(length);
+        let memory = Memory::in_file(part);
         Ok(self.enter(&mut keys, place, memory, (address, length), true, access))
     }
 
@@ -266,19 +282,22 @@ impl KeyTable {
             key = 1 << INDEX_BITS;
         }
         if let Some(slots) = &self.0.slots {
-            let (memory, length) = (memory.address(), length as u64);
-            slots.enter(key, Entry { start: address, memory, length, local_write, access });
+            let (start, length, in_file) = (address, length as u64, memory.offset_in_file());
+            let memory = memory.address();
+            slots.enter(key, Entry { start, memory, length, in_file, local_write, access });
         }
+        let is_mapped = memory.offset_in_file() != 0;
         let (memory, table) = (Mutex::new(memory), self.clone());
         let region =
-            Arc::new(Registered { memory, length, address, key, local_write, access, table });
+            Registered { memory, length, address, key, local_write, is_mapped, access, table };
+        let region = Arc::new(region);
         if let Some(entry) = keys.regions.get_mut(place as usize) {
             *entry = Some((key, Arc::downgrade(&region)));
         }
         SoftRegion(region)
     }
 
-    /// Removes a key, and waits for writes of other processes.
+    /// Removes a key, and waits for other processes that [use](Slots::is_pinned) the memory.
     fn remove(&self, key: u32) -> Removal {
         let Some(mut keys) = lock_within(&self.0.keys) else {
             return Removal::Locked;
@@ -405,13 +424,13 @@ impl SoftRegion {
         part.check().is_ok().then_some(part)
     }
 
-    /// Calls `f` with a part of the memory for the kernel to access. No other thread of this process
+    /// Calls `f` with a part of the memory to be copied from or to. No other thread of this process
     /// accesses the region meanwhile. [`Status::BadLocalKey`] if it was revoked.
     pub(crate) fn with_part<T>(
         &self,
         offset: usize,
         length: usize,
-        f: impl FnOnce(libc::iovec) -> Result<T, Status>,
+        f: impl FnOnce(Part) -> Result<T, Status>,
     ) -> Result<T, Status> {
         let memory = self.0.memory();
         f(memory.part(offset, length).ok_or(Status::BadLocalKey)?)
@@ -423,17 +442,17 @@ impl SoftRegion {
 enum Removal {
     /// Nobody uses the memory any more.
     Unused,
-    /// A write of another process didn't end in time, perhaps because the process died. The key's index isn't
+    /// An access of another process didn't end in time, perhaps because the process died. The key's index isn't
     /// used again.
     InUse,
     /// A thread doesn't release the lock of the table. Nothing was removed.
     Locked,
 }
 
-/// How long a deregistration waits for writes of other processes.
+/// How long a deregistration waits for accesses of other processes.
 const UNPIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Waits until no process writes to the region of a cleared key.
+/// Waits until no process uses the region of a cleared key.
 #[cold]
 fn unpinned(slots: &Slots, key: u32, timeout: Duration) -> bool {
     let begun = Instant::now();
@@ -479,6 +498,10 @@ impl Region for SoftRegion {
 
     fn access(&self) -> Access {
         self.0.access
+    }
+
+    fn is_mapped(&self) -> bool {
+        self.0.is_mapped
     }
 
     fn read(&self, offset: usize, into: &mut [u8]) -> usize {

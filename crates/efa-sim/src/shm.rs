@@ -58,6 +58,10 @@
 //! makes the same checks, and must poll. [`ShmDevice::copy_obstacle`] has the reason, as far as it is seen when the
 //! device is opened; what is forbidden later is requested from then on.
 //!
+//! Memory that the device itself [allocates](Device::allocate) is shared: the requester maps it once, looks key, bounds and
+//! access up in the same table, and copies, in whatever namespace it is. It takes no permission and no system call. At
+//! intervals the requester looks whether the target's process still lives.
+//!
 //! Processes of earlier versions of this link don't answer requests. If there is one when a device is opened, it
 //! offers no RDMA ([`ShmDevice::rdma_obstacle`]), and messages of any length go in packets.
 //!
@@ -72,6 +76,7 @@
 //! | doorbells, entries of senders | delays of up to a second, until the sender or the owner repairs them |
 //! | FIFOs | wakes those that sleep; if it reads from them too, a sleep that lasts up to a second longer |
 //! | pins | none: the owner has each confirmed from the memory of the process that it names |
+//! | regions that devices allocated and it has mapped | their content, whatever their keys allow |
 //!
 //! One that opens the files of others for writing on purpose, which the system allows to the same user, can
 //! do no more to queue pairs that are connected and in use, and to reads and writes between processes that have
@@ -141,6 +146,7 @@ mod permission;
 mod requests;
 mod ring;
 mod wake;
+mod windows;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -274,6 +280,9 @@ pub struct ShmDevice {
 /// twice. Reads are [requested](self#rdma) where it refuses, which took no longer than datagrams at 1 MiB.
 pub const READS_PAY_FROM: u64 = 12 << 10;
 
+/// The same for memory that the device allocated, which the reader has mapped.
+pub const MAPPED_READS_PAY_FROM: u64 = 8 << 10;
+
 impl ShmDevice {
     /// Creates a queue pair with the number of one of this device that was
     /// [retired](ShmQueuePair::retire). What peers have sent to that one doesn't reach it.
@@ -338,6 +347,7 @@ impl ShmDevice {
             rdma,
             max_rdma_size: options.max_rdma_size,
             reads_pay_from: READS_PAY_FROM,
+            mapped_reads_pay_from: MAPPED_READS_PAY_FROM,
         };
         let (keys, gid) = (memory.keys().clone(), directory.gid());
         let book = Book::noted_in(keys, gid, options.max_address_handles);
@@ -423,6 +433,10 @@ impl Device for ShmDevice {
 
     fn register(&self, memory: Box<[u8]>, access: Access) -> Result<SoftRegion, RegisterError> {
         self.keys().register(memory, access)
+    }
+
+    fn allocate(&self, length: usize, access: Access) -> Result<SoftRegion, DeviceError> {
+        self.memory.allocate(length, access)
     }
 
     fn register_foreign(

@@ -90,6 +90,10 @@ impl Device for SoftDevice {
         each!(SoftDevice, self, device => device.register(memory, access))
     }
 
+    fn allocate(&self, length: usize, access: Access) -> Result<SoftRegion, DeviceError> {
+        each!(SoftDevice, self, device => device.allocate(length, access))
+    }
+
     fn register_foreign(
         &self,
         memory: &ForeignMemory,

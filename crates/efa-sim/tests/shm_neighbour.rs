@@ -34,9 +34,9 @@ const LENGTH: usize = 5000;
 // The layout of the files; see `keys.rs`, `pins.rs` and `shm/mailbox.rs`.
 const NUMBERS: u64 = 4096;
 const SLOTS: u64 = 12288;
-const SLOT: u64 = 40;
+const SLOT: u64 = 48;
 const SLOTS_IN_USE: u64 = 16;
-const PINS: u64 = 720_896;
+const PINS: u64 = 851_968;
 const STATE: u64 = 128;
 
 fn options(directory: impl Into<PathBuf>) -> ShmOptions {
@@ -276,7 +276,7 @@ fn child_neighbour() {
             }
             "pins" => {
                 // Each key stays pinned once it is.
-                let (at, key) = (rng.u64(..128), read(table, slot + 32));
+                let (at, key) = (rng.u64(..128), read(table, slot + 40));
                 let (pin, own) = (PINS + 32 * at, std::process::id().into());
                 // Whoever writes takes over the pins of ended processes. If living ones had all, writes would fail.
                 let processes = [0x3fff_ffff, own, read(table, 8)];

@@ -401,6 +401,8 @@ attributes! {
         /// Shortest message in bytes that a receiver of this implementation reads by RDMA, unless
         /// [`Config::min_read`](crate::Config::min_read) says otherwise. libfabric reads from 1 MiB on.
         free reads_pay_from: u64,
+        /// The same for messages from [mapped](crate::MemoryRegion::is_mapped) memory.
+        free mapped_reads_pay_from: u64,
     }
 }
 
@@ -451,6 +453,7 @@ impl DomainAttributes {
             max_regions: device.max_regions,
             max_region_size: device.max_region_size,
             reads_pay_from: device.reads_pay_from,
+            mapped_reads_pay_from: device.mapped_reads_pay_from,
         }
     }
 }

@@ -686,6 +686,10 @@ impl<R: ConcreteRegion> Payload<R> for Slot {
         Some(RegionRange { region, offset: first + skip, length: length - skip })
     }
 
+    fn is_mapped(&self) -> bool {
+        matches!(&self.buffer.0, Memory::Region(slice) if slice.region().is_mapped())
+    }
+
     fn register(&mut self, device: &impl QueuePair<Region = R>, access: Access) -> bool {
         // One that completes silently, or is of a shared queue, stays unregistered: its operation goes in packets.
         let Role::Whole = self.role else { return false };

@@ -50,6 +50,10 @@ impl Device {
         })
     }
 
+    pub(crate) fn allocate(&self, length: usize, access: Access) -> Result<AnyRegion, DeviceError> {
+        each!(Self in self, device => device.allocate(length, access).map(ConcreteRegion::into_any))
+    }
+
     pub(crate) fn register_foreign(
         &self,
         memory: &ForeignMemory,
@@ -195,6 +199,10 @@ impl efa_device::Region for AnyRegion {
 
     fn access(&self) -> Access {
         each!(Self in self, region => region.access())
+    }
+
+    fn is_mapped(&self) -> bool {
+        each!(Self in self, region => region.is_mapped())
     }
 
     #[inline(never)]

@@ -313,6 +313,10 @@ fn soft_device(link: Link) -> DeviceAttributes {
             Link::Shm => efa_sim::shm::READS_PAY_FROM,
             _ => hardware.reads_pay_from,
         },
+        mapped_reads_pay_from: match link {
+            Link::Shm => efa_sim::shm::MAPPED_READS_PAY_FROM,
+            _ => hardware.mapped_reads_pay_from,
+        },
         ..hardware
     }
 }

@@ -245,6 +245,36 @@ impl Domain {
         MemoryRegion::register(self, memory.into(), remote, local)
     }
 
+    /// Allocates and registers memory of zeros, where peers access it best. On the shm link that is shared memory, which the
+    /// processes of the host map: they copy from it and to it without the kernel's help, also where that isn't permitted,
+    /// and read messages from a shorter length on ([`MemoryRegion::is_mapped`]). Where the file system of the link has too
+    /// little left, and on other links, it is memory of the process.
+    ///
+    /// [`registered`](Self::registered) reuses such memory.
+    ///
+    /// ```
+    /// use efa::{Access, Fabric, LocalAccess, ShmOptions};
+    ///
+    /// let domain = Fabric::shm(ShmOptions::new("allocate-example")).domain()?;
+    /// let access = Access { remote_read: true, remote_write: false };
+    /// let region = domain.allocate(1 << 20, access, LocalAccess::SEND)?;
+    /// region.write(0, b"hello");
+    /// let message = region.slice(0..65536)?; // A buffer of any operation that sends.
+    /// assert_eq!(&message.to_vec()[..6], b"hello\0");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A limit of the device is reached.
+    pub fn allocate(
+        &self,
+        length: usize,
+        remote: Access,
+        local: LocalAccess,
+    ) -> Result<MemoryRegion, DeviceError> {
+        MemoryRegion::allocate(self, length, remote, local)
+    }
+
     /// Registers memory that somebody else owns, such as a mapped file or the ring of a device, where it is. Slices of
     /// the region are used in place, as those of any other: what goes in packets is copied to or from them, and RDMA
     /// of the device reads and writes them.

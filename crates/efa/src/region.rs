@@ -101,6 +101,16 @@ impl MemoryRegion {
         }
     }
 
+    pub(crate) fn allocate(
+        domain: &Domain,
+        length: usize,
+        access: Access,
+        local: LocalAccess,
+    ) -> Result<Self, DeviceError> {
+        let region = domain.device().allocate(length, access)?;
+        Ok(Self::new(domain, region, local, domain.keys().map(Keys::any), None))
+    }
+
     pub(crate) fn register_foreign(
         domain: &Domain,
         memory: &ForeignMemory,
@@ -166,6 +176,14 @@ impl MemoryRegion {
             Some(_) => 0,
             None => self.0.region.remote_address(),
         }
+    }
+
+    /// Whether receivers on this host may have the memory mapped, so that messages from it are read from
+    /// [`mapped_reads_pay_from`](crate::DomainAttributes::mapped_reads_pay_from) bytes on:
+    /// [`Domain::allocate`](crate::Domain::allocate) gives such memory on the shm link.
+    #[must_use]
+    pub fn is_mapped(&self) -> bool {
+        self.0.region.is_mapped()
     }
 
     /// What peers may do.

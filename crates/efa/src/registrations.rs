@@ -22,7 +22,7 @@ use efa_device::{Access, DeviceError, Region as _};
 
 use crate::device::AnyRegion;
 use crate::domain::Domain;
-use crate::region::{MemoryRegion, RegionSlice, RegisterError};
+use crate::region::{MemoryRegion, RegionSlice};
 
 /// Limits of the registration cache: of idle regions, which no handle refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,6 +140,8 @@ impl Domain {
     /// length. It returns there with its last handle. Memory from the cache has its old contents; new
     /// memory is zero.
     ///
+    /// It is [allocated](Self::allocate) where peers access it best.
+    ///
     /// A peer that used the region before knows its key and may use it again, as `access` allows, until
     /// the region is [invalidated](Self::invalidate_registrations).
     ///
@@ -159,11 +161,10 @@ impl Domain {
     /// assert_eq!((counts.registered, counts.reused, counts.idle), (1, 9, 1));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn registered(&self, length: usize, access: Access) -> Result<RegionSlice, RegisterError> {
+    pub fn registered(&self, length: usize, access: Access) -> Result<RegionSlice, DeviceError> {
         let limit = self.device().attributes().max_region_size;
         if length as u64 > limit {
-            let error = DeviceError::TooLong { length: length as u64, limit };
-            return Err(RegisterError { error, memory: Box::default() });
+            return Err(DeviceError::TooLong { length: length as u64, limit });
         }
         // The longest region of the device need not be a power of two.
         let rounded = length.max(SMALLEST).checked_next_power_of_two().unwrap_or(usize::MAX);
@@ -177,25 +178,19 @@ impl Domain {
         Ok(MemoryRegion::leased(self, region, lease).first(length))
     }
 
-    /// Registers new memory; deregisters idle regions while the device is full.
-    fn register_for_cache(
-        &self,
-        length: usize,
-        access: Access,
-    ) -> Result<AnyRegion, RegisterError> {
-        let mut memory = vec![0; length].into_boxed_slice();
+    /// Allocates memory; deregisters idle regions while the device is full.
+    fn register_for_cache(&self, length: usize, access: Access) -> Result<AnyRegion, DeviceError> {
         loop {
-            match self.device().register(memory, access) {
+            match self.device().allocate(length, access) {
                 Ok(region) => {
                     self.cache().state().counts.registered += 1;
                     return Ok(region);
                 }
-                Err(efa_device::RegisterError { error, memory: back }) => {
+                Err(error) => {
                     let full = matches!(error, DeviceError::LimitReached { .. });
                     if !full || !self.cache().state().deregister_oldest() {
-                        return Err(RegisterError { error, memory: back });
+                        return Err(error);
                     }
-                    memory = back;
                 }
             }
         }

@@ -231,7 +231,7 @@ impl HostDirectory {
         let file = openat(&self.file, name.to_string(), flags, FILE_MODE).map_err(creating)?;
         // The umask may have taken bits.
         fchmod(&file, FILE_MODE).map_err(creating)?;
-        if let Err(errno) = allocate(&file, length) {
+        if let Err(errno) = allocate(&file, 0, length) {
             self.remove(name);
             let path = self.path.display();
             return Err(system(format!("allocating {length} bytes in {path}"), errno));
@@ -654,19 +654,18 @@ fn gid_of(uid: u32, name: &str) -> Gid {
 /// Bytes allocated with one system call: few, as a signal makes tmpfs give back what the call has allocated.
 const ALLOCATED_AT_ONCE: u64 = 256 << 10;
 
-/// Allocates storage for `length` bytes of an empty file.
-fn allocate(file: &OwnedFd, length: usize) -> Result<(), Errno> {
-    let length = u64::try_from(length).map_err(|_| Errno::FBIG)?;
-    let mut at = 0;
-    while at < length {
-        let count = ALLOCATED_AT_ONCE.min(length - at);
-        match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), at, count)) {
+/// Allocates storage for `length` bytes of a file from `at` on, which is its end.
+pub(super) fn allocate(file: impl AsFd, mut at: u64, length: usize) -> Result<(), Errno> {
+    let end = at.checked_add(length as u64).ok_or(Errno::FBIG)?;
+    while at < end {
+        let count = ALLOCATED_AT_ONCE.min(end - at);
+        match retry_on_intr(|| fallocate(&file, FallocateFlags::empty(), at, count)) {
             Ok(()) => at += count,
             // A file system without the call: writing allocates too.
             Err(Errno::OPNOTSUPP) => {
                 let zeros = [0; 4096];
                 let count = usize::try_from(count).unwrap_or(zeros.len()).min(zeros.len());
-                at += rustix::io::pwrite(file, &zeros[..count], at)? as u64;
+                at += rustix::io::pwrite(&file, &zeros[..count], at)? as u64;
             }
             Err(errno) => return Err(errno),
         }

@@ -24,6 +24,8 @@
 //! [forbid](super::permission) the copies. Then a copy ends with [`Status::NotPermitted`], the log has the process,
 //! and the caller [requests](super::requests) the operation from the process itself.
 //!
+//! Memory that the device [allocated](HostMemory::allocate) is in the file too, and others [map](super::windows) it.
+//!
 //! Programs read into the same buffers repeatedly, and two buffers of 1 MiB about fill the cache of a core.
 //! If each copy ran from front to back, every cache line would be evicted before it is used again. So
 //! every other long read copies the [back half first](LONG), which is still cached: a copy of 1 MiB
@@ -37,21 +39,23 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use efa_device::{DeviceError, Qpn, RemoteMemory, Status};
+use efa_device::{Access, DeviceError, Qpn, RemoteMemory, Status};
 use fastrand::Rng;
-use rustix::fs::stat;
+use rustix::fs::{fstatvfs, stat};
 use rustix::io::Errno;
 
-use super::directory::{FileName, HostDirectory, is_locked};
+use super::directory::{FileName, HostDirectory, allocate, is_locked};
+use super::windows::Windows;
 use crate::fork::Descriptor;
 use crate::keys::{
     HEADER_COOKIE, HEADER_KNOWS_HOST, LENGTH, PeerSlots, Slot, Slots, Use, number_at, slot_at,
 };
-use crate::memory::read_process;
-use crate::region::KeyTable;
+use crate::map::Map;
+use crate::memory::{FilePart, Part, discard, read_process};
+use crate::region::{KeyTable, SoftRegion};
 
 /// With the version of the layout.
-const MAGIC: u64 = u64::from_le_bytes(*b"efamem6\n");
+const MAGIC: u64 = u64::from_le_bytes(*b"efamem7\n");
 /// Reads of at least this many bytes are copied in two halves. Shorter ones stay cached in any order.
 const LONG: usize = 256 << 10;
 /// The kernel copies page by page.
@@ -64,8 +68,10 @@ pub(super) struct HostMemory {
     keys: KeyTable,
     /// The name of the locked file.
     name: FileName,
-    /// Holds the lock.
-    _file: Descriptor,
+    /// Holds the lock. Regions that are allocated follow the table.
+    file: Arc<Descriptor>,
+    /// Where in the file the next region is.
+    next: Mutex<u64>,
     /// The PID namespace of this process; 0 if that isn't known.
     namespace: u64,
     /// Whether the kernel copies where it can.
@@ -77,6 +83,7 @@ pub(super) struct HostMemory {
 #[derive(Debug)]
 struct Peer {
     slots: PeerSlots,
+    windows: Windows,
     /// Whether the next long read begins with its back half.
     back_first: AtomicBool,
     /// Whether the log has that its memory can't be accessed.
@@ -114,7 +121,8 @@ impl HostMemory {
         allow_all_to_trace();
         let keys = KeyTable::with_slots(limit, max_size, Rng::new(), Some(slots));
         let (directory, peers) = (Arc::clone(directory), Mutex::default());
-        Ok(Self { directory, keys, name, _file: file.into(), namespace, copies, peers })
+        let (file, next) = (Arc::new(file.into()), Mutex::new(LENGTH as u64));
+        Ok(Self { directory, keys, name, file, next, namespace, copies, peers })
     }
 
     /// Why others of the host can't access the memory of this process or it theirs, in whatever way.
@@ -160,6 +168,44 @@ impl HostMemory {
         &self.keys
     }
 
+    /// Allocates and registers memory that the processes of the host map when they read or write it, or in
+    /// this process's own memory if the file system has too little.
+    pub(super) fn allocate(
+        &self,
+        length: usize,
+        access: Access,
+    ) -> Result<SoftRegion, DeviceError> {
+        self.keys.check(length)?;
+        self.directory.check_process()?;
+        match self.reserve(length) {
+            Some(part) => self.keys.register_part(part, access),
+            None => {
+                let registered = self.keys.register(vec![0; length].into(), access);
+                registered.map_err(|refused| refused.error)
+            }
+        }
+    }
+
+    /// A part of the file for a region. `None` if it would take more than half of what the file system has left, which
+    /// rings need as well.
+    fn reserve(&self, length: usize) -> Option<FilePart> {
+        let system = fstatvfs(&*self.file).ok()?;
+        let left = system.f_bavail.saturating_mul(system.f_bsize);
+        if length == 0 || length as u64 > left / 2 {
+            return None;
+        }
+        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let part = allocate(&*self.file, *next, length)
+            .and_then(|()| FilePart::new(&self.file, *next, length))
+            .inspect_err(|error| {
+                tracing::debug!(%error, length, "a region in memory of this process alone");
+                discard(&*self.file, *next, length);
+            });
+        // Of pages of any size.
+        *next = next.saturating_add(length as u64).next_multiple_of(1 << 16);
+        part.ok()
+    }
+
     fn peers(&self) -> MutexGuard<'_, HashMap<Qpn, Arc<Peer>>> {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -184,23 +230,46 @@ impl HostMemory {
 
     /// Copies from the memory of the process with queue pair `qpn`. `into` is a part that
     /// `SoftRegion::with_part` gave.
-    pub(super) fn read(
-        &self,
-        qpn: Qpn,
-        from: RemoteMemory,
-        into: libc::iovec,
-    ) -> Result<(), Status> {
-        self.with_peer(qpn, |peer| peer.read(from, into))
+    pub(super) fn read(&self, qpn: Qpn, from: RemoteMemory, into: Part) -> Result<(), Status> {
+        let copy = |window: &Map, at| into.fill(window, at);
+        match self.copy_mapped(qpn, (from, into.length()), Use::RemoteRead, copy) {
+            Some(result) => result,
+            None => self.with_peer(qpn, |peer| peer.read(from, into.iovec())),
+        }
     }
 
     /// Copies to the memory of the process with queue pair `qpn`.
-    pub(super) fn write(
+    pub(super) fn write(&self, qpn: Qpn, from: Part, into: RemoteMemory) -> Result<(), Status> {
+        let copy = |window: &Map, at| from.spill(window, at);
+        match self.copy_mapped(qpn, (into, from.length()), Use::RemoteWrite, copy) {
+            Some(result) => result,
+            None => self.with_peer(qpn, |peer| peer.write(from.iovec(), into)),
+        }
+    }
+
+    /// Copies from or to a [mapped](super::windows) region; `None` if it isn't one.
+    fn copy_mapped(
         &self,
         qpn: Qpn,
-        from: libc::iovec,
-        into: RemoteMemory,
-    ) -> Result<(), Status> {
-        self.with_peer(qpn, |peer| peer.write(from, into))
+        there: (RemoteMemory, usize),
+        wanted: Use,
+        copy: impl FnOnce(&Map, usize) -> bool,
+    ) -> Option<Result<(), Status>> {
+        if !self.directory.opener().is_this() {
+            return None;
+        }
+        let peer = self.peer(qpn).ok()?;
+        let key = there.0.key;
+        let confirm = || match self.copies && !self.is_foreign(&peer) {
+            true => match peer.slot(key) {
+                Ok(slot) => Some(slot),
+                Err(Failure::Refused(Status::NotPermitted)) => Some(peer.slots.slot(key)),
+                Err(_) => None,
+            },
+            false => Some(peer.slots.slot(key)),
+        };
+        let target = (&*self.directory, qpn);
+        peer.windows.copy(target, &peer.slots, there, wanted, confirm, copy)
     }
 
     fn peer(&self, qpn: Qpn) -> Result<Arc<Peer>, Status> {
@@ -285,6 +354,7 @@ impl Peer {
         Some(slots.map(|slots| {
             slots.map(|slots| Self {
                 slots,
+                windows: Windows::default(),
                 back_first: AtomicBool::new(false),
                 refusal_told: AtomicBool::new(false),
             })

@@ -10,9 +10,10 @@ use efa_rdm::{Level, Subprotocol};
 
 use super::*;
 use crate::{
-    Address, AddressVector, Completion, CompletionQueue, CompletionQueueOptions, Direction, Domain,
-    EnableError, Endpoint, EndpointOptions, Event, Fabric, FiAddr, Kind, LocalOptions, ManualClock,
-    Message, Receive, RemoteMemory, Rma, ScalableOptions, StartError, TooManyPieces,
+    Address, AddressVector, Buffer, Completion, CompletionQueue, CompletionQueueOptions, Direction,
+    Domain, EnableError, Endpoint, EndpointOptions, Event, Fabric, FiAddr, Kind, LocalOptions,
+    ManualClock, Message, Receive, RegionSlice, RemoteMemory, Rma, ScalableOptions, StartError,
+    TooManyPieces,
 };
 
 /// Two endpoints of one domain, which share queue and address vector.
@@ -54,8 +55,13 @@ impl Pair {
 
     /// Sends a message to a receive; returns the completion of each.
     fn transfer(&self, length: usize) -> (Completion, Completion) {
+        self.transfer_of(length, vec![7; length])
+    }
+
+    /// The same for a buffer of so many bytes.
+    fn transfer_of(&self, length: usize, buffer: impl Into<Buffer>) -> (Completion, Completion) {
         self.bob.receive(Receive::untagged(), vec![0; length], 2).expect("a receive");
-        self.alice.send(Message::to(self.to_bob), vec![7; length], 1).expect("a send");
+        self.alice.send(Message::to(self.to_bob), buffer, 1).expect("a send");
         let (one, other) = (self.next(), self.next());
         if one.kind == Kind::Send { (one, other) } else { (other, one) }
     }
@@ -261,6 +267,39 @@ fn message_is_read_from_the_length_on_that_the_device_says() {
     );
 }
 
+#[test]
+fn message_from_mapped_memory_is_read_from_a_shorter_length_on() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let options = crate::ShmOptions::new("mapped")
+        .with(|options| options.directory = Some(directory.path().join("hosts")));
+    let fabric = Fabric::shm(options);
+    let pair = Pair::on(&fabric, |_| {});
+    let DomainAttributes { reads_pay_from, mapped_reads_pay_from, .. } = pair.domain.attributes();
+    assert!(mapped_reads_pay_from < reads_pay_from);
+    let from = mapped_reads_pay_from as usize;
+    // Nothing is read before the peers know each other.
+    pair.transfer(1);
+    pair.transfer(1);
+    let read = Access { remote_read: true, remote_write: false };
+    let subprotocol_of = |length, memory: RegionSlice| {
+        memory.region().write(0, &vec![3; length]);
+        let slice = memory.region().slice(0..length).expect("within");
+        let (sent, received) = pair.transfer_of(length, slice);
+        assert_eq!(received.buffer.into_vec(), vec![3; length]);
+        sent.subprotocol
+    };
+    let mapped = |access| pair.domain.registered(from, access).expect("a region");
+    assert!(mapped(read).region().is_mapped());
+    assert_eq!(subprotocol_of(from, mapped(read)), Some(Subprotocol::LongRead));
+    assert_eq!(subprotocol_of(from - 1, mapped(read)), Some(Subprotocol::Eager));
+    // Peers may not read it, or the kernel is to copy it.
+    assert_eq!(subprotocol_of(from, mapped(WRITABLE)), Some(Subprotocol::Eager));
+    let own = pair.domain.register(vec![0; from], read).expect("a region");
+    assert!(!own.is_mapped());
+    let own = own.slice(0..from).expect("all of it");
+    assert_eq!(subprotocol_of(from, own), Some(Subprotocol::Eager));
+}
+
 // conformance: C22
 #[test]
 fn limits_of_a_domain_hold_at_their_value_and_not_one_above() {
@@ -293,6 +332,8 @@ fn limits_of_a_domain_hold_at_their_value_and_not_one_above() {
         max_region_size,
         // `message_is_read_from_the_length_on_that_the_device_says`.
         reads_pay_from: _,
+        // On the shm link: `message_from_mapped_memory_is_read_from_a_shorter_length_on`.
+        mapped_reads_pay_from: _,
     } = pair.domain.attributes()
     else {
         panic!("{:?}", pair.domain.attributes());

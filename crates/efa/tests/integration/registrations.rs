@@ -105,7 +105,7 @@ fn registration_cache_deregisters_idle_regions_when_the_device_is_full() {
     let counts = domain.registrations();
     assert_eq!((counts.registered, counts.deregistered, counts.idle), (3, 1, 0));
     let refused = domain.registered(1000, MINE).unwrap_err();
-    assert!(matches!(refused.error, DeviceError::LimitReached { .. }), "{refused}");
+    assert!(matches!(refused, DeviceError::LimitReached { .. }), "{refused}");
     drop((large, larger));
     assert_eq!(domain.registrations().idle, 2);
     drop(domain);
@@ -149,7 +149,6 @@ fn registered_buffer_beyond_the_device_limit_is_an_error() {
     for length in [LIMIT + 1, 1 << 50, usize::MAX] {
         let refused = domain.registered(length, Access::default()).unwrap_err();
         let (length, limit) = (length as u64, LIMIT as u64);
-        assert_eq!(refused.error, DeviceError::TooLong { length, limit });
-        assert!(refused.memory.is_empty());
+        assert_eq!(refused, DeviceError::TooLong { length, limit });
     }
 }

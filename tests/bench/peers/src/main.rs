@@ -2,7 +2,7 @@
 //! `cargo xtask bench peers`. The C programs beside it measure libfabric's providers and MPI.
 //!
 //! ```text
-//! efa-bench-peers ours|ring|tcp|readv|memcpy client|server DIRECTORY SECONDS MILLISECONDS POINT...
+//! efa-bench-peers ours|mapped|ring|tcp|readv|memcpy client|server DIRECTORY SECONDS MILLISECONDS POINT...
 //!
 //!   DIRECTORY      where both sides meet, empty
 //!   SECONDS        after which the process ends in any case
@@ -12,7 +12,7 @@
 //! ```
 //!
 //! The client prints a line for each point, with the seconds of a message: `stream 4096 16 each 4.1e-7`. The server of
-//! `ours` prints how many bytes were received in packets, and how many were read, for each byte delivered: `moved stream
+//! `ours` and `mapped` prints how many bytes were received in packets, and how many were read, for each byte delivered: `moved stream
 //! 4096 16 each 1.0059 0`.
 
 mod copies;
@@ -28,7 +28,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::copies::{By, Copies};
 use crate::measure::{Point, Transport, client, server};
-use crate::ours::Ours;
+use crate::ours::{Memory, Ours};
 use crate::ring::Ring;
 use crate::tcp::Tcp;
 
@@ -52,8 +52,9 @@ fn main() -> Result<()> {
     let bytes = points.iter().map(|point| point.bytes()).max().unwrap_or_default();
     let directory = Path::new(directory);
     match (what.as_str(), role.as_str()) {
-        ("ours", role) => {
-            let mut ours = Ours::open(directory, role, bytes)?;
+        ("ours" | "mapped", role) => {
+            let memory = if what == "ours" { Memory::OfProgram } else { Memory::OfDevice };
+            let mut ours = Ours::open(memory, directory, role, bytes)?;
             run(&mut ours, role, &points, least)?;
             ours.close()
         }
@@ -63,7 +64,7 @@ fn main() -> Result<()> {
             let by = if what == "memcpy" { By::Memcpy } else { By::Kernel };
             run(&mut Copies::open(by, directory, role, bytes)?, role, &points, least)
         }
-        (other, _) => bail!("`{other}` is none of ours, ring, tcp, readv, memcpy"),
+        (other, _) => bail!("`{other}` is none of ours, mapped, ring, tcp, readv, memcpy"),
     }
 }
 

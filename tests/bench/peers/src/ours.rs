@@ -1,4 +1,5 @@
-//! Messages by the facade `efa` on the shm link, from and into registered memory.
+//! Messages by the facade `efa` on the shm link, from registered memory of the program or the device, into registered
+//! memory.
 
 use std::fs;
 use std::path::Path;
@@ -7,8 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use efa::{
     Access, Address, AddressVector, CompletionQueue, CompletionQueueOptions, Direction, Endpoint,
-    EndpointOptions, Fabric, FiAddr, Kind, LocalAccess, MemoryRegion, Message, Receive, ShmOptions,
-    Statistics,
+    EndpointOptions, Fabric, FiAddr, Kind, LocalAccess, MemoryRegion, Message, Receive,
+    RegionSlice, ShmOptions, Statistics,
 };
 
 use crate::measure::{MAX_WINDOW, Point, SENT, Transport, UNSENT};
@@ -19,11 +20,20 @@ const CONTROL: u64 = 8;
 const NUMBER: u64 = u64::MAX;
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// Whose memory messages are sent from.
+#[derive(Clone, Copy)]
+pub(crate) enum Memory {
+    /// The program's own, registered: the kernel copies it.
+    OfProgram,
+    /// Allocated by the device: the receiver maps it.
+    OfDevice,
+}
+
 pub(crate) struct Ours {
     endpoint: Endpoint,
     queue: CompletionQueue,
     peer: FiAddr,
-    out: MemoryRegion,
+    out: RegionSlice,
     into: MemoryRegion,
     received: [bool; MAX_WINDOW],
     sent: [bool; MAX_WINDOW],
@@ -36,7 +46,7 @@ pub(crate) struct Ours {
 }
 
 impl Ours {
-    pub(crate) fn open(directory: &Path, role: &str, bytes: usize) -> Result<Self> {
+    pub(crate) fn open(memory: Memory, directory: &Path, role: &str, bytes: usize) -> Result<Self> {
         let hosts = Some(directory.join("hosts"));
         let options = ShmOptions::new("peers").with(|options| options.directory = hosts);
         let domain = Fabric::shm(options).domain()?;
@@ -49,7 +59,18 @@ impl Ours {
             .enable()?;
         // Written to, and so touched.
         let access = Access { remote_read: true, remote_write: false };
-        let out = domain.register_for(vec![SENT; bytes], access, LocalAccess::SEND)?;
+        let out = match memory {
+            Memory::OfProgram => {
+                let out = domain.register_for(vec![SENT; bytes], access, LocalAccess::SEND)?;
+                out.slice(0..bytes)?
+            }
+            Memory::OfDevice => {
+                let out = domain.registered(bytes, access)?;
+                ensure!(out.region().is_mapped(), "{bytes} bytes are no shared memory");
+                out.region().write(0, &vec![SENT; bytes]);
+                out
+            }
+        };
         let into =
             domain.register_for(vec![UNSENT; bytes], Access::default(), LocalAccess::RECV)?;
         let peer = meet(directory, role, endpoint.address(), &addresses)?;
@@ -118,7 +139,7 @@ impl Transport for Ours {
 
     fn send(&mut self, point: Point, slot: usize) -> Result<()> {
         let at = point.offset(slot);
-        let mut slice = self.out.slice(at..at + point.size)?;
+        let mut slice = self.out.region().slice(at..at + point.size)?;
         self.sent[slot] = false;
         let message = Message::to(self.peer).tagged(DATA);
         while let Err(refused) = self.endpoint.send(message, slice, slot as u64) {

@@ -53,7 +53,7 @@ fn read(
 
 /// The table in the file, as any process of the user can map it.
 fn file(memory: &HostMemory) -> Map {
-    Map::new(&memory._file, LENGTH).unwrap()
+    Map::new(&memory.file, LENGTH).unwrap()
 }
 
 fn bytes(region: &SoftRegion) -> Vec<u8> {
@@ -308,7 +308,7 @@ fn table_of_a_dead_process_is_replaced_by_its_successor() {
     // Killed: nothing is taken back, but the lock is gone and so is the process.
     file(&dead).words::<1>(HEADER_PROCESS)[0].store(0x3fff_ffff, Ordering::Relaxed);
     let dead = std::mem::ManuallyDrop::new(dead);
-    flock(&dead._file, FlockOperation::NonBlockingUnlock).unwrap();
+    flock(&dead.file, FlockOperation::NonBlockingUnlock).unwrap();
     assert_eq!(host.names(), 3);
     let next = host.open();
     assert_eq!(host.names(), 2, "the dead one's names were removed");
@@ -318,3 +318,5 @@ fn table_of_a_dead_process_is_replaced_by_its_successor() {
     assert_eq!(bytes(&target), [6; 4]);
     next.remove_queue_pair(Qpn(4));
 }
+
+mod mapped;
