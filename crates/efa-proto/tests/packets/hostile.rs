@@ -49,7 +49,7 @@ fn eager_connid_peek_equals_packet_parse() {
         found += usize::from(EagerConnid::peek(sample).is_some());
     }
     let eager = |tag, payload| {
-        let (msg_id, connid) = (efa_proto::MsgId(7), efa_proto::Connid(9));
+        let (msg_id, connid) = (MsgId(7), Connid(9));
         let eager = EagerConnid { msg_id, tag, connid, payload };
         let mut bytes = vec![0; 20];
         let length = eager.emit(&mut bytes).unwrap();
