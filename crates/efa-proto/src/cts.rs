@@ -60,6 +60,14 @@ struct CtsDataConnid {
 
 const _: () = assert!(size_of::<CtsDataConnid>() == 8);
 
+/// The header with connid.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct CtsDataWithConnid {
+    head: CtsDataHead,
+    connid: CtsDataConnid,
+}
+
 impl Cts {
     /// Bytes that [`Self::emit`] writes.
     #[inline]
@@ -108,6 +116,26 @@ impl fmt::Display for Cts {
 }
 
 impl CtsData {
+    /// Reads a packet if it is a well-formed CTSDATA with connid, the form that all releases since 1.14 send; `bytes` is
+    /// exactly one datagram. Returns the header, the connid and the payload.
+    ///
+    /// A fast path: [`Packet`](crate::Packet) parses it, too.
+    #[must_use]
+    #[inline(always)]
+    pub fn peek(bytes: &[u8]) -> Option<(Self, Connid, &[u8])> {
+        let base = Base::read(bytes)?;
+        let flags = PacketFlags::from_bits_retain(base.flags.get());
+        if base.packet_type != PacketType::CtsData.as_u8() || !flags.contains(PacketFlags::CONNID) {
+            return None;
+        }
+        let (CtsDataWithConnid { head, connid }, payload) =
+            CtsDataWithConnid::ref_from_prefix(bytes).ok()?;
+        let (recv_id, connid) = (OpId(head.recv_id.get()), Connid(connid.connid.get()));
+        let (seg_length, seg_offset) = (head.seg_length.get(), head.seg_offset.get());
+        let data = Self { connid: Some(connid), recv_id, seg_length, seg_offset };
+        (seg_length == payload.len() as u64).then_some((data, connid, payload))
+    }
+
     /// Bytes that [`Self::emit`] writes.
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]

@@ -37,14 +37,21 @@ impl Coverage {
     }
 
     /// Adds the bytes `[start, end)`; the caller has checked `start < end`.
+    #[inline]
     pub(crate) fn insert(&mut self, start: u64, end: u64) -> Covered {
-        if start < self.prefix {
-            return Covered::Repeated;
-        }
         if start == self.prefix && self.islands.is_empty() {
             self.prefix = end;
             self.bytes += end - start;
             return Covered::New;
+        }
+        self.insert_among(start, end)
+    }
+
+    /// Adds bytes that don't just extend all those that have arrived.
+    #[inline(never)]
+    fn insert_among(&mut self, start: u64, end: u64) -> Covered {
+        if start < self.prefix {
+            return Covered::Repeated;
         }
         let at = self.islands.partition_point(|island| island.1 < start);
         let next = self.islands.get(at).copied();

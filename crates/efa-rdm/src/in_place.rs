@@ -407,7 +407,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         };
         self.core_mut().statistics.received_bytes += length as u64;
         let begin = length - parsed.payload.len();
-        let peer = self.core_mut().identify_sender(&parsed, source);
+        let peer = self.core_mut().identify_sender(&parsed, bytes, source);
         self.settle();
         let Header::Rtm(Rtm { kind: RtmKind::Eager, tag: None, options, .. }) = parsed.header
         else {

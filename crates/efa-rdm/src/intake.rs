@@ -9,7 +9,9 @@
 
 use efa_device::{DeviceError, QueuePair, Source};
 use efa_handshake::Reply;
-use efa_proto::{Connid, EagerConnid, Header, MsgId, Packet, RawAddress};
+use efa_proto::{
+    Connid, CtsData, EagerConnid, Header, MediumConnid, MsgId, Packet, PacketType, RawAddress,
+};
 
 use crate::complete::eager_received;
 use crate::completion::{Completion, OperationError};
@@ -55,19 +57,54 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 None => self.matching.eager_arrived(peer, bytes),
             }
         } else {
-            self.other_packet_arrived(bytes, source);
+            self.segment_or_other_arrived(bytes, source);
         }
         self.consumed(packet);
         None
     }
 
-    /// Handles a packet that is not the next message of a peer, or has more in its header.
+    /// Handles a packet that isn't the next message of a peer. Most are further segments.
+    #[inline(always)]
+    fn segment_or_other_arrived(&mut self, bytes: &[u8], source: Source) {
+        const CTSDATA: u8 = PacketType::CtsData.as_u8();
+        const MEDIUM: u8 = PacketType::MediumMsgRtm.as_u8();
+        const MEDIUM_TAGGED: u8 = PacketType::MediumTagRtm.as_u8();
+        match bytes.first() {
+            Some(&CTSDATA) => self.ctsdata_or_other_arrived(bytes, source),
+            Some(&(MEDIUM | MEDIUM_TAGGED)) => self.medium_or_other_arrived(bytes, source),
+            _ => self.other_packet_arrived(bytes, source),
+        }
+    }
+
+    #[inline(never)]
+    fn ctsdata_or_other_arrived(&mut self, bytes: &[u8], source: Source) {
+        let ops = &mut self.matching.ops;
+        if let Some((data, connid, payload)) = CtsData::peek(bytes)
+            && let Some(peer) = ops.core.recognise(source, connid)
+        {
+            ops.core.statistics.received.count(PacketType::CtsData);
+            return ops.ctsdata_arrived(peer, &data, payload);
+        }
+        self.other_packet_arrived(bytes, source);
+    }
+
+    #[inline(never)]
+    fn medium_or_other_arrived(&mut self, bytes: &[u8], source: Source) {
+        if let Some(medium) = MediumConnid::peek(bytes)
+            && self.matching.ops.further_medium_arrived(&medium, source)
+        {
+            return;
+        }
+        self.other_packet_arrived(bytes, source);
+    }
+
+    /// Handles any packet.
     #[inline(never)]
     fn other_packet_arrived(&mut self, bytes: &[u8], source: Source) {
         let core = &mut self.matching.ops.core;
         match Packet::parse(bytes) {
             Ok(packet) => {
-                let Some(peer) = core.identify_sender(&packet, source) else { return };
+                let Some(peer) = core.identify_sender(&packet, bytes, source) else { return };
                 // The sender may be a restarted peer: nothing of it is handled before the end of the
                 // old one is settled.
                 self.settle();
@@ -118,17 +155,24 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     pub(crate) fn identify_sender(
         &mut self,
         packet: &Packet<'_>,
+        bytes: &[u8],
         source: Source,
     ) -> Option<PeerId> {
-        // Most senders have written lately.
-        let known = packet.header.connid().and_then(|connid| self.peers.recognise(source, connid));
+        let known = packet.header.connid().and_then(|connid| self.recognise(source, connid));
         let peer = match known {
-            Some((peer, active)) if active.handshake.is_answered() => peer,
-            _ => self.identify_new_sender(packet, source)?,
+            Some(peer) => peer,
+            None => self.identify_new_sender(packet, source)?,
         };
-        self.statistics.received.count(packet.packet_type());
+        self.statistics.received.count_type_of(bytes);
         tracing::trace!(peer = peer.0, packet = %packet, "received");
         Some(peer)
+    }
+
+    /// The sender of a packet with this connid, if it wrote lately and our HANDSHAKE was sent to it.
+    #[inline(always)]
+    pub(crate) fn recognise(&mut self, source: Source, connid: Connid) -> Option<PeerId> {
+        let (peer, active) = self.peers.recognise(source, connid)?;
+        active.handshake.is_answered().then_some(peer)
     }
 
     #[inline(never)]

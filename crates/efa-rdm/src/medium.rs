@@ -11,14 +11,17 @@
 //!
 //! When the device's send queue is full, the remaining segments are sent later.
 
-use efa_device::QueuePair;
-use efa_proto::{MsgId, OpId, Rtm, RtmKind};
+use efa_device::{QueuePair, Source};
+use efa_proto::{Connid, MediumConnid, MsgId, OpId, ReqOptions, Rtm, RtmKind};
 
 use crate::completion::Level;
+use crate::core::Core;
 use crate::event::DropReason;
 use crate::ids::PeerId;
-use crate::operations::{Assembly, Operations};
+use crate::memory::Memory;
+use crate::operations::{Assembly, Operations, Send};
 use crate::payload::Payload;
+use crate::select::Subprotocol;
 use crate::shape::Shape;
 use crate::work::Advance;
 
@@ -29,6 +32,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let Some(send) = sends.get_mut(id) else { return Advance::Done };
         let (msg_id, tag, msg_length) = (MsgId(send.msg_id), send.tag, send.length);
         let options = core.request_options(send.peer, send.cq_data);
+        if let (ReqOptions { raw_address: None, cq_data: None, connid: Some(connid) }, false) =
+            (options, send.level == Level::Delivery)
+        {
+            return core.send_medium_by_connid(id, send, connid);
+        }
         while send.sent < msg_length {
             let seg_offset = send.sent;
             let kind = match send.level {
@@ -55,7 +63,38 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         payload: &[u8],
     ) {
         self.assembling.insert((peer.0, msg_id.0), Assembly::Receiving(id));
+        self.last_medium = id;
         self.segment_arrived(id, shape.offset, payload);
+    }
+
+    /// Handles a further segment of the message that got the last one, if it agrees with the message and its sender wrote
+    /// lately. Otherwise does nothing, and returns `false`.
+    #[inline(always)]
+    pub(crate) fn further_medium_arrived(
+        &mut self,
+        medium: &MediumConnid<'_>,
+        source: Source,
+    ) -> bool {
+        let Self { core, receives, last_medium: id, .. } = self;
+        let MediumConnid { msg_id, tag, msg_length, seg_offset, connid, payload } = *medium;
+        let last = receives.get_mut(*id).filter(|receive| receive.msg_id == msg_id.0);
+        let Some(receive) = last else { return false };
+        let Some(peer) = core.recognise(source, connid) else { return false };
+        let end = seg_offset.checked_add(payload.len() as u64);
+        let agrees = receive.peer == peer
+            && receive.subprotocol == Some(Subprotocol::Medium)
+            && receive.length == msg_length
+            && !receive.receipt
+            && receive.tagged == tag.is_some()
+            && receive.tag == tag.unwrap_or(0)
+            && !payload.is_empty()
+            && end.is_some_and(|end| end <= msg_length);
+        if agrees {
+            core.statistics.received.count(medium.packet_type());
+            let id = *id;
+            self.segment_arrived(id, seg_offset, payload);
+        }
+        agrees
     }
 
     /// Handles another segment of a message. Drops it if its header disagrees with the first one's.
@@ -80,6 +119,30 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             return self.core.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
         }
         receive.cq_data = receive.cq_data.or(rtm.options.cq_data);
+        self.last_medium = id;
         self.segment_arrived(id, shape.offset, payload);
+    }
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
+    /// Sends the remaining segments to a peer that gets the connid and nothing else in their headers.
+    fn send_medium_by_connid(
+        &mut self,
+        id: OpId,
+        send: &mut Send<Memory<B, Q::Region>>,
+        connid: Connid,
+    ) -> Advance {
+        let (msg_id, tag, msg_length) = (MsgId(send.msg_id), send.tag, send.length);
+        while send.sent < msg_length {
+            let seg_offset = send.sent;
+            let medium = MediumConnid { msg_id, tag, msg_length, seg_offset, connid, payload: &[] };
+            let length = self.left_of_packet(medium.rtm().len()).min(msg_length - seg_offset);
+            let emit = |packet: &mut [u8]| medium.emit(packet);
+            let advance = self.post_segment(id, send, medium.packet_type(), length, emit);
+            if advance != Advance::Done {
+                return advance;
+            }
+        }
+        Advance::Done
     }
 }

@@ -295,6 +295,8 @@ pub(crate) struct Operations<Q: QueuePair, B> {
     /// Messages of several packets of which one has been matched or is unexpected, by peer and message
     /// ID.
     pub(crate) assembling: HashMap<(u32, u32), Assembly, Keyed>,
+    /// The receive that got the last segment of a medium message. It may have ended.
+    pub(crate) last_medium: OpId,
     /// Number of single-packet messages in flight with a buffer; they have no [`Send`].
     pub(crate) single_packets: usize,
     /// Serial number of the last send that isn't ordered.
@@ -319,6 +321,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             responses: 0,
             requested: 0,
             assembling,
+            last_medium: OpId(u32::MAX),
             single_packets: 0,
             serial: 0,
             coverages: Pool::default(),

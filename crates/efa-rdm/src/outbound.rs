@@ -140,6 +140,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Handles a packet that was delivered: it lies in memory of the receiver's device.
     #[inline]
     pub(crate) fn packet_delivered(&mut self, id: WorkId) -> Option<Completion<B>> {
+        // Most are segments.
+        if let Some((peer, id, msg_id)) = self.core.transmit.completed_segment(id) {
+            self.segment_delivered(peer, id, msg_id);
+            return None;
+        }
         let InFlight { peer, purpose, retransmitted, .. } = self.core.transmit.completed(id)?;
         if retransmitted && let Some(active) = self.core.peers.active_mut(peer) {
             active.backoff.delivered();

@@ -15,15 +15,6 @@ use crate::endpoint::{Endpoint, PROGRESS_BUDGET};
 use crate::event::Event;
 use crate::payload::Payload;
 
-/// The result of asking the device.
-enum Step<B> {
-    /// It finished nothing.
-    Idle,
-    /// A device completion was handled. The operation that ended by it, if one did; others wait in
-    /// the queue of completions.
-    Handled(Option<Completion<B>>),
-}
-
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Whether something is due at a known time, so that [`progress`](Self::progress) needs the
     /// exact time. Otherwise a recent one will do.
@@ -195,10 +186,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     fn poll_on(&mut self) -> Option<Completion<B>> {
         self.settle();
         while !self.schedule().has_completions() && self.budget > 0 {
-            match self.step() {
-                Step::Handled(None) => {}
-                Step::Handled(ended) => return ended,
-                Step::Idle => break,
+            let core = self.core_mut();
+            let Some(completion) = core.transmit.device.poll(core.now) else { break };
+            self.count_handled();
+            // Where the caller wants it, and nowhere else: most packets end no operation.
+            let ended = self.handle(completion);
+            self.settle();
+            if ended.is_some() {
+                return ended;
             }
         }
         if !self.schedule().has_completions() {
@@ -223,9 +218,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// completions wait for [`poll_completion`](Self::poll_completion).
     pub fn progress(&mut self, now: Time) {
         self.begin(now);
-        while self.budget > 0
-            && let Step::Handled(ended) = self.step()
-        {
+        while self.budget > 0 {
+            let core = self.core_mut();
+            let Some(completion) = core.transmit.device.poll(core.now) else { break };
+            self.count_handled();
+            let ended = self.handle(completion);
+            self.settle();
             self.core_mut().complete(ended);
         }
         self.end_round();
@@ -241,16 +239,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if self.budget == 0 {
             self.end_round();
         }
-    }
-
-    /// Handles one device completion.
-    fn step(&mut self) -> Step<B> {
-        let core = self.core_mut();
-        let Some(completion) = core.transmit.device.poll(core.now) else { return Step::Idle };
-        self.count_handled();
-        let ended = self.handle(completion);
-        self.settle();
-        Step::Handled(ended)
     }
 
     #[inline(always)]

@@ -20,6 +20,14 @@ impl PacketCounts {
         self.0[usize::from(packet_type.as_u8())] += 1;
     }
 
+    /// Counts a packet that was parsed from these bytes.
+    #[inline]
+    pub(crate) fn count_type_of(&mut self, bytes: &[u8]) {
+        if let Some(count) = bytes.first().and_then(|first| self.0.get_mut(usize::from(*first))) {
+            *count += 1;
+        }
+    }
+
     /// The number of packets of one type.
     #[must_use]
     pub fn of(&self, packet_type: PacketType) -> u64 {

@@ -181,6 +181,18 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         })
     }
 
+    /// Removes the record of a completed packet of a send, if it wasn't retransmitted, and returns the peer, the send
+    /// and its message ID. Otherwise the record stays.
+    #[inline(always)]
+    pub(crate) fn completed_segment(&mut self, id: WorkId) -> Option<(PeerId, OpId, u32)> {
+        self.in_flight.take(usize::try_from(id.0).ok()?, |record| match record.purpose {
+            Purpose::Send { id, msg_id } if !record.retransmitted => {
+                Some((record.peer, id, msg_id))
+            }
+            _ => None,
+        })
+    }
+
     /// The records of all packets in flight.
     pub(crate) fn records_mut(&mut self) -> impl Iterator<Item = &mut InFlight<B>> {
         self.in_flight.iter_mut()

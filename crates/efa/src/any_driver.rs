@@ -16,7 +16,6 @@ use efa_sim::SoftDevice;
 use efa_verbs::VerbsDevice;
 
 use crate::address::Address;
-use crate::clock::Clock;
 use crate::device::{ConcretePacket, ConcreteRegion, Device};
 use crate::driver::{Bindings, Driver, Engine};
 use crate::endpoint_options::Receiving;
@@ -117,12 +116,12 @@ impl AnyDriver {
 
     /// As [`Driver::is_idle`]; `false` of less frequent kinds.
     #[inline(always)]
-    pub(crate) fn is_idle(&mut self, clock: &Clock) -> bool {
+    pub(crate) fn is_idle(&mut self) -> bool {
         // Not `each_driver!`, which ends looks.
         match self {
             #[cfg(feature = "sim")]
-            Self::Soft(driver) => driver.is_idle(clock),
-            Self::Verbs(driver) => driver.is_idle(clock),
+            Self::Soft(driver) => driver.is_idle(),
+            Self::Verbs(driver) => driver.is_idle(),
             Self::Other(_) => false,
         }
     }

@@ -42,15 +42,6 @@ impl Clock {
         matches!(self, Self::Manual(_))
     }
 
-    /// Whether it may still be `then`: a manual clock says so, and reading the host's costs too much to find out.
-    #[inline(always)]
-    pub(crate) fn may_be(&self, then: Time) -> bool {
-        match self {
-            Self::Host(_) => true,
-            Self::Manual(clock) => clock.now() == then,
-        }
-    }
-
     /// Lets time pass between two polls, of which there were `polls` so far. A manual clock is
     /// advanced, to `next` if that is given; with the host's, the thread yields now and then.
     pub(crate) fn pass(&self, next: Option<Time>, polls: u32) {

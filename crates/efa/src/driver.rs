@@ -108,7 +108,7 @@ const POLLS_PER_CLOCK_READ: u32 = 8;
 
 /// Looks at an idle device after a poll: a look costs a fraction of a poll, but doesn't do what the device does at
 /// intervals.
-const LOOKS_PER_POLL: u32 = 256;
+const LOOKS_PER_POLL: u32 = 512;
 /// After so many looks the next poll reads the clock.
 const LOOKS_PER_CLOCK_READ: u32 = 64;
 
@@ -487,30 +487,32 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     /// Whether a poll would find nothing, by a look that costs a fraction of a poll; `false` if that isn't known, and
     /// once in so many looks.
     #[inline(always)]
-    pub(crate) fn is_idle(&mut self, clock: &Clock) -> bool {
-        if self.looks == 0 {
-            return false;
+    pub(crate) fn is_idle(&mut self) -> bool {
+        if self.looks > 1 {
+            self.looks -= 1;
+            if self.engine.has_no_arrivals() {
+                return true;
+            }
         }
-        self.looks -= 1;
-        let is_idle = self.looks > 0 && clock.may_be(self.now) && self.engine.has_no_arrivals();
-        if !is_idle {
-            self.end_looks();
-        }
-        is_idle
+        self.end_looks();
+        false
     }
 
     /// Before the poll that comes after looks: if it comes long after the one before, it reads the clock.
     #[inline(never)]
     fn end_looks(&mut self) {
-        if self.looks < LOOKS_PER_POLL - LOOKS_PER_CLOCK_READ {
+        if (1..LOOKS_PER_POLL - LOOKS_PER_CLOCK_READ).contains(&self.looks) {
             self.polls = POLLS_PER_CLOCK_READ - 1;
         }
         self.looks = 0;
     }
 
-    /// After a poll that found nothing: whether only an arrival can change that.
-    fn allow_looks(&mut self) {
-        let is_clear = self.transmit.has_none_deferred() && self.receive.has_none_deferred();
+    /// After a poll that found nothing: whether only an arrival can change that. A manual clock may be advanced between
+    /// two reads, so that each polls.
+    fn allow_looks(&mut self, clock: &Clock) {
+        let is_clear = !clock.is_manual()
+            && self.transmit.has_none_deferred()
+            && self.receive.has_none_deferred();
         if is_clear && self.engine.await_arrivals() {
             self.looks = LOOKS_PER_POLL;
         }
@@ -549,7 +551,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         if let Some(accounts) = &mut self.accounts {
             accounts.counters.follow(self.engine.statistics());
         }
-        self.allow_looks();
+        self.allow_looks(clock);
         false
     }
 

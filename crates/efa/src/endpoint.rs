@@ -671,7 +671,7 @@ impl Shared {
     pub(crate) fn poll(&self, reader: Reader<'_>) -> bool {
         let clock = self.domain.fabric().clock();
         let driver = &mut *self.driver.lock();
-        if driver.is_idle(clock) {
+        if driver.is_idle() {
             return false;
         }
         each_driver!(driver, driver => driver.poll(clock, reader), _ => false)
@@ -680,7 +680,7 @@ impl Shared {
     /// Whether a poll would find nothing; `false` if that isn't known without one.
     #[inline(always)]
     pub(crate) fn is_idle(&self) -> bool {
-        self.driver.lock().is_idle(self.domain.fabric().clock())
+        self.driver.lock().is_idle()
     }
 
     /// Whether its device has found something that was not handled; `true` if that isn't known.

@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use efa_proto::{
-    BaseHeader, EagerConnid, EmitError, Header, Packet, PacketType, ParseError, ReqOptions, Rtm,
-    RtmKind,
+    BaseHeader, CtsData, EagerConnid, EmitError, Header, MediumConnid, Packet, PacketType,
+    ParseError, ReqOptions, Rtm, RtmKind,
 };
 
 /// Discards text.
@@ -34,6 +34,34 @@ fn refused(bytes: &[u8], error: ParseError) {
     }
 }
 
+/// The fast paths for segments give the same result as the parser.
+fn peek_segment(bytes: &[u8], packet: Option<&Packet<'_>>) {
+    let (mut medium, mut data) = (None, None);
+    match packet {
+        Some(Packet {
+            header: Header::Rtm(rtm @ Rtm { kind: RtmKind::Medium { .. }, options, .. }),
+            payload,
+        }) if options.raw_address.is_none()
+            && options.cq_data.is_none()
+            && options.connid.is_some() =>
+        {
+            medium = Some((*rtm, *payload));
+        }
+        Some(Packet { header: Header::CtsData(header), payload }) => {
+            data = header.connid.map(|connid| (*header, connid, *payload));
+        }
+        _ => {}
+    }
+    assert_eq!(CtsData::peek(bytes), data);
+    let found = MediumConnid::peek(bytes);
+    assert_eq!(found.map(|medium| (medium.rtm(), medium.payload)), medium);
+    if let Some(medium) = found {
+        let (mut short, mut long) = ([0; 64], [0; 64]);
+        assert_eq!(medium.emit(&mut short), medium.rtm().emit(&mut long));
+        assert_eq!(short, long);
+    }
+}
+
 /// The fast path gives the same result as the parser, for the packets that it supports.
 fn peek(bytes: &[u8], packet: Option<&Packet<'_>>) {
     const CONNID: fn(&ReqOptions) -> bool =
@@ -56,6 +84,7 @@ fn peek(bytes: &[u8], packet: Option<&Packet<'_>>) {
 
 pub(crate) fn run(bytes: &[u8]) {
     peek(bytes, Packet::parse(bytes).ok().as_ref());
+    peek_segment(bytes, Packet::parse(bytes).ok().as_ref());
     let packet = match Packet::parse(bytes) {
         Ok(packet) => packet,
         Err(error) => return refused(bytes, error),

@@ -8,7 +8,7 @@
 //! matching with that of MPI libraries, [`vs_libfabric`] the instructions of a round with those of
 //! libfabric's EFA provider, [`provider`] our provider for libfabric with libfabric's own, [`asleep`] the time of a
 //! round between processes that sleep, [`netio`] publish/subscribe with that of others, [`peers`] messages between two
-//! processes with other libraries.
+//! processes with other libraries. [`scale`] measures how memory and instructions grow.
 
 mod added;
 mod asleep;
@@ -17,6 +17,7 @@ mod matching;
 mod netio;
 pub(crate) mod peers;
 pub(crate) mod provider;
+mod scale;
 mod soft;
 pub(crate) mod vs_libfabric;
 
@@ -73,6 +74,8 @@ enum What {
     Netio(netio::Args),
     /// Compare messages between two processes with libfabric's shm and tcp, UCX and Open MPI, and with what bounds them
     Peers(peers::Args),
+    /// Memory and instructions with many endpoints, peers, addresses and processes
+    Scale(scale::Args),
 }
 
 /// What instruction counts are judged by.
@@ -94,6 +97,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
         Some(What::Asleep(args)) => return asleep::run(workspace, args),
         Some(What::Netio(args)) => return netio::run(workspace, args),
         Some(What::Peers(args)) => return peers::run(workspace, args),
+        Some(What::Scale(args)) => return scale::run(workspace, args),
         None => {}
     }
     let metadata = workspace.metadata()?;
@@ -107,11 +111,12 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     count_instructions(workspace, &metadata, &packages, judge, &args.passed_on)
 }
 
-/// The gate of `cargo xtask test`: the instruction benches of all crates, against their limits.
+/// The gate of `cargo xtask test`: the instruction benches of all crates, against their limits, and how counts grow.
 pub(crate) fn gate(workspace: &Workspace) -> Result<()> {
     let metadata = workspace.metadata()?;
     let packages = select(&metadata, INSTRUCTIONS, &["all".to_owned()])?;
-    count_instructions(workspace, &metadata, &packages, Judge::LimitsAlone, &[])
+    count_instructions(workspace, &metadata, &packages, Judge::LimitsAlone, &[])?;
+    scale::gate(workspace)
 }
 
 fn count_instructions(

@@ -2,7 +2,10 @@
 
 use std::sync::LazyLock;
 
-use efa_proto::{EagerConnid, EmitError, Header, Packet, PacketType, ReqOptions, RtmKind};
+use efa_proto::{
+    Connid, CtsData, EagerConnid, EmitError, Header, MediumConnid, MsgId, OpId, Packet, PacketType,
+    ReqOptions, RtmKind,
+};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -46,7 +49,7 @@ fn eager_connid_peek_equals_packet_parse() {
         found += usize::from(EagerConnid::peek(sample).is_some());
     }
     let eager = |tag, payload| {
-        let (msg_id, connid) = (efa_proto::MsgId(7), efa_proto::Connid(9));
+        let (msg_id, connid) = (MsgId(7), Connid(9));
         let eager = EagerConnid { msg_id, tag, connid, payload };
         let mut bytes = vec![0; 20];
         let length = eager.emit(&mut bytes).unwrap();
@@ -66,9 +69,68 @@ fn eager_connid_peek_equals_packet_parse() {
     assert!(found > 0, "the samples have such packets");
 }
 
+/// `MediumConnid::peek` and `CtsData::peek` return the same as `Packet::parse`.
+fn peek_segment(bytes: &[u8]) {
+    let (mut medium, mut data) = (None, None);
+    if let Ok(packet) = Packet::parse(bytes) {
+        match packet.header {
+            Header::Rtm(rtm) => {
+                let by_connid = matches!(
+                    rtm.options,
+                    ReqOptions { raw_address: None, cq_data: None, connid: Some(_) }
+                );
+                let is_medium = matches!(rtm.kind, RtmKind::Medium { .. });
+                medium = (by_connid && is_medium).then_some((rtm, packet.payload));
+            }
+            Header::CtsData(header @ CtsData { connid: Some(connid), .. }) => {
+                data = Some((header, connid, packet.payload));
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(CtsData::peek(bytes), data);
+    let found = MediumConnid::peek(bytes);
+    assert_eq!(found.map(|medium| (medium.rtm(), medium.payload)), medium);
+    if let Some(medium) = found {
+        for length in 0..=medium.rtm().len() {
+            let (mut short, mut long) = (vec![0; length], vec![0; length]);
+            let written = medium.emit(&mut short);
+            assert_eq!(written, medium.rtm().emit(&mut long));
+            assert!(written.is_err() || short == long, "{short:?}, {long:?}");
+        }
+    }
+}
+
+#[test]
+fn segment_peek_equals_packet_parse() {
+    let (msg_id, connid, payload) = (MsgId(7), Connid(9), [1, 2, 3].as_slice());
+    let medium = |tag| {
+        let segment = MediumConnid { msg_id, tag, msg_length: 90, seg_offset: 5, connid, payload };
+        let mut bytes = vec![0; segment.rtm().len()];
+        segment.emit(&mut bytes).unwrap();
+        bytes.extend(payload);
+        assert_eq!(MediumConnid::peek(&bytes), Some(segment));
+        bytes
+    };
+    let data = CtsData { connid: Some(connid), recv_id: OpId(4), seg_length: 3, seg_offset: 5 };
+    let mut ctsdata = vec![0; data.len()];
+    data.emit(&mut ctsdata).unwrap();
+    ctsdata.extend(payload);
+    assert_eq!(CtsData::peek(&ctsdata), Some((data, connid, payload)));
+    for bytes in [medium(None), medium(Some(5)), ctsdata] {
+        for bit in 0..8 * bytes.len() {
+            let mut changed = bytes.clone();
+            changed[bit / 8] ^= 1 << (bit % 8);
+            peek_segment(&changed);
+        }
+        (0..bytes.len()).for_each(|length| peek_segment(&bytes[..length]));
+    }
+}
+
 /// Parses; displays, emits and parses again what was accepted.
 fn digest(bytes: &[u8]) {
     peek(bytes);
+    peek_segment(bytes);
     match Packet::parse(bytes) {
         Err(error) => {
             assert!(!error.to_string().is_empty());

@@ -61,27 +61,27 @@ use Operation as O;
 use Subprotocol as S;
 
 // The last two numbers are the work requests and the limit for each: what was measured and 1 %.
-pub(crate) const MEDIUM_64K: Case = case(O::Send, S::Medium, KIB_64, Rdma::NONE, 8, 1346);
-pub(crate) const MEDIUM_1M: Case = case(O::Send, S::Medium, MIB_1, Rdma::NONE, 118, 1060);
-pub(crate) const LONG_CTS_64K: Case = case(O::Send, S::LongCts, KIB_64, Rdma::NONE, 9, 1108);
-pub(crate) const LONG_CTS_1M: Case = case(O::Send, S::LongCts, MIB_1, Rdma::NONE, 122, 783);
-pub(crate) const LONG_READ_64K: Case = case(O::Send, S::LongRead, KIB_64, READ_ONLY, 3, 1710);
-pub(crate) const LONG_READ_1M: Case = case(O::Send, S::LongRead, MIB_1, READ_ONLY, 3, 1710);
-pub(crate) const RUNTING_READ_1M: Case = case(O::Send, S::RuntRead, MIB_1, READ_ONLY, 10, 1366);
-pub(crate) const EMULATED_WRITE_64K: Case = case(O::Write, S::LongCts, KIB_64, Rdma::NONE, 9, 1170);
-pub(crate) const EMULATED_WRITE_1M: Case = case(O::Write, S::LongCts, MIB_1, Rdma::NONE, 122, 834);
+pub(crate) const MEDIUM_64K: Case = case(O::Send, S::Medium, KIB_64, Rdma::NONE, 8, 992);
+pub(crate) const MEDIUM_1M: Case = case(O::Send, S::Medium, MIB_1, Rdma::NONE, 118, 668);
+pub(crate) const LONG_CTS_64K: Case = case(O::Send, S::LongCts, KIB_64, Rdma::NONE, 9, 986);
+pub(crate) const LONG_CTS_1M: Case = case(O::Send, S::LongCts, MIB_1, Rdma::NONE, 122, 632);
+pub(crate) const LONG_READ_64K: Case = case(O::Send, S::LongRead, KIB_64, READ_ONLY, 3, 1704);
+pub(crate) const LONG_READ_1M: Case = case(O::Send, S::LongRead, MIB_1, READ_ONLY, 3, 1704);
+pub(crate) const RUNTING_READ_1M: Case = case(O::Send, S::RuntRead, MIB_1, READ_ONLY, 10, 1336);
+pub(crate) const EMULATED_WRITE_64K: Case = case(O::Write, S::LongCts, KIB_64, Rdma::NONE, 9, 1047);
+pub(crate) const EMULATED_WRITE_1M: Case = case(O::Write, S::LongCts, MIB_1, Rdma::NONE, 122, 683);
 pub(crate) const LONG_READ_WRITE_64K: Case =
-    case(O::Write, S::LongRead, KIB_64, READ_ONLY, 3, 1771);
-pub(crate) const LONG_READ_WRITE_1M: Case = case(O::Write, S::LongRead, MIB_1, READ_ONLY, 3, 1771);
-pub(crate) const EMULATED_READ_64K: Case = case(O::Read, S::LongCts, KIB_64, Rdma::NONE, 9, 1095);
-pub(crate) const EMULATED_READ_1M: Case = case(O::Read, S::LongCts, MIB_1, Rdma::NONE, 123, 828);
+    case(O::Write, S::LongRead, KIB_64, READ_ONLY, 3, 1767);
+pub(crate) const LONG_READ_WRITE_1M: Case = case(O::Write, S::LongRead, MIB_1, READ_ONLY, 3, 1767);
+pub(crate) const EMULATED_READ_64K: Case = case(O::Read, S::LongCts, KIB_64, Rdma::NONE, 9, 967);
+pub(crate) const EMULATED_READ_1M: Case = case(O::Read, S::LongCts, MIB_1, Rdma::NONE, 123, 677);
 pub(crate) const DIRECT_WRITE_64K: Case =
-    case(O::Write, S::Direct, KIB_64, Rdma::READ_WRITE, 1, 2290);
+    case(O::Write, S::Direct, KIB_64, Rdma::READ_WRITE, 1, 2283);
 pub(crate) const DIRECT_WRITE_1M: Case =
-    case(O::Write, S::Direct, MIB_1, Rdma::READ_WRITE, 1, 2290);
+    case(O::Write, S::Direct, MIB_1, Rdma::READ_WRITE, 1, 2283);
 pub(crate) const DIRECT_READ_64K: Case =
-    case(O::Read, S::Direct, KIB_64, Rdma::READ_WRITE, 1, 2152);
-pub(crate) const DIRECT_READ_1M: Case = case(O::Read, S::Direct, MIB_1, Rdma::READ_WRITE, 1, 2152);
+    case(O::Read, S::Direct, KIB_64, Rdma::READ_WRITE, 1, 2110);
+pub(crate) const DIRECT_READ_1M: Case = case(O::Read, S::Direct, MIB_1, Rdma::READ_WRITE, 1, 2110);
 
 impl Case {
     /// The limit for a run.

@@ -5,6 +5,7 @@ use comfy_table::{CellAlignment, Table};
 use efa_plot::{Corner, Plot, Series};
 
 use super::point::{Form, Kind, Point, STREAMS, readable};
+use super::programs::Contestant;
 use super::results::Results;
 
 /// From here on a rate is shown in bytes.
@@ -59,8 +60,9 @@ impl Results {
         let contestants = self.contestants();
         let mut table = style.table();
         let names = contestants.iter().map(ToString::to_string);
-        let ratio = "efa of the best peer".to_owned();
-        table.set_header(std::iter::once("size".to_owned()).chain(names).chain([ratio]));
+        let ours: Vec<_> = contestants.iter().copied().filter(|who| who.is_ours()).collect();
+        let ratios = ours.iter().map(|who| format!("{who} of the best peer"));
+        table.set_header(std::iter::once("size".to_owned()).chain(names).chain(ratios));
         for size in self.sizes() {
             let point = points(size);
             let times: Vec<_> = contestants.iter().map(|who| self.time(*who, point)).collect();
@@ -71,12 +73,14 @@ impl Results {
                 time.map_or_else(String::new, |time| three_digits(figure(point, time)))
             });
             // Of times one way, of rates in a stream.
-            let ratio = self.to_best_peer(point).map(|ratio| match point.kind {
-                Kind::Latency => ratio,
-                Kind::Stream => 1.0 / ratio,
+            let ratios = ours.iter().map(|who| {
+                let ratio = self.to_best_peer(*who, point).map(|ratio| match point.kind {
+                    Kind::Latency => ratio,
+                    Kind::Stream => 1.0 / ratio,
+                });
+                ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}"))
             });
-            let ratio = ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}"));
-            table.add_row(std::iter::once(readable(size)).chain(shown).chain([ratio]));
+            table.add_row(std::iter::once(readable(size)).chain(shown).chain(ratios));
         }
         for column in table.column_iter_mut() {
             column.set_cell_alignment(CellAlignment::Right);
@@ -103,15 +107,22 @@ impl Results {
     /// For each byte that efa delivers, those in packets and those that the device read.
     fn moved_table(&self, style: Style) -> Option<Table> {
         let mut table = style.table();
-        table.set_header(["size", "way", "in packets", "read"]);
+        table.set_header(["size", "way", "in packets", "read", "mapped: in packets", "read"]);
         for size in self.sizes() {
             for (way, point) in [
                 ("one way", Point::latency(size)),
                 ("stream, a buffer each", Point::widest(size, Form::Each)),
             ] {
-                let Some([packets, reads]) = self.moved(point) else { continue };
-                let [packets, reads] = [packets, reads].map(|share| format!("{share:.2}"));
-                table.add_row([readable(size), way.into(), packets, reads]);
+                let moved =
+                    [Contestant::Ours, Contestant::Mapped].map(|who| self.moved(who, point));
+                if moved.iter().all(Option::is_none) {
+                    continue;
+                }
+                let shares = moved.into_iter().flat_map(|moved| match moved {
+                    Some(moved) => moved.map(|share| format!("{share:.2}")),
+                    None => Default::default(),
+                });
+                table.add_row([readable(size), way.into()].into_iter().chain(shares));
             }
         }
         (table.row_count() > 0).then_some(table)
@@ -210,7 +221,6 @@ impl Results {
 
 #[cfg(test)]
 mod tests {
-    use super::super::programs::Contestant;
     use super::super::results::tests::round;
     use super::*;
 
@@ -223,12 +233,15 @@ mod tests {
     fn tables_have_a_row_for_each_size_and_a_column_for_each_program() {
         let mut table = results().table(Style::Terminal, Point::latency).unwrap();
         assert_eq!(table.row_count(), 5);
-        assert_eq!(table.column_count(), 2 + Contestant::ALL.len());
+        assert_eq!(table.column_count(), 3 + Contestant::ALL.len());
         let row: Vec<String> =
             table.row(3).unwrap().cell_iter().map(|cell| cell.content()).collect();
         assert_eq!(
             row,
-            ["4 KiB", "1.00", "2.00", "30.0", "2.00", "2.00", "", "2.00", "2.00", "2.00", "0.50"]
+            [
+                "4 KiB", "1.00", "1.00", "2.00", "30.0", "2.00", "2.00", "", "2.00", "2.00",
+                "2.00", "0.50", "0.50"
+            ]
         );
         let point = |size| Point::stream(size, 64, Form::Each);
         let table = results().table(Style::Terminal, point).unwrap();
@@ -236,9 +249,9 @@ mod tests {
             table.row(at).unwrap().cell_iter().map(|cell| cell.content()).collect()
         };
         // A million messages, then 10⁹ bytes a second, and the ratio of the rates.
-        assert_eq!(row(1)[..3], ["8 B", "1.00", "0.500"]);
-        assert_eq!(row(3)[..3], ["4 KiB", "4.10", "2.05"]);
-        assert_eq!(row(3)[4], "");
+        assert_eq!(row(1)[..4], ["8 B", "1.00", "1.00", "0.500"]);
+        assert_eq!(row(3)[..4], ["4 KiB", "4.10", "4.10", "2.05"]);
+        assert_eq!(row(3)[5], "");
         assert_eq!(row(3).last().unwrap(), "2.00");
     }
 

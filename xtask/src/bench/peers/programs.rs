@@ -26,7 +26,10 @@ const MEMORY: &str = "/dev/shm";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 #[value(rename_all = "lower")]
 pub(super) enum Contestant {
+    /// `efa` with messages from registered memory of the program.
     Ours,
+    /// `efa` with messages from memory that the device allocated.
+    Mapped,
     /// libfabric's provider shm.
     Shm,
     /// libfabric's provider tcp.
@@ -42,8 +45,9 @@ pub(super) enum Contestant {
 }
 
 impl Contestant {
-    pub(super) const ALL: [Self; 9] = [
+    pub(super) const ALL: [Self; 10] = [
         Self::Ours,
+        Self::Mapped,
         Self::Shm,
         Self::Tcp,
         Self::Ucx,
@@ -54,6 +58,11 @@ impl Contestant {
         Self::BareTcp,
     ];
 
+    /// Whether it is `efa`.
+    pub(super) fn is_ours(self) -> bool {
+        matches!(self, Self::Ours | Self::Mapped)
+    }
+
     pub(super) fn is_peer(self) -> bool {
         matches!(self, Self::Shm | Self::Tcp | Self::Ucx | Self::Mpi)
     }
@@ -62,6 +71,7 @@ impl Contestant {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Ours => "ours",
+            Self::Mapped => "mapped",
             Self::Shm => "shm",
             Self::Tcp => "tcp",
             Self::Ucx => "ucx",
@@ -100,6 +110,7 @@ impl fmt::Display for Contestant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Ours => "efa",
+            Self::Mapped => "efa, mapped",
             Self::Shm => "libfabric shm",
             Self::Tcp => "libfabric tcp",
             Self::Ucx => "UCX",
@@ -248,6 +259,7 @@ impl Range {
         let words: Vec<String> = points.iter().map(|point| point.argument()).collect();
         let said = match who {
             Contestant::Ours => self.pair(&self.ours, &["ours"], &[], &words)?,
+            Contestant::Mapped => self.pair(&self.ours, &["mapped"], &[], &words)?,
             Contestant::Ring => self.pair(&self.ours, &["ring"], &[], &words)?,
             Contestant::BareTcp => self.pair(&self.ours, &["tcp"], &[], &words)?,
             Contestant::Readv => self.pair(&self.ours, &["readv"], &[], &words)?,
