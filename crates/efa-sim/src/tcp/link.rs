@@ -450,7 +450,7 @@ impl TcpLink {
     fn sweep(&mut self, state: &mut QueueState) {
         if std::mem::replace(&mut self.received, self.statistics.receives) == self.received {
             self.scratch = Vec::new();
-            self.incoming.iter_mut().for_each(|(_, incoming)| incoming.free_buffer());
+            self.incoming.iter_mut().for_each(|(_, incoming)| incoming.free_memory());
         }
         while self.leaving.front().is_some_and(|&(until, _)| until <= state.now()) {
             self.leaving.pop_front();
