@@ -100,8 +100,9 @@ pub struct TcpLink {
     unasked: u32,
     /// Polls that found no completion queued.
     turn: u64,
-    /// Whether a thread may sleep while another one posts.
     waitable: bool,
+    /// Whether a thread may sleep while another one posts.
+    is_armed: bool,
     /// Empty until there is something to receive.
     scratch: Vec<u8>,
     /// Calls that received something up to the last sweep.
@@ -152,6 +153,7 @@ pub(super) fn create(
         unasked: 0,
         turn: 0,
         waitable: options.waitable,
+        is_armed: false,
         scratch: Vec::new(),
         received: 0,
         attention: Attention::default(),
@@ -524,6 +526,7 @@ impl Link for TcpLink {
         if !self.dirty.is_empty() {
             self.flush(state);
         }
+        self.is_armed = false;
         self.turn += 1;
         self.unasked += 1;
         let looks_at = match self.ready.is_empty() {
@@ -573,6 +576,7 @@ impl Link for TcpLink {
         if !self.dirty.is_empty() {
             self.flush(state);
         }
+        self.is_armed = true;
         let until = match self.ready.is_empty() && self.dirty.is_empty() {
             true => self.next_due,
             false if state.has_posted() => return Armed::Pending,

@@ -199,7 +199,7 @@ impl TcpLink {
     pub(super) fn write_soon(&mut self, state: &mut QueueState, key: usize) {
         let Some(outgoing) = self.outgoing.get_mut(key) else { return };
         self.attention.posted(key);
-        if outgoing.is_first_in(self.turn) || self.waitable {
+        if outgoing.is_first_in(self.turn) || self.is_armed {
             self.flush_outgoing(state, key);
         } else if outgoing.wants_flush() && !std::mem::replace(&mut outgoing.dirty, true) {
             self.dirty.push(Token::Outgoing(key));
