@@ -276,7 +276,7 @@ impl Incoming {
         self.hung_up |= hung_up;
     }
 
-    /// Takes packets and passes each to `receive`. `calls` counts system calls.
+    /// Takes packets and passes each to `receive`. `calls` counts those of the system that received something.
     pub(super) fn poll(
         &mut self,
         target: &mut Target<'_>,
@@ -322,10 +322,10 @@ impl Incoming {
             self.end -= self.start;
             self.start = 0;
         }
-        *calls += 1;
         // There is space: the rest in the buffer is less than a frame.
         match self.socket.receive(&mut self.buffer[self.end..]) {
             Ok(Received::Bytes(count)) => {
+                *calls += 1;
                 self.end += count;
                 self.readable = self.end == BUFFER || self.hung_up;
             }
