@@ -101,6 +101,7 @@
 //! [`Status::BadStatus`]: efa_device::Status::BadStatus
 
 mod admission;
+mod attention;
 mod incoming;
 mod link;
 mod outgoing;

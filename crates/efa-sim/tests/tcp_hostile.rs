@@ -56,6 +56,17 @@ fn until(qp: &mut TcpQueuePair, now: Time, mut done: impl FnMut(&mut TcpQueuePai
     }
 }
 
+/// The next completion.
+fn completion(qp: &mut TcpQueuePair) -> Completion<Box<[u8]>> {
+    let start = Instant::now();
+    loop {
+        if let Some(completion) = qp.poll(Time::ZERO) {
+            return completion;
+        }
+        assert!(start.elapsed() < DEADLINE, "no completion within the deadline");
+    }
+}
+
 /// Asserts that the queue pair still works: it sends a packet to itself.
 fn assert_works(qp: &mut TcpQueuePair, now: Time) {
     let QueuePairAddress { gid, qpn, qkey } = qp.address();
@@ -520,12 +531,8 @@ fn read_from_fake_target(bytes: &[u8]) -> (Result<(), Status>, [u8; 6], Violatio
     }
     stream.write_all(second).unwrap();
     drop(stream);
-    let mut end = None;
-    until(&mut qp, Time::ZERO, |qp| {
-        end = qp.poll(Time::ZERO);
-        end.is_some()
-    });
-    let Some(Completion::Rdma { id: WorkId(1), result }) = end else { panic!("{end:?}") };
+    let end = completion(&mut qp);
+    let Completion::Rdma { id: WorkId(1), result } = end else { panic!("{end:?}") };
     let mut got = [0; 6];
     region.read(0, &mut got);
     (result, got, qp.statistics().violations)

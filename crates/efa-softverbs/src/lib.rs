@@ -50,8 +50,8 @@
 //!
 //! Any thread may call any function at any time, as with the real libraries. The library starts no
 //! thread before the first queue pair is ready to receive; then one makes progress for the program
-//! while it doesn't poll, as hardware would. It looks every 1 to 16 ms; at queue pairs of a completion queue
-//! with a channel only when their link has something, and once a second. For queue pairs whose rings a program
+//! while it doesn't poll, as hardware would. It looks every 1 to 16 ms; at idle queue pairs of the tcp link, or of a
+//! completion queue with a channel, only when their link has something, and once a second. For queue pairs whose rings a program
 //! writes ([`direct`]) another thread watches the doorbells, or the doorbells trap. A forked child has a device list of
 //! its own and must open its own devices; it can't use handles of its parent, and can't harm them.
 //!

@@ -54,6 +54,12 @@ macro_rules! each {
 }
 
 impl Link {
+    /// Whether what arrives is taken by this process alone, also reads and writes of peers; on others the peers read and
+    /// write themselves.
+    pub(crate) fn is_served(&self) -> bool {
+        matches!(self, Self::Tcp(_))
+    }
+
     /// Opens the link of device `index`.
     pub(crate) fn open(
         settings: &Settings,

@@ -5,7 +5,7 @@
 //! takes steps for each queue pair that was not polled since.
 //!
 //! [Queue pairs that sleep](crate::queue_pair) wake it instead, so while all sleep it takes no processor
-//! time. They exist only if the program has created a completion channel.
+//! time: those of the tcp link, and those with a completion channel.
 //!
 //! The thread exists while there are queue pairs that can receive.
 
@@ -28,6 +28,9 @@ use crate::sleepers::Sleepers;
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 /// Pause when there has been nothing to do for long.
 const LONGEST_PAUSE: Duration = Duration::from_millis(16);
+/// The same while a queue pair is awake that alone serves the reads and writes of its peers: one whose program stops
+/// polling sleeps soon.
+const LONGEST_PAUSE_OF_SERVED: Duration = Duration::from_millis(2);
 
 /// The queue pairs for which the thread makes progress.
 #[derive(Debug, Default)]
@@ -171,7 +174,9 @@ fn run() {
             }
         }
         if is_round {
-            pause = if progressed { SHORTEST_PAUSE } else { LONGEST_PAUSE.min(pause * 2) };
+            let serves = queue_pairs.iter().any(|queue_pair| queue_pair.is_served());
+            let longest = if serves { LONGEST_PAUSE_OF_SERVED } else { LONGEST_PAUSE };
+            pause = if progressed { SHORTEST_PAUSE } else { longest.min(pause * 2) };
             round_at = now() + pause;
         } else {
             round_at = round_at.min(now() + pause);

@@ -42,7 +42,7 @@ use crate::device::{Device, MAX_RECEIVE_SGE};
 use crate::domain::DomainRef;
 use crate::link::{Link, LinkQueuePair};
 use crate::message::{report, reported};
-use crate::process::{generation, lock, lock_in_time};
+use crate::process::{generation, lock, lock_in_time, process};
 use crate::settings::DirectPath;
 
 /// `rnr_retry` that stands for retries without end.
@@ -277,11 +277,16 @@ impl QueuePair {
         }
         let waits =
             [&send_queue, &receive_queue].into_iter().any(|queue| queue.notifier().is_some());
+        let is_served = domain.link().is_served();
+        if is_served {
+            process().progress.provide_sleepers()?;
+        }
+        let waitable = waits || is_served || device.settings.direct == DirectPath::Trap;
         let template = LinkTemplate {
             link: domain.link().clone(),
             send_depth: cap.max_send_wr as usize,
             receive_depth: cap.max_recv_wr as usize,
-            waitable: waits || device.settings.direct == DirectPath::Trap,
+            waitable,
             takes_buffers_for_writes: !attributes.unsolicited_writes,
         };
         let link = template.create(None).map_err(reported)?;
@@ -355,6 +360,11 @@ impl QueuePair {
 
     pub(crate) fn transport(&self) -> Transport {
         self.transport
+    }
+
+    /// Whether what arrives is taken by this process alone.
+    pub(crate) fn is_served(&self) -> bool {
+        self.template.link.is_served()
     }
 
     /// Whether this process created it, not its parent before a fork.

@@ -92,7 +92,10 @@ pub(super) struct Target<'a> {
 /// Responses on their way to the sender.
 #[derive(Debug)]
 struct Responses {
+    /// Memory for them, which is not filled with zeros again for each read.
     bytes: Vec<u8>,
+    /// Where they end in it.
+    end: usize,
     /// Bytes that the socket has taken.
     written: usize,
     /// The last acknowledgement, to which later frames with the same status are added.
@@ -101,7 +104,8 @@ struct Responses {
 
 impl Responses {
     fn new() -> Self {
-        Self { bytes: emit_welcome().to_vec(), written: 0, run: None }
+        let bytes = emit_welcome().to_vec();
+        Self { end: bytes.len(), bytes, written: 0, run: None }
     }
 
     fn add(&mut self, sequence: u32, result: Result<(), Status>) {
@@ -124,16 +128,32 @@ impl Responses {
     fn add_data(&mut self, sequence: u32, part: &RegionRange<SoftRegion>) -> Result<(), Status> {
         let count = u16::try_from(part.length).map_err(|_| Status::BadLength)?;
         self.end_run();
-        let start = self.bytes.len();
+        let start = self.end;
         self.push(Response::Data { sequence, count });
-        let data = self.bytes.len();
-        self.bytes.resize(data + part.length, 0);
-        if part.region.read(part.offset, &mut self.bytes[data..]) == part.length {
+        if part.region.read(part.offset, self.room(part.length)) == part.length {
+            self.end += part.length;
             return Ok(());
         }
         // The region was revoked or is unmapped.
-        self.bytes.truncate(start);
+        self.end = start;
         Err(Status::RemoteBadAddress)
+    }
+
+    /// Memory for more bytes.
+    fn room(&mut self, length: usize) -> &mut [u8] {
+        let end = self.end + length;
+        if self.bytes.len() < end {
+            self.bytes.resize(end, 0);
+        }
+        &mut self.bytes[self.end..end]
+    }
+
+    /// Notes that the socket has taken bytes.
+    fn wrote(&mut self, count: usize) {
+        self.written += count;
+        if self.written == self.end {
+            (self.written, self.end) = (0, 0);
+        }
     }
 
     fn end_run(&mut self) {
@@ -143,15 +163,17 @@ impl Responses {
     }
 
     fn push(&mut self, response: Response) {
-        self.bytes.extend_from_slice(&response.emit());
+        let bytes = response.emit();
+        self.room(bytes.len()).copy_from_slice(&bytes);
+        self.end += bytes.len();
     }
 
     fn is_full(&self) -> bool {
-        self.bytes.len() - self.written >= MANY_RESPONSES
+        self.end - self.written >= MANY_RESPONSES
     }
 
     fn is_empty(&self) -> bool {
-        self.run.is_none() && self.written == self.bytes.len()
+        self.run.is_none() && self.end == 0
     }
 }
 
@@ -254,7 +276,7 @@ impl Incoming {
         self.hung_up |= hung_up;
     }
 
-    /// Takes packets and passes each to `receive`. `calls` counts system calls.
+    /// Takes packets and passes each to `receive`. `calls` counts those of the system that received something.
     pub(super) fn poll(
         &mut self,
         target: &mut Target<'_>,
@@ -278,10 +300,13 @@ impl Incoming {
         }
     }
 
-    /// Frees the buffer if nothing is in it.
-    pub(super) fn free_buffer(&mut self) {
+    /// Frees its memory if nothing is in it.
+    pub(super) fn free_memory(&mut self) {
         if self.start == self.end && self.arrived.is_empty() {
             (self.buffer, self.start, self.end) = (Vec::new(), 0, 0);
+        }
+        if self.responses.is_empty() {
+            self.responses.bytes = Vec::new();
         }
     }
 
@@ -297,10 +322,10 @@ impl Incoming {
             self.end -= self.start;
             self.start = 0;
         }
-        *calls += 1;
         // There is space: the rest in the buffer is less than a frame.
         match self.socket.receive(&mut self.buffer[self.end..]) {
             Ok(Received::Bytes(count)) => {
+                *calls += 1;
                 self.end += count;
                 self.readable = self.end == BUFFER || self.hung_up;
             }
@@ -490,21 +515,21 @@ impl Incoming {
         while self.wants_flush() {
             calls += 1;
             let responses = &mut self.responses;
-            match self.socket.send(&[IoSlice::new(&responses.bytes[responses.written..])]) {
-                Ok(Some(count)) => responses.written += count,
+            match self
+                .socket
+                .send(&[IoSlice::new(&responses.bytes[responses.written..responses.end])])
+            {
+                Ok(Some(count)) => responses.wrote(count),
                 Ok(None) => {
                     self.writable = false;
-                    responses.bytes.drain(..responses.written);
+                    responses.bytes.copy_within(responses.written..responses.end, 0);
+                    responses.end -= responses.written;
                     responses.written = 0;
                     return calls;
                 }
                 // The sender has gone. What it sent before may still lie in the socket, and nobody
                 // waits for the responses.
-                Err(_) => responses.written = responses.bytes.len(),
-            }
-            if responses.written == responses.bytes.len() {
-                responses.bytes.clear();
-                responses.written = 0;
+                Err(_) => (responses.written, responses.end) = (0, 0),
             }
         }
         calls

@@ -8,6 +8,8 @@
 //!    └─► when it is time: connect again to receivers that had no room
 //! ```
 
+mod sending;
+
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -15,18 +17,19 @@ use std::time::Duration;
 
 use efa_device::{
     Armed, Destination, DeviceError, Gid, Qpn, QueuePairAddress, QueuePairOptions, RdmaRequest,
-    SendRequest, Shortage, Status, Time,
+    SendRequest, Status, Time,
 };
 use fastrand::Rng;
 use rustix::io::Errno;
 use slab::Slab;
 
 use super::admission;
+use super::attention::Attention;
 use super::incoming::{Found, Incoming, Target};
-use super::outgoing::{Ending, Finished, Outgoing, Posted, status_of};
-use super::socket::{Event, Listener, Poller, Socket, Token, address_of, endpoint, gid_of};
+use super::outgoing::{Finished, Outgoing, Posted};
+use super::socket::{Event, Listener, Poller, Socket, Token, endpoint, gid_of};
 use super::statistics::TcpStatistics;
-use super::wire::{CHUNK, Hello, Violation};
+use super::wire::{CHUNK, Violation};
 use super::{TcpDevice, TcpOptions};
 use crate::fork::Opener;
 use crate::link::{
@@ -97,12 +100,14 @@ pub struct TcpLink {
     unasked: u32,
     /// Polls that found no completion queued.
     turn: u64,
-    /// Whether a thread may sleep while another one posts.
     waitable: bool,
+    /// Whether a thread may sleep while another one posts.
+    is_armed: bool,
     /// Empty until there is something to receive.
     scratch: Vec<u8>,
     /// Calls that received something up to the last sweep.
     received: u64,
+    attention: Attention,
 }
 
 /// Creates a queue pair, with the number of one that was retired if it is `again`.
@@ -148,8 +153,10 @@ pub(super) fn create(
         unasked: 0,
         turn: 0,
         waitable: options.waitable,
+        is_armed: false,
         scratch: Vec::new(),
         received: 0,
+        attention: Attention::default(),
     };
     let settings = Settings {
         attributes,
@@ -268,8 +275,6 @@ impl TcpLink {
         }
     }
 
-    // ---- receiving ---------------------------------------------------------------------------
-
     #[cold]
     fn accept(&mut self, state: &QueueState) {
         for _ in 0..ACCEPTS {
@@ -346,6 +351,25 @@ impl TcpLink {
         self.leaving.push_back((now + LEAVES_AFTER, socket));
     }
 
+    /// Looks whether something has arrived on a connection, though the system has reported nothing.
+    fn look(&mut self, state: &mut QueueState, token: Token) {
+        match token {
+            Token::Incoming(key) => {
+                if let Some(incoming) = self.incoming.get_mut(key) {
+                    incoming.note(true, false, false);
+                    self.serve_incoming(state, key);
+                }
+            }
+            Token::Outgoing(key) => {
+                if let Some(outgoing) = self.outgoing.get_mut(key) {
+                    outgoing.note(true, false, false);
+                    self.serve_outgoing(state, key);
+                }
+            }
+            Token::Listener => {}
+        }
+    }
+
     fn serve_incoming(&mut self, state: &mut QueueState, key: usize) {
         let Some(incoming) = self.incoming.get_mut(key) else { return };
         let (queue, mut deliveries) = state.receiving();
@@ -356,6 +380,9 @@ impl TcpLink {
             let source = *known.get_or_insert_with(|| deliveries.source(sender));
             deliveries.push(sender, source, delivered);
         });
+        if known.is_some() {
+            self.attention.delivered(key);
+        }
         let sender = incoming.sender();
         match found {
             Ok(found) => {
@@ -396,6 +423,7 @@ impl TcpLink {
     fn forget(&mut self, token: Token) {
         self.ready.retain(|&ready| ready != token);
         self.dirty.retain(|&dirty| dirty != token);
+        self.attention.forget(token);
     }
 
     /// Does what is due at this time.
@@ -424,7 +452,7 @@ impl TcpLink {
     fn sweep(&mut self, state: &mut QueueState) {
         if std::mem::replace(&mut self.received, self.statistics.receives) == self.received {
             self.scratch = Vec::new();
-            self.incoming.iter_mut().for_each(|(_, incoming)| incoming.free_buffer());
+            self.incoming.iter_mut().for_each(|(_, incoming)| incoming.free_memory());
         }
         while self.leaving.front().is_some_and(|&(until, _)| until <= state.now()) {
             self.leaving.pop_front();
@@ -448,202 +476,6 @@ impl TcpLink {
                 self.statistics.violations.count(violation);
                 self.turn_away(key, now);
             }
-        }
-    }
-
-    // ---- sending -----------------------------------------------------------------------------
-
-    fn flush_outgoing(&mut self, state: &mut QueueState, key: usize) {
-        let Some(outgoing) = self.outgoing.get_mut(key) else { return };
-        match outgoing.flush() {
-            Ok(calls) => {
-                self.statistics.sends += calls;
-                if outgoing.wants_poll() && !std::mem::replace(&mut outgoing.queued, true) {
-                    self.ready.push_back(Token::Outgoing(key));
-                }
-            }
-            Err(ending) => self.end(state, key, ending),
-        }
-    }
-
-    fn serve_outgoing(&mut self, state: &mut QueueState, key: usize) {
-        let Some(outgoing) = self.outgoing.get_mut(key) else { return };
-        outgoing.queued = false;
-        let peer = outgoing.peer();
-        let calls = &mut self.statistics.receives;
-        let finish = |finished| complete(state, peer, finished);
-        match outgoing.poll(scratch(&mut self.scratch), calls, finish) {
-            Ok(()) => {
-                if outgoing.wants_flush() && !std::mem::replace(&mut outgoing.dirty, true) {
-                    self.dirty.push(Token::Outgoing(key));
-                }
-            }
-            Err(ending) => self.end(state, key, ending),
-        }
-    }
-
-    #[cold]
-    fn end(&mut self, state: &mut QueueState, key: usize, ending: Ending) {
-        let Some(outgoing) = self.outgoing.get(key) else { return };
-        let peer = outgoing.peer();
-        let status = match ending {
-            Ending::Over(status) => {
-                tracing::debug!(%peer, %status, "a connection ended");
-                status
-            }
-            Ending::Broken(violation) => {
-                tracing::warn!(%peer, %violation, "closing a connection");
-                self.statistics.violations.count(violation);
-                Status::BadStatus
-            }
-            Ending::TurnedAway => return self.turned_away(state, key),
-        };
-        if let Some(mut outgoing) = self.remove_outgoing(key) {
-            outgoing.fail(status, |finished| complete(state, peer, finished));
-        }
-    }
-
-    fn remove_outgoing(&mut self, key: usize) -> Option<Outgoing> {
-        let outgoing = self.outgoing.try_remove(key)?;
-        self.connections.remove(&outgoing.peer());
-        self.forget(Token::Outgoing(key));
-        Some(outgoing)
-    }
-
-    /// Waits to connect again, if there is something to send.
-    fn turned_away(&mut self, state: &mut QueueState, key: usize) {
-        self.statistics.turned_away += 1;
-        let Some(outgoing) = self.outgoing.get_mut(key) else { return };
-        if outgoing.is_idle() {
-            self.remove_outgoing(key);
-            return;
-        }
-        let peer = outgoing.peer();
-        tracing::debug!(%peer, "turned away for want of room");
-        let (now, rnr_delay) = (state.now(), self.options.rnr_delay);
-        let at = outgoing.turn_away(now, rnr_delay, |finished| complete(state, peer, finished));
-        self.forget(Token::Outgoing(key));
-        self.retries.insert((at, key));
-        self.note_due();
-    }
-
-    /// Connects again to a receiver that had no room, if there still is something to send.
-    fn try_again(&mut self, state: &mut QueueState, key: usize) {
-        let Some(outgoing) = self.outgoing.get_mut(key) else { return };
-        let peer = outgoing.peer();
-        if outgoing.is_idle() {
-            self.remove_outgoing(key);
-            return;
-        }
-        match self.open(peer, key) {
-            Ok(Ok(socket)) => {
-                let Some(outgoing) = self.outgoing.get_mut(key) else { return };
-                outgoing.try_again(socket);
-                self.flush_outgoing(state, key);
-            }
-            Ok(Err(status)) => self.end(state, key, Ending::Over(status)),
-            // The system lacks something; what was sent waits on.
-            Err(_) => self.turned_away(state, key),
-        }
-    }
-
-    /// The connection to `peer`, opened if need be, or how sends to it complete at once.
-    fn connection_to(
-        &mut self,
-        state: &mut QueueState,
-        peer: QueuePairId,
-    ) -> Result<Result<usize, Status>, DeviceError> {
-        if let Some(&key) = self.connections.get(&peer) {
-            // An idle one may have been closed, and `peer` be another queue pair by now.
-            let is_open = |outgoing: &Outgoing| outgoing.is_idle() && outgoing.socket().is_some();
-            if self.outgoing.get(key).is_some_and(is_open) {
-                if let Some(outgoing) = self.outgoing.get_mut(key) {
-                    outgoing.note(true, false, false);
-                }
-                self.ready.retain(|&ready| ready != Token::Outgoing(key));
-                self.serve_outgoing(state, key);
-            }
-            if self.outgoing.contains(key) && self.connections.contains_key(&peer) {
-                return Ok(Ok(key));
-            }
-        }
-        self.connect(state, peer)
-    }
-
-    #[cold]
-    fn connect(
-        &mut self,
-        state: &QueueState,
-        peer: QueuePairId,
-    ) -> Result<Result<usize, Status>, DeviceError> {
-        let opened = match self.open(peer, self.outgoing.vacant_key()) {
-            Err(error) if error.shortage() == Some(Shortage::OpenFiles) && self.close_idle() => {
-                self.open(peer, self.outgoing.vacant_key())
-            }
-            opened => opened,
-        };
-        let socket = match opened? {
-            Ok(socket) => socket,
-            Err(status) => return Ok(Err(status)),
-        };
-        let key = self.outgoing.vacant_key();
-        let mtu = u32::try_from(state.attributes().mtu).unwrap_or(u32::MAX);
-        let hello = Hello { qpn: self.me.qpn, mtu, rnr_retry: self.rnr_retry };
-        self.outgoing.insert(Outgoing::new(peer, socket, hello));
-        self.connections.insert(peer, key);
-        Ok(Ok(key))
-    }
-
-    /// Closes the connection to a receiver that was sent to least recently, if nothing is under way to it, for
-    /// its descriptor. A later send connects again. Returns whether there was one.
-    fn close_idle(&mut self) -> bool {
-        let idle = |(key, outgoing): (usize, &Outgoing)| Some((outgoing.idle_since()?, key));
-        let oldest = self.outgoing.iter().filter_map(idle).min();
-        oldest.and_then(|(_, key)| self.remove_outgoing(key)).is_some()
-    }
-
-    /// Begins to connect to `peer`, whose connection has this key; or how sends to it complete at once.
-    fn open(
-        &mut self,
-        peer: QueuePairId,
-        key: usize,
-    ) -> Result<Result<Socket, Status>, DeviceError> {
-        self.opener.check(|| format!("queue pair {}", self.me))?;
-        let options = &self.options;
-        let from = endpoint(options.address, 0, options.scope_id);
-        let to = endpoint(address_of(peer.gid), peer.qpn.0, options.scope_id);
-        if peer.qpn == Qpn(0) {
-            return Ok(Err(Status::BadDestinationQpn));
-        }
-        if from.is_ipv4() != to.is_ipv4() {
-            return Ok(Err(Status::UnreachableRemote));
-        }
-        self.statistics.connects += 1;
-        let socket = match Socket::connect(from, to, options.dead_after) {
-            Ok(socket) => socket,
-            Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)) => {
-                return Err(system(format!("connecting to {peer}"), errno));
-            }
-            Err(errno) => {
-                tracing::debug!(%peer, %errno, "not connected");
-                return Ok(Err(status_of(errno, false)));
-            }
-        };
-        tracing::debug!(%peer, "connecting");
-        self.poller
-            .add_connection(&socket, Token::Outgoing(key))
-            .map_err(|errno| system(format!("watching {peer}"), errno))?;
-        Ok(Ok(socket))
-    }
-
-    /// Writes to a peer at once if this is the first write in this turn, or the next turn may be that of
-    /// a thread that sleeps; otherwise the next flush does.
-    fn write_soon(&mut self, state: &mut QueueState, key: usize) {
-        let Some(outgoing) = self.outgoing.get_mut(key) else { return };
-        if outgoing.is_first_in(self.turn) || self.waitable {
-            self.flush_outgoing(state, key);
-        } else if outgoing.wants_flush() && !std::mem::replace(&mut outgoing.dirty, true) {
-            self.dirty.push(Token::Outgoing(key));
         }
     }
 }
@@ -694,9 +526,18 @@ impl Link for TcpLink {
         if !self.dirty.is_empty() {
             self.flush(state);
         }
+        self.is_armed = false;
         self.turn += 1;
         self.unasked += 1;
-        if self.unasked >= SOCKET_POLL_INTERVAL || (state.has_sends() && self.ready.is_empty()) {
+        let looks_at = match self.ready.is_empty() {
+            true => self.attention.next(state.has_sends()),
+            false => None,
+        };
+        if let Some(token) = looks_at {
+            self.look(state, token);
+        }
+        let asks = state.has_sends() && looks_at.is_none() && self.ready.is_empty();
+        if asks || self.unasked >= SOCKET_POLL_INTERVAL {
             self.poll_sockets(state);
         }
         if !self.ready.is_empty() {
@@ -735,6 +576,7 @@ impl Link for TcpLink {
         if !self.dirty.is_empty() {
             self.flush(state);
         }
+        self.is_armed = true;
         let until = match self.ready.is_empty() && self.dirty.is_empty() {
             true => self.next_due,
             false if state.has_posted() => return Armed::Pending,

@@ -403,7 +403,7 @@ impl Outgoing {
         self.stream.ready.readable
     }
 
-    /// Takes responses. `calls` counts system calls.
+    /// Takes responses. `calls` counts those of the system that received something.
     pub(super) fn poll(
         &mut self,
         scratch: &mut [u8],
@@ -413,11 +413,11 @@ impl Outgoing {
         while self.stream.ready.readable
             && let Some(socket) = &self.stream.socket
         {
-            *calls += 1;
             let start = self.stream.responses.partial_length;
             scratch[..start].copy_from_slice(&self.stream.responses.partial[..start]);
             match socket.receive(&mut scratch[start..]) {
                 Ok(Received::Bytes(count)) => {
+                    *calls += 1;
                     let end = start + count;
                     // If the buffer isn't full there are no more bytes, unless the end is to be found.
                     self.stream.ready.readable = end == scratch.len() || self.stream.ready.hung_up;

@@ -26,7 +26,7 @@ pub struct TcpStatistics {
     pub violations: Violations,
     /// System calls that ask which sockets are ready.
     pub epoll_waits: u64,
-    /// System calls that receive bytes.
+    /// System calls that received bytes.
     pub receives: u64,
     /// System calls that send bytes.
     pub sends: u64,

@@ -8,8 +8,8 @@
 //!             the descriptor is readable, a time has come, or a post left something to do
 //! ```
 //!
-//! The thread looks at one that is awake every few milliseconds. Only queue pairs of a completion queue with
-//! a channel can sleep.
+//! The thread looks at one that is awake every few milliseconds. Queue pairs of the tcp link can sleep, those of a
+//! completion queue with a channel, and those with doorbells that trap.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

@@ -58,6 +58,29 @@ fn idle_sleeper_takes_no_processor_time() {
     }
 }
 
+/// Polls nothing for two seconds.
+#[test]
+#[ignore = "a child"]
+fn child_polls_nothing() {
+    begin();
+    let end = Endpoint::new(QpOptions::default());
+    // As above.
+    std::thread::sleep(Duration::from_millis(200));
+    let before = processor_time();
+    std::thread::sleep(Duration::from_secs(2));
+    print((processor_time() - before).as_micros());
+    drop(end);
+}
+
+/// So a peer that reads its memory wakes the thread, instead of waiting for its next look.
+#[test]
+fn thread_sleeps_on_the_tcp_link_of_a_program_that_polls_nothing() {
+    let output = Host::new("tcp").run("channels::child_polls_nothing", &[]);
+    let spent: u64 = printed(&output)[0].parse().unwrap();
+    // Microseconds, as above.
+    assert!(spent < 1500, "{spent} of 2 s");
+}
+
 /// Sleeps until its send completes, and prints how that went.
 #[test]
 #[ignore = "a child"]

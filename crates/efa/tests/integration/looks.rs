@@ -144,7 +144,7 @@ fn dropped_endpoint_leaves_its_queue_to_others_and_the_host() {
 }
 
 #[test]
-fn look_at_a_queue_with_a_manual_clock_ends_when_the_clock_is_advanced() {
+fn read_with_a_manual_clock_does_what_is_due_and_never_only_looks() {
     let clock = ManualClock::new();
     let domain = Fabric::local(LocalOptions::default()).with_clock(&clock).domain().unwrap();
     let addresses = domain.address_vector();
@@ -153,13 +153,10 @@ fn look_at_a_queue_with_a_manual_clock_ends_when_the_clock_is_advanced() {
         let (addresses, domain) = (addresses.clone(), domain.clone());
         Side { endpoint: enable(&domain, &queue, &addresses), queue, addresses, domain }
     });
-    assert!(!bob.queue.is_idle(), "nothing is known before the first read");
     for _ in 0..1000 {
         assert!(bob.queue.read().is_none());
     }
-    assert!(bob.queue.is_idle());
-    clock.advance(Duration::from_micros(1));
-    assert!(!bob.queue.is_idle(), "something may be due by now");
+    assert!(!bob.queue.is_idle(), "the clock may be advanced");
     bob.post();
     alice.send(bob.endpoint.address());
     let mut reads = 0;

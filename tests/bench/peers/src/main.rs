@@ -2,7 +2,7 @@
 //! `cargo xtask bench peers`. The C programs beside it measure libfabric's providers and MPI.
 //!
 //! ```text
-//! efa-bench-peers ours|mapped|ring|tcp|readv|memcpy client|server DIRECTORY SECONDS MILLISECONDS POINT...
+//! efa-bench-peers ours|mapped|overtcp|ring|tcp|readv|memcpy client|server DIRECTORY SECONDS MILLISECONDS POINT...
 //!
 //!   DIRECTORY      where both sides meet, empty
 //!   SECONDS        after which the process ends in any case
@@ -10,6 +10,8 @@
 //!   POINT          latency:8:1:one, stream:4096:16:each: size, messages under way, and whether all have one buffer
 //!                  or each its own
 //! ```
+//!
+//! What uses TCP does so at the address in `EFA_PEERS_ADDRESS`, or 127.0.0.1.
 //!
 //! The client prints a line for each point, with the seconds of a message: `stream 4096 16 each 4.1e-7`. The server of
 //! `ours` and `mapped` prints how many bytes were received in packets, and how many were read, for each byte delivered: `moved stream
@@ -21,6 +23,8 @@ mod ours;
 mod ring;
 mod tcp;
 
+use std::env::VarError;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::time::Duration;
 
@@ -28,9 +32,12 @@ use anyhow::{Context, Result, bail};
 
 use crate::copies::{By, Copies};
 use crate::measure::{Point, Transport, client, server};
-use crate::ours::{Memory, Ours};
+use crate::ours::{Ours, Over};
 use crate::ring::Ring;
 use crate::tcp::Tcp;
+
+/// The variable with the address of this side's host.
+const ADDRESS: &str = "EFA_PEERS_ADDRESS";
 
 fn main() -> Result<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -52,19 +59,34 @@ fn main() -> Result<()> {
     let bytes = points.iter().map(|point| point.bytes()).max().unwrap_or_default();
     let directory = Path::new(directory);
     match (what.as_str(), role.as_str()) {
-        ("ours" | "mapped", role) => {
-            let memory = if what == "ours" { Memory::OfProgram } else { Memory::OfDevice };
-            let mut ours = Ours::open(memory, directory, role, bytes)?;
+        ("ours" | "mapped" | "overtcp", role) => {
+            let over = match what.as_str() {
+                "ours" => Over::Shm,
+                "mapped" => Over::Mapped,
+                _ => Over::Tcp(address()?),
+            };
+            let mut ours = Ours::open(over, directory, role, bytes)?;
             run(&mut ours, role, &points, least)?;
             ours.close()
         }
         ("ring", role) => run(&mut Ring::open(directory, role)?, role, &points, least),
-        ("tcp", role) => run(&mut Tcp::open(directory, role, bytes)?, role, &points, least),
+        ("tcp", role) => {
+            run(&mut Tcp::open(directory, role, address()?, bytes)?, role, &points, least)
+        }
         ("memcpy" | "readv", role) => {
             let by = if what == "memcpy" { By::Memcpy } else { By::Kernel };
             run(&mut Copies::open(by, directory, role, bytes)?, role, &points, least)
         }
-        (other, _) => bail!("`{other}` is none of ours, mapped, ring, tcp, readv, memcpy"),
+        (other, _) => bail!("`{other}` is none of ours, mapped, overtcp, ring, tcp, readv, memcpy"),
+    }
+}
+
+/// The address of this side's host for what uses TCP.
+fn address() -> Result<IpAddr> {
+    match std::env::var(ADDRESS) {
+        Ok(address) => address.parse().with_context(|| format!("{ADDRESS}={address}")),
+        Err(VarError::NotPresent) => Ok(Ipv4Addr::LOCALHOST.into()),
+        Err(error) => Err(error).context(ADDRESS),
     }
 }
 

@@ -1,7 +1,8 @@
-//! Messages by the facade `efa` on the shm link, from registered memory of the program or the device, into registered
-//! memory.
+//! Messages by the facade `efa` on the links shm and tcp, from registered memory of the program or the device, into
+//! registered memory.
 
 use std::fs;
+use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use efa::{
     Access, Address, AddressVector, CompletionQueue, CompletionQueueOptions, Direction, Endpoint,
     EndpointOptions, Fabric, FiAddr, Kind, LocalAccess, MemoryRegion, Message, Receive,
-    RegionSlice, ShmOptions, Statistics,
+    RegionSlice, ShmOptions, Statistics, TcpOptions,
 };
 
 use crate::measure::{MAX_WINDOW, Point, SENT, Transport, UNSENT};
@@ -20,13 +21,27 @@ const CONTROL: u64 = 8;
 const NUMBER: u64 = u64::MAX;
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Whose memory messages are sent from.
+/// The link, and whose memory messages are sent from.
 #[derive(Clone, Copy)]
-pub(crate) enum Memory {
-    /// The program's own, registered: the kernel copies it.
-    OfProgram,
-    /// Allocated by the device: the receiver maps it.
-    OfDevice,
+pub(crate) enum Over {
+    /// The link shm from the program's own memory, registered: the kernel copies it.
+    Shm,
+    /// The link shm from memory that the device allocated: the receiver maps it.
+    Mapped,
+    /// The link tcp from the program's own memory, registered, at an address of this side.
+    Tcp(IpAddr),
+}
+
+impl Over {
+    fn fabric(self, directory: &Path) -> Fabric {
+        match self {
+            Self::Shm | Self::Mapped => {
+                let hosts = Some(directory.join("hosts"));
+                Fabric::shm(ShmOptions::new("peers").with(|options| options.directory = hosts))
+            }
+            Self::Tcp(address) => Fabric::tcp(TcpOptions::new(address)),
+        }
+    }
 }
 
 pub(crate) struct Ours {
@@ -46,10 +61,8 @@ pub(crate) struct Ours {
 }
 
 impl Ours {
-    pub(crate) fn open(memory: Memory, directory: &Path, role: &str, bytes: usize) -> Result<Self> {
-        let hosts = Some(directory.join("hosts"));
-        let options = ShmOptions::new("peers").with(|options| options.directory = hosts);
-        let domain = Fabric::shm(options).domain()?;
+    pub(crate) fn open(over: Over, directory: &Path, role: &str, bytes: usize) -> Result<Self> {
+        let domain = over.fabric(directory).domain()?;
         let queue = domain.completion_queue(CompletionQueueOptions::default());
         let addresses = domain.address_vector();
         let endpoint = domain
@@ -59,12 +72,12 @@ impl Ours {
             .enable()?;
         // Written to, and so touched.
         let access = Access { remote_read: true, remote_write: false };
-        let out = match memory {
-            Memory::OfProgram => {
+        let out = match over {
+            Over::Shm | Over::Tcp(_) => {
                 let out = domain.register_for(vec![SENT; bytes], access, LocalAccess::SEND)?;
                 out.slice(0..bytes)?
             }
-            Memory::OfDevice => {
+            Over::Mapped => {
                 let out = domain.registered(bytes, access)?;
                 ensure!(out.region().is_mapped(), "{bytes} bytes are no shared memory");
                 out.region().write(0, &vec![SENT; bytes]);

@@ -1,7 +1,7 @@
-//! A limit: messages as bare bytes over a TCP connection of the loopback interface, polled.
+//! A limit: messages as bare bytes over a TCP connection, polled.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -18,25 +18,31 @@ pub(crate) struct Tcp {
 }
 
 impl Tcp {
-    pub(crate) fn open(directory: &Path, role: &str, bytes: usize) -> Result<Self> {
+    /// The server listens at `address`.
+    pub(crate) fn open(
+        directory: &Path,
+        role: &str,
+        address: IpAddr,
+        bytes: usize,
+    ) -> Result<Self> {
         let (out, into) = (vec![SENT; bytes], vec![UNSENT; bytes]);
-        let file = directory.join("port");
+        let file = directory.join("address");
         let stream = if role == "server" {
-            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-            let unfinished = directory.join("port.new");
-            std::fs::write(&unfinished, listener.local_addr()?.port().to_string())?;
+            let listener = TcpListener::bind((address, 0))?;
+            let unfinished = directory.join("address.new");
+            std::fs::write(&unfinished, listener.local_addr()?.to_string())?;
             std::fs::rename(unfinished, file)?;
             listener.accept()?.0
         } else {
             let begin = Instant::now();
-            let port = loop {
+            let server = loop {
                 if let Ok(text) = std::fs::read_to_string(&file) {
-                    break text.parse::<u16>()?;
+                    break text.parse::<SocketAddr>()?;
                 }
                 ensure!(begin.elapsed() < PATIENCE, "no {}", file.display());
                 std::thread::sleep(Duration::from_millis(2));
             };
-            TcpStream::connect((Ipv4Addr::LOCALHOST, port))?
+            TcpStream::connect(server)?
         };
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;

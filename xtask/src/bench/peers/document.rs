@@ -174,8 +174,9 @@ impl Results {
     ) -> String {
         let void = void.map_or_else(String::new, |why| format!("**Void: {why}.**\n\n"));
         format!(
-            "## Figures\n\n{void}{date}, {machine}, by `{command}`; medians of {} rounds.\n{}",
+            "## Figures\n\n{void}{date}, {machine}, by `{command}`; medians of {} rounds. {}.\n{}",
             self.rounds.len(),
+            self.tcp_place,
             self.tables(Style::Markdown)
         )
     }
@@ -226,7 +227,8 @@ mod tests {
 
     fn results() -> Results {
         let rounds = [1e-6, 4e-6, 1e-6].map(|ours| round(ours, 0.0)).to_vec();
-        Results { rounds, notes: vec!["UCX: missing; Debian has it in ucx-utils".into()] }
+        let notes = vec!["UCX: missing; Debian has it in ucx-utils".into()];
+        Results { rounds, notes, tcp_place: "TCP: on the moon" }
     }
 
     #[test]
@@ -239,8 +241,8 @@ mod tests {
         assert_eq!(
             row,
             [
-                "4 KiB", "1.00", "1.00", "2.00", "30.0", "2.00", "2.00", "", "2.00", "2.00",
-                "2.00", "0.50", "0.50"
+                "4 KiB", "1.00", "1.00", "2.20", "2.00", "30.0", "2.00", "2.00", "", "2.00",
+                "2.00", "2.00", "0.50", "0.50"
             ]
         );
         let point = |size| Point::stream(size, 64, Form::Each);
@@ -249,9 +251,9 @@ mod tests {
             table.row(at).unwrap().cell_iter().map(|cell| cell.content()).collect()
         };
         // A million messages, then 10⁹ bytes a second, and the ratio of the rates.
-        assert_eq!(row(1)[..4], ["8 B", "1.00", "1.00", "0.500"]);
-        assert_eq!(row(3)[..4], ["4 KiB", "4.10", "4.10", "2.05"]);
-        assert_eq!(row(3)[5], "");
+        assert_eq!(row(1)[..5], ["8 B", "1.00", "1.00", "0.455", "0.500"]);
+        assert_eq!(row(3)[..5], ["4 KiB", "4.10", "4.10", "1.86", "2.05"]);
+        assert_eq!(row(3)[6], "");
         assert_eq!(row(3).last().unwrap(), "2.00");
     }
 
@@ -259,7 +261,7 @@ mod tests {
     fn section_has_date_machine_command_goals_and_notes() {
         let text = results().markdown("2026-11-25", "a machine", "cargo xtask bench peers", None);
         assert!(text.starts_with(
-            "## Figures\n\n2026-11-25, a machine, by `cargo xtask bench peers`; medians of 3 rounds.\n\n### Goals\n\n| goal"
+            "## Figures\n\n2026-11-25, a machine, by `cargo xtask bench peers`; medians of 3 rounds. TCP: on the moon.\n\n### Goals\n\n| goal"
         ), "{text}");
         for part in [
             "### One way, µs\n\n| ",

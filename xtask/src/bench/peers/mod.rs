@@ -11,6 +11,8 @@
 //! the median of the rounds counts. The programs are in `tests/bench/peers`; docs/performance.md says what is measured.
 
 mod document;
+#[path = "../../../../crates/efa-sim/tests/common/namespaces.rs"]
+mod namespaces;
 mod point;
 mod programs;
 mod results;
@@ -152,6 +154,7 @@ fn run_built(workspace: &Workspace, args: &Args, profile: Profile) -> Result<()>
         QUIET * 100.0
     );
     let mut results = Results { notes: range.missing.clone(), ..Results::default() };
+    results.tcp_place = range.tcp_place();
     let chunks: Vec<Vec<Point>> = (args.sizes().chunks(SIZES_A_RUN))
         .map(|sizes| sizes.iter().copied().flat_map(Point::all_of).collect())
         .collect();

@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use tempfile::TempDir;
 
+use super::namespaces::Namespaces;
 use super::point::{Form, Kind, Point};
 use crate::bench::soft::{listens, two_processors};
 use crate::process::{self, Running};
@@ -19,6 +20,8 @@ use crate::workspace::Workspace;
 /// The C programs.
 const LIBFABRIC: &str = "libfabric";
 const MPI: &str = "mpi";
+/// The addresses of the two namespaces.
+const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
 /// A file system in memory.
 const MEMORY: &str = "/dev/shm";
 
@@ -30,6 +33,8 @@ pub(super) enum Contestant {
     Ours,
     /// `efa` with messages from memory that the device allocated.
     Mapped,
+    /// `efa` on the link tcp, with messages from registered memory of the program.
+    OverTcp,
     /// libfabric's provider shm.
     Shm,
     /// libfabric's provider tcp.
@@ -45,9 +50,10 @@ pub(super) enum Contestant {
 }
 
 impl Contestant {
-    pub(super) const ALL: [Self; 10] = [
+    pub(super) const ALL: [Self; 11] = [
         Self::Ours,
         Self::Mapped,
+        Self::OverTcp,
         Self::Shm,
         Self::Tcp,
         Self::Ucx,
@@ -58,9 +64,14 @@ impl Contestant {
         Self::BareTcp,
     ];
 
-    /// Whether it is `efa`.
+    /// Whether it is `efa` in shared memory, and compared with the best peer.
     pub(super) fn is_ours(self) -> bool {
         matches!(self, Self::Ours | Self::Mapped)
+    }
+
+    /// Whether it runs between two network namespaces, where these can be made.
+    fn is_between_hosts(self) -> bool {
+        matches!(self, Self::OverTcp | Self::Tcp | Self::BareTcp)
     }
 
     pub(super) fn is_peer(self) -> bool {
@@ -72,6 +83,7 @@ impl Contestant {
         match self {
             Self::Ours => "ours",
             Self::Mapped => "mapped",
+            Self::OverTcp => "overtcp",
             Self::Shm => "shm",
             Self::Tcp => "tcp",
             Self::Ucx => "ucx",
@@ -111,6 +123,7 @@ impl fmt::Display for Contestant {
         f.pad(match self {
             Self::Ours => "efa",
             Self::Mapped => "efa, mapped",
+            Self::OverTcp => "efa, tcp",
             Self::Shm => "libfabric shm",
             Self::Tcp => "libfabric tcp",
             Self::Ucx => "UCX",
@@ -193,11 +206,21 @@ pub(super) struct Range {
     /// Of the C programs.
     built: PathBuf,
     processors: [String; 2],
+    /// Where what uses TCP runs; `None` for the loopback interface.
+    hosts: Option<Namespaces>,
     least: Duration,
     deadline: Duration,
 }
 
 impl Range {
+    /// Where what uses TCP runs.
+    pub(super) fn tcp_place(&self) -> &'static str {
+        match self.hosts {
+            Some(_) => "TCP: between two network namespaces, joined by a veth pair",
+            None => "TCP: over the loopback interface, as network namespaces can't be made here",
+        }
+    }
+
     pub(super) fn build(
         workspace: &Workspace,
         profile: Profile,
@@ -221,6 +244,7 @@ impl Range {
             ours: target.join(profile.directory()).join("efa-bench-peers"),
             built,
             processors: two_processors(&status).context("this needs two processors")?,
+            hosts: Namespaces::new(),
             least,
             deadline,
         };
@@ -258,20 +282,14 @@ impl Range {
         }
         let words: Vec<String> = points.iter().map(|point| point.argument()).collect();
         let said = match who {
-            Contestant::Ours => self.pair(&self.ours, &["ours"], &[], &words)?,
-            Contestant::Mapped => self.pair(&self.ours, &["mapped"], &[], &words)?,
-            Contestant::Ring => self.pair(&self.ours, &["ring"], &[], &words)?,
-            Contestant::BareTcp => self.pair(&self.ours, &["tcp"], &[], &words)?,
-            Contestant::Readv => self.pair(&self.ours, &["readv"], &[], &words)?,
-            Contestant::Memcpy => self.pair(&self.ours, &["memcpy"], &[], &words)?,
-            Contestant::Shm | Contestant::Tcp => {
-                self.pair(&self.built.join(LIBFABRIC), &[], &[who.name()], &words)?
-            }
+            Contestant::Shm | Contestant::Tcp => self.pair(who, &[], &[who.name()], &words)?,
+            Contestant::BareTcp => self.pair(who, &["tcp"], &[], &words)?,
             Contestant::Mpi => self.mpi(&words)?,
             Contestant::Ucx => {
                 let times = points.iter().map(|point| Ok(Said::Time(*point, self.ucx(*point)?)));
                 return times.collect();
             }
+            ours => self.pair(ours, &[ours.name()], &[], &words)?,
         };
         let said = said.lines().map(Said::of).collect::<Result<Vec<_>>>()?;
         let timed = said.iter().filter(|said| matches!(said, Said::Time(..))).count();
@@ -282,15 +300,23 @@ impl Range {
     /// Both sides of a program; returns what they say.
     fn pair(
         &self,
-        program: &Path,
+        who: Contestant,
         before: &[&str],
         after: &[&str],
         points: &[String],
     ) -> Result<String> {
         let place = place()?;
         let errors = |role: &str| place.path().join(format!("{role}.errors"));
-        let start = |processor: usize, role: &str| {
-            let mut command = self.pinned(processor, program);
+        let program = match who {
+            Contestant::Shm | Contestant::Tcp => self.built.join(LIBFABRIC),
+            _ => self.ours.clone(),
+        };
+        let start = |side: usize, role: &str| {
+            let mut command = self.pinned(side, &program);
+            if let Some(hosts) = self.hosts.as_ref().filter(|_| who.is_between_hosts()) {
+                command = within(&hosts.names()[side], &command);
+                command.env("EFA_PEERS_ADDRESS", ADDRESSES[side]);
+            }
             command.args(before).arg(role).arg(place.path()).args(self.limits());
             command.args(after).args(points).stderr(File::create(errors(role))?);
             Running::start(&mut command)
@@ -370,6 +396,14 @@ impl Range {
     fn until(&self) -> Instant {
         Instant::now() + self.deadline + Duration::from_secs(5)
     }
+}
+
+/// The command in a network namespace.
+fn within(namespace: &str, command: &Command) -> Command {
+    let mut ip = Command::new("ip");
+    ip.args(["netns", "exec", namespace]).arg(command.get_program()).args(command.get_args());
+    ip.stdin(Stdio::null());
+    ip
 }
 
 /// How many messages take about this time.

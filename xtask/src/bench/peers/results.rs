@@ -137,6 +137,8 @@ pub(super) struct Results {
     pub(super) rounds: Vec<Round>,
     /// What is missing or failed.
     pub(super) notes: Vec<String>,
+    /// Between what the programs that use TCP ran.
+    pub(super) tcp_place: &'static str,
 }
 
 impl Results {
@@ -241,6 +243,11 @@ impl Results {
                 .filter_map(|_| Some((stream, self.ratio(time(stream), time(latency))?)));
             Goal::of(what, Bound::AtMost(1.1), ratio)
         };
+        let over_tcp = |what, bound, point: Point, other| {
+            let time = self.to(Contestant::OverTcp, other, point);
+            let ratio = if matches!(bound, Bound::AtMost(_)) { time } else { rate(time) };
+            Goal::of(what, bound, ratio.map(|ratio| (point, ratio)).into_iter())
+        };
         let (own, mapped) = (Contestant::Ours, Contestant::Mapped);
         [
             one_way(
@@ -282,6 +289,24 @@ impl Results {
                 mapped,
                 "1 MiB, mapped memory: time in a stream to that one way, the same buffers",
             ),
+            over_tcp(
+                "tcp, one way, 8 B: time to that of bare TCP",
+                Bound::AtMost(1.25),
+                Point::latency(8),
+                Contestant::BareTcp,
+            ),
+            over_tcp(
+                "tcp, one way, 8 B: time to that of libfabric tcp",
+                Bound::AtMost(1.0),
+                Point::latency(8),
+                Contestant::Tcp,
+            ),
+            over_tcp(
+                "tcp, stream of 1 MiB, one buffer: rate to that of bare TCP",
+                Bound::AtLeast(0.9),
+                Point::widest(MIB, Form::One),
+                Contestant::BareTcp,
+            ),
         ]
         .into_iter()
         .flatten()
@@ -319,6 +344,7 @@ impl Results {
             "void": void,
             "others": self.rounds.iter().map(|round| round.others).collect::<Vec<_>>(),
             "notes": self.notes,
+            "tcp": self.tcp_place,
             "goals": goals.collect::<Vec<_>>(),
             "figures": figures.collect::<Vec<_>>(),
         })
@@ -337,6 +363,7 @@ pub(super) mod tests {
                 for who in Contestant::ALL.into_iter().filter(|who| who.can(point)) {
                     let time = match who {
                         who if who.is_ours() => ours,
+                        Contestant::OverTcp => 2.2e-6,
                         Contestant::Tcp => 30e-6,
                         _ => 2e-6,
                     };
@@ -350,7 +377,7 @@ pub(super) mod tests {
 
     fn results(ours: [f64; 3]) -> Results {
         let rounds = ours.map(|ours| round(ours, 0.0)).to_vec();
-        Results { rounds, notes: Vec::new() }
+        Results { rounds, ..Results::default() }
     }
 
     #[test]
@@ -368,7 +395,7 @@ pub(super) mod tests {
     #[test]
     fn goals_are_met_by_all_points_or_missed_with_the_worst() {
         let met = results([1e-6; 3]).goals();
-        assert_eq!(met.len(), 10);
+        assert_eq!(met.len(), 13);
         assert!(met.iter().all(|goal| goal.verdict() == "met"), "{met:?}");
         let mut slow = results([1e-6; 3]);
         for round in &mut slow.rounds {
@@ -409,6 +436,6 @@ pub(super) mod tests {
         let ours = ours.unwrap();
         assert_eq!(ours["seconds"], json!([1e-6, 2e-6, 3e-6]));
         assert_eq!(ours["of_best_peer"], json!(1.0));
-        assert_eq!(json["goals"].as_array().unwrap().len(), 10);
+        assert_eq!(json["goals"].as_array().unwrap().len(), 13);
     }
 }
