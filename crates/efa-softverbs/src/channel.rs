@@ -15,7 +15,6 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 
 use rustix::fs::OFlags;
-use rustix::io::Errno as OsError;
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::boundary::{Errno, Outcome};
@@ -39,6 +38,8 @@ struct State {
     notifiers: Vec<Weak<Notifier>>,
     /// Events so far.
     written: u64,
+    /// Whether the program was told that events are lost.
+    is_overrun: bool,
 }
 
 impl Channel {
@@ -84,13 +85,9 @@ impl Channel {
         (length == EVENT).then(|| u64::from_ne_bytes(event) as usize)
     }
 
-    fn write_event(&self, handle: usize) {
-        let written = rustix::io::write(&self.writer, &(handle as u64).to_ne_bytes());
-        if written == Err(OsError::AGAIN) {
-            report(&format_args!(
-                "a completion channel is full of events that the program doesn't read, and more are lost"
-            ));
-        }
+    /// Never waits. Returns whether there was room.
+    fn write_event(&self, handle: usize) -> bool {
+        rustix::io::write(&self.writer, &(handle as u64).to_ne_bytes()).is_ok()
     }
 
     fn push(&self, notifier: &Notifier, unless: Unless) {
@@ -99,9 +96,14 @@ impl Channel {
         if unless == Unless::Unread && last > state.written.saturating_sub(self.unread()) {
             return;
         }
-        state.written += 1;
-        notifier.last.store(state.written, Ordering::Relaxed);
-        self.write_event(notifier.handle());
+        if self.write_event(notifier.handle()) {
+            state.written += 1;
+            notifier.last.store(state.written, Ordering::Relaxed);
+        } else if !std::mem::replace(&mut state.is_overrun, true) {
+            report(&format_args!(
+                "a completion channel is full of events that the program doesn't read, and more are lost"
+            ));
+        }
     }
 
     /// Removes a queue and its events.
@@ -110,7 +112,8 @@ impl Channel {
         state.notifiers.retain(|other| !std::ptr::eq(other.as_ptr(), notifier));
         for _ in 0..self.unread() {
             match self.read_event() {
-                Some(handle) if handle != notifier.handle() => self.write_event(handle),
+                // There is room, as it was read just now.
+                Some(handle) if handle != notifier.handle() => _ = self.write_event(handle),
                 Some(_) | None => {}
             }
         }

@@ -3,6 +3,7 @@
 //! Test programs run these tests for each way to watch the doorbells: `rings_thread.rs`, `rings_trap.rs`,
 //! `rings_tcp.rs`. The descriptors are written here byte by byte, not by the code under test.
 
+mod channels;
 mod program;
 
 use std::cell::Cell;
@@ -13,6 +14,8 @@ use efa_soft::abi::*;
 use self::program::*;
 use crate::common::verbs::*;
 
+/// With a completion channel.
+const SLEEPING: fn() -> QpOptions = || QpOptions { channel: true, ..QpOptions::default() };
 const ALL_ACCESS: u32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
 
 /// Two queue pairs, with memory of 4096 bytes each.
@@ -441,17 +444,6 @@ fn calls_work_after_the_query_but_not_after_the_first_doorbell() {
     assert_eq!((sent.wr_id, sent.status), (2, IBV_WC_SUCCESS));
     assert_eq!((pair.b.wait().id, pair.a.poll().is_none()), (1, true));
     assert_eq!(pair.b.end.post_receive(3, pair.peers(0, 64)), libc::EINVAL);
-}
-
-#[test]
-fn completion_queue_with_a_channel_has_no_ring() {
-    set_up();
-    let end = Endpoint::in_reset(QpOptions { channel: true, ..QpOptions::default() });
-    let mut attributes: efadv_cq_attr = zeroed();
-    let length = size_of::<efadv_cq_attr>() as u32;
-    // SAFETY: the arguments are valid.
-    let result = unsafe { (verbs().efadv_query_cq)(end.cq.cast(), &raw mut attributes, length) };
-    assert_eq!(result, libc::EOPNOTSUPP);
 }
 
 fn rkey(region: *mut ibv_mr) -> u32 {

@@ -140,6 +140,8 @@ pub(crate) struct Program {
     pub(crate) completions: *const u8,
     entries: u32,
     consumed: u32,
+    /// Of the completion queue; null without a channel.
+    doorbell: *mut u32,
     // Last, as the rings are the library's.
     pub(crate) end: Endpoint,
 }
@@ -186,12 +188,36 @@ impl Program {
         // SAFETY: the arguments are valid.
         let result = unsafe { (verbs().efadv_query_cq)(end.cq.cast(), &raw mut cq, length) };
         assert_eq!((result, cq.entry_size, cq.num_entries), (0, 32, 1024));
-        assert!(cq.doorbell.is_null());
+        assert_eq!(cq.doorbell.is_null(), !options.channel);
         let (send, receive) = query(&end, size_of::<efadv_wq_attr>() as u32).unwrap();
         let queue = |attributes| Queue { attributes, count: 0 };
         let (send, receive) = (queue(send), queue(receive));
         end.make_ready(options);
-        Self { send, receive, completions: cq.buffer, entries: cq.num_entries, consumed: 0, end }
+        let (completions, entries, doorbell) = (cq.buffer, cq.num_entries, cq.doorbell);
+        Self { send, receive, completions, entries, consumed: 0, doorbell, end }
+    }
+
+    /// Asks for an event for the next completion.
+    pub(crate) fn ask(&self) {
+        self.ring_completions(1 << 31 | self.consumed & 0xffff);
+    }
+
+    /// Writes to the doorbell of the completion queue.
+    pub(crate) fn ring_completions(&self, word: u32) {
+        fence(Ordering::SeqCst);
+        // SAFETY: the doorbell exists as long as the completion queue, which has a channel.
+        unsafe { self.doorbell.write_volatile(word) };
+    }
+
+    /// Asks, and waits until the device has seen that: it clears the bit.
+    pub(crate) fn ask_and_wait(&self) {
+        self.ask();
+        let begun = Instant::now();
+        // SAFETY: as above.
+        while unsafe { self.doorbell.read_volatile() } & 1 << 31 != 0 {
+            assert!(begun.elapsed() < Duration::from_secs(60), "nobody looks at the doorbell");
+            std::thread::yield_now();
+        }
     }
 
     /// Moves the queue pair to RESET and back; the program begins at the starts of its rings again.
