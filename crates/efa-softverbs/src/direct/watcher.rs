@@ -1,8 +1,8 @@
 //! The thread that watches doorbells, and the links of queue pairs with rings.
 //!
 //! A program that writes to a ring calls nothing, so somebody has to look: this thread, as long as there are
-//! queue pairs with rings, or completion queues with a doorbell. While there is something to do it looks all the time; then it pauses, at first for
-//! microseconds.
+//! queue pairs with rings, or completion queues with a doorbell. While there is something to do it looks all the time;
+//! then it pauses, at first for microseconds.
 
 use std::num::NonZero;
 use std::sync::atomic::{AtomicU64, Ordering};
