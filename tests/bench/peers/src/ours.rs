@@ -19,6 +19,8 @@ const DATA: u64 = 7;
 const CONTROL: u64 = 8;
 /// The context of numbers; that of messages is their slot.
 const NUMBER: u64 = u64::MAX;
+/// Bytes of a page. The C programs have their buffers at the start of one.
+const PAGE: usize = 4096;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The link, and whose memory messages are sent from.
@@ -50,6 +52,9 @@ pub(crate) struct Ours {
     peer: FiAddr,
     out: RegionSlice,
     into: MemoryRegion,
+    /// Where page-aligned memory begins in each.
+    out_at: usize,
+    into_at: usize,
     received: [bool; MAX_WINDOW],
     sent: [bool; MAX_WINDOW],
     told: bool,
@@ -72,10 +77,13 @@ impl Ours {
             .enable()?;
         // Written to, and so touched.
         let access = Access { remote_read: true, remote_write: false };
+        let mut out_at = 0;
         let out = match over {
             Over::Shm | Over::Tcp(_) => {
-                let out = domain.register_for(vec![SENT; bytes], access, LocalAccess::SEND)?;
-                out.slice(0..bytes)?
+                let memory = vec![SENT; bytes + PAGE];
+                out_at = to_page(&memory);
+                let out = domain.register_for(memory, access, LocalAccess::SEND)?;
+                out.slice(out_at..out_at + bytes)?
             }
             Over::Mapped => {
                 let out = domain.registered(bytes, access)?;
@@ -84,8 +92,9 @@ impl Ours {
                 out
             }
         };
-        let into =
-            domain.register_for(vec![UNSENT; bytes], Access::default(), LocalAccess::RECV)?;
+        let memory = vec![UNSENT; bytes + PAGE];
+        let into_at = to_page(&memory);
+        let into = domain.register_for(memory, Access::default(), LocalAccess::RECV)?;
         let peer = meet(directory, role, endpoint.address(), &addresses)?;
         Ok(Self {
             before: endpoint.statistics(),
@@ -94,6 +103,8 @@ impl Ours {
             peer,
             out,
             into,
+            out_at,
+            into_at,
             received: [false; MAX_WINDOW],
             sent: [false; MAX_WINDOW],
             told: false,
@@ -125,6 +136,11 @@ impl Ours {
     }
 }
 
+/// How many bytes of memory are before its first page.
+fn to_page(memory: &[u8]) -> usize {
+    memory.as_ptr().align_offset(PAGE)
+}
+
 /// Writes our address into the directory, and waits for that of the other side.
 fn meet(directory: &Path, role: &str, ours: Address, to: &AddressVector) -> Result<FiAddr> {
     let theirs = directory.join(if role == "client" { "server" } else { "client" });
@@ -143,7 +159,7 @@ fn meet(directory: &Path, role: &str, ours: Address, to: &AddressVector) -> Resu
 
 impl Transport for Ours {
     fn receive(&mut self, point: Point, slot: usize) -> Result<()> {
-        let at = point.offset(slot);
+        let at = self.into_at + point.offset(slot);
         let slice = self.into.slice(at..at + point.size)?;
         self.received[slot] = false;
         self.endpoint.receive(Receive::tagged(DATA), slice, slot as u64)?;
@@ -151,7 +167,7 @@ impl Transport for Ours {
     }
 
     fn send(&mut self, point: Point, slot: usize) -> Result<()> {
-        let at = point.offset(slot);
+        let at = self.out_at + point.offset(slot);
         let mut slice = self.out.region().slice(at..at + point.size)?;
         self.sent[slot] = false;
         let message = Message::to(self.peer).tagged(DATA);
@@ -199,12 +215,12 @@ impl Transport for Ours {
 
     fn received_byte(&self, at: usize) -> u8 {
         let mut byte = [UNSENT];
-        self.into.read(at, &mut byte);
+        self.into.read(self.into_at + at, &mut byte);
         byte[0]
     }
 
     fn forget(&mut self, point: Point, slot: usize) {
-        self.into.write(point.offset(slot), &vec![UNSENT; point.size]);
+        self.into.write(self.into_at + point.offset(slot), &vec![UNSENT; point.size]);
     }
 
     fn begin(&mut self, _point: Point) {
