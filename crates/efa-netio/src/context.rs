@@ -200,7 +200,7 @@ impl Link {
     /// Bytes from which on messages are read, if a read is a copy that this processor makes at once.
     pub(crate) fn long_reads(&self) -> Option<usize> {
         let threshold = self.options.read_threshold;
-        let copies = self.domain.attributes().reads_pay_from <= threshold;
+        let copies = self.domain.attributes().mapped_reads_pay_from <= threshold;
         copies.then(|| usize::try_from(threshold).unwrap_or(usize::MAX))
     }
 

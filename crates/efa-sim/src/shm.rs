@@ -142,6 +142,7 @@ mod mailbox;
 mod memory;
 mod operation;
 mod outgoing;
+mod pays;
 mod permission;
 mod requests;
 mod ring;
@@ -214,6 +215,10 @@ pub struct ShmOptions {
     /// Whether the kernel copies reads and writes of this device where it can. If not, all are [requested](self#rdma)
     /// from their targets, as between containers.
     pub kernel_copies: bool,
+    /// Bytes from which on a message is read and not sent in datagrams
+    /// ([`reads_pay_from`](efa_device::DeviceAttributes::reads_pay_from)). `None`: as this machine's copies are
+    /// [measured](reads_pay_from).
+    pub reads_pay_from: Option<u64>,
     /// Faults of datagrams that this device's queue pairs send.
     pub faults: FaultOptions,
     /// Receives a record of every packet that this device's queue pairs send and receive.
@@ -256,6 +261,7 @@ impl ShmOptions {
             rdma: Rdma::READ_WRITE,
             max_rdma_size: device.max_rdma_size,
             kernel_copies: true,
+            reads_pay_from: None,
             faults: FaultOptions::NONE,
             capture: None,
         }
@@ -276,9 +282,13 @@ pub struct ShmDevice {
     copy_obstacle: Option<Arc<str>>,
 }
 
-/// Bytes from which on reads pay on this link: the kernel copies a read once, and a message in datagrams is copied
-/// twice. Reads are [requested](self#rdma) where it refuses, which took no longer than datagrams at 1 MiB.
-pub const READS_PAY_FROM: u64 = 12 << 10;
+/// Bytes from which on reads pay on this link, 12 KiB to 1 MiB: the kernel copies a read once, and a message in datagrams
+/// is copied twice. How fast it copies differs between machines, so this is measured, once in a process and in some 100
+/// µs. Reads are [requested](self#rdma) where the kernel refuses, which took no longer than datagrams at 1 MiB.
+#[must_use]
+pub fn reads_pay_from() -> u64 {
+    pays::reads_pay_from()
+}
 
 /// The same for memory that the device allocated, which the reader has mapped.
 pub const MAPPED_READS_PAY_FROM: u64 = 8 << 10;
@@ -334,6 +344,7 @@ impl ShmDevice {
             tracing::info!("reads and writes on host {} are requested: {reason}", options.name);
         }
         let rdma = if obstacle.is_none() { options.rdma } else { Rdma::NONE };
+        let reads_pay_from = options.reads_pay_from.unwrap_or_else(reads_pay_from);
         let attributes = DeviceAttributes {
             name: format!("efa-shm-{}", options.name),
             vendor_part_id: vendor_part_id(rdma),
@@ -346,8 +357,8 @@ impl ShmDevice {
             max_region_size: options.max_region_size,
             rdma,
             max_rdma_size: options.max_rdma_size,
-            reads_pay_from: READS_PAY_FROM,
-            mapped_reads_pay_from: MAPPED_READS_PAY_FROM,
+            reads_pay_from,
+            mapped_reads_pay_from: MAPPED_READS_PAY_FROM.min(reads_pay_from),
         };
         let (keys, gid) = (memory.keys().clone(), directory.gid());
         let book = Book::noted_in(keys, gid, options.max_address_handles);

@@ -310,7 +310,7 @@ fn soft_device(link: Link) -> DeviceAttributes {
             _ => usize::from(u16::MAX),
         },
         reads_pay_from: match link {
-            Link::Shm => efa_sim::shm::READS_PAY_FROM,
+            Link::Shm => efa_sim::shm::reads_pay_from(),
             _ => hardware.reads_pay_from,
         },
         mapped_reads_pay_from: match link {

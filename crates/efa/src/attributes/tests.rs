@@ -245,14 +245,16 @@ fn limits_of_an_endpoint_hold_at_their_value_and_not_one_above() {
 #[test]
 fn message_is_read_from_the_length_on_that_the_device_says() {
     let directory = tempfile::tempdir().expect("a directory");
-    let options = crate::ShmOptions::new("reads")
-        .with(|options| options.directory = Some(directory.path().join("hosts")));
+    let options = crate::ShmOptions::new("reads").with(|options| {
+        options.directory = Some(directory.path().join("hosts"));
+        options.reads_pay_from = Some(16 << 10);
+    });
     let fabric = Fabric::shm(options);
     let choose =
         |min_read| move |options: &mut EndpointOptions| options.protocol.min_read = min_read;
     let pair = Pair::on(&fabric, choose(None));
     let from = pair.domain.attributes().reads_pay_from as usize;
-    assert!(from < 65536, "{from}");
+    assert_eq!(from, 16 << 10);
     // Nothing is read before the peers know each other.
     pair.transfer(1);
     assert_eq!(pair.transfer(from - 1).0.subprotocol, Some(Subprotocol::Medium));

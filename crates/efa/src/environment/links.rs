@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::parameters::{
-    ENTRIES, MICROSECONDS, POSITIVE, count, flag, long, microseconds, number, switch,
+    ANY, ENTRIES, MICROSECONDS, POSITIVE, count, flag, long, microseconds, number, switch,
 };
 use super::{Effect, Parameter, ParameterKind, Value};
 use crate::sim::Rdma;
@@ -131,6 +131,14 @@ pub(super) const LINKS: &[Parameter] = &[
         "whether the device has RDMA reads and writes",
         |at, value| at.links.shm.rdma = rdma(&value),
         |at| Value::Switch(at.links.shm.rdma.read),
+    ),
+    number(
+        "FI_EFARS_SHM_READS_PAY_FROM",
+        "bytes from which on the device says that reads are faster than datagrams; 0: as copies are \
+         measured",
+        ANY,
+        |at, value| at.links.shm.reads_pay_from = Some(value.number()).filter(|&length| length > 0),
+        |at| Value::Number(at.links.shm.reads_pay_from.unwrap_or(0)),
     ),
     flag!(
         "FI_EFARS_SHM_REPORT_UNKNOWN_GID",
