@@ -7,15 +7,16 @@
 //!  ack_cq_events ─► counted; destroy_cq waits until every event that was taken is acknowledged
 //! ```
 //!
-//! The descriptor of a channel is the end of a pipe, with 8 bytes for each event: the address of its `ibv_cq`, as the kernel
-//! writes them for rdma-core. Programs with [rings](crate::direct) read them themselves, and the library need not know.
+//! The descriptor of a channel is the end of a pipe, with 8 bytes for each event: the address of its `ibv_cq`, as the
+//! kernel writes them for rdma-core. Programs with [rings](crate::direct) read them without a call.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 
-use rustix::fs::OFlags;
-use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno as OsError;
+use rustix::pipe::{PipeFlags, fcntl_getpipe_size, pipe_with};
 
 use crate::boundary::{Errno, Outcome};
 use crate::message::report;
@@ -27,8 +28,12 @@ const EVENT: usize = 8;
 /// A completion channel.
 #[derive(Debug)]
 pub(crate) struct Channel {
+    /// The program's, which may read it at any time.
     descriptor: OwnedFd,
-    writer: OwnedFd,
+    /// Both ends for the library, opened again so that it never blocks, whatever the program has set for its own.
+    own: OwnedFd,
+    /// Unread events beyond which each queue has one at most, so that there is room for all.
+    crowded: u64,
     state: Mutex<State>,
 }
 
@@ -38,15 +43,16 @@ struct State {
     notifiers: Vec<Weak<Notifier>>,
     /// Events so far.
     written: u64,
-    /// Whether the program was told that events are lost.
-    is_overrun: bool,
 }
 
 impl Channel {
     pub(crate) fn new() -> Outcome<Self> {
-        let (descriptor, writer) = pipe_with(PipeFlags::CLOEXEC)?;
-        rustix::fs::fcntl_setfl(&writer, OFlags::NONBLOCK)?;
-        Ok(Self { descriptor, writer, state: Mutex::default() })
+        let (descriptor, _) = pipe_with(PipeFlags::CLOEXEC)?;
+        let path = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
+        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let own = rustix::fs::open(path, flags, Mode::empty())?;
+        let crowded = (fcntl_getpipe_size(&own)? / EVENT / 2) as u64;
+        Ok(Self { descriptor, own, crowded, state: Mutex::default() })
     }
 
     /// For poll, select and epoll.
@@ -72,37 +78,42 @@ impl Channel {
 
     /// How many events the program hasn't read.
     fn unread(&self) -> u64 {
-        rustix::io::ioctl_fionread(&self.descriptor).map_or(0, |bytes| bytes / EVENT as u64)
+        rustix::io::ioctl_fionread(&self.own).map_or(0, |bytes| bytes / EVENT as u64)
     }
 
     /// The oldest event, if there is one.
     fn read_event(&self) -> Option<usize> {
-        if self.unread() == 0 {
-            return None;
-        }
         let mut event = [0; EVENT];
-        let length = rustix::io::read(&self.descriptor, &mut event).ok()?;
+        let length = rustix::io::read(&self.own, &mut event).ok()?;
         (length == EVENT).then(|| u64::from_ne_bytes(event) as usize)
     }
 
-    /// Never waits. Returns whether there was room.
+    /// Returns whether there was room.
     fn write_event(&self, handle: usize) -> bool {
-        rustix::io::write(&self.writer, &(handle as u64).to_ne_bytes()).is_ok()
+        let written = rustix::io::write(&self.own, &(handle as u64).to_ne_bytes());
+        if written == Err(OsError::AGAIN) {
+            report(&format_args!(
+                "a completion channel is full of events that the program doesn't read, and more are lost"
+            ));
+        }
+        written.is_ok()
     }
 
     fn push(&self, notifier: &Notifier, unless: Unless) {
         let mut state = lock(&self.state);
+        // Removed meanwhile: the program must not read its handle any more.
+        if !state.knows(notifier) {
+            return;
+        }
+        let unread = self.unread();
         let last = notifier.last.load(Ordering::Relaxed);
-        if unless == Unless::Unread && last > state.written.saturating_sub(self.unread()) {
+        let has_unread = last > state.written.saturating_sub(unread);
+        if has_unread && (unless == Unless::Unread || unread >= self.crowded) {
             return;
         }
         if self.write_event(notifier.handle()) {
             state.written += 1;
             notifier.last.store(state.written, Ordering::Relaxed);
-        } else if !std::mem::replace(&mut state.is_overrun, true) {
-            report(&format_args!(
-                "a completion channel is full of events that the program doesn't read, and more are lost"
-            ));
         }
     }
 
@@ -110,14 +121,20 @@ impl Channel {
     fn remove(&self, notifier: &Notifier) -> Outcome<()> {
         let mut state = lock_in_time(&self.state)?;
         state.notifiers.retain(|other| !std::ptr::eq(other.as_ptr(), notifier));
-        for _ in 0..self.unread() {
-            match self.read_event() {
-                // There is room, as it was read just now.
-                Some(handle) if handle != notifier.handle() => _ = self.write_event(handle),
-                Some(_) | None => {}
+        // All are read before any is written: a page of the pipe is free when all of it is read.
+        let events: Vec<usize> = std::iter::from_fn(|| self.read_event()).collect();
+        for handle in events {
+            if handle != notifier.handle() {
+                self.write_event(handle);
             }
         }
         Ok(())
+    }
+}
+
+impl State {
+    fn knows(&self, notifier: &Notifier) -> bool {
+        self.notifiers.iter().any(|known| std::ptr::eq(known.as_ptr(), notifier))
     }
 }
 
@@ -136,7 +153,8 @@ pub(crate) struct Notifier {
     channel: Arc<Channel>,
     /// Address of the `ibv_cq`.
     handle: AtomicUsize,
-    /// Which event of the channel was the last one of this queue, from 1 on; 0 before. Written under the lock of the channel.
+    /// Which event of the channel was the last one of this queue, from 1 on; 0 before. Written under the lock of the
+    /// channel.
     last: AtomicU64,
     counts: Mutex<Counts>,
     acknowledgement: Condvar,
@@ -197,5 +215,75 @@ impl Notifier {
 
     fn counts(&self) -> std::sync::MutexGuard<'_, Counts> {
         lock(&self.counts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_queues(count: usize) -> (Arc<Channel>, Vec<Arc<Notifier>>) {
+        let channel = Arc::new(Channel::new().unwrap());
+        let queues = (1..=count).map(|handle| {
+            let queue = Notifier::new(Arc::clone(&channel));
+            queue.set_handle(handle);
+            queue
+        });
+        let queues = queues.collect();
+        (channel, queues)
+    }
+
+    fn taken(channel: &Channel) -> Vec<usize> {
+        std::iter::from_fn(|| channel.take()).map(|queue| queue.handle()).collect()
+    }
+
+    #[test]
+    fn queue_that_fills_the_channel_leaves_room_for_the_others() {
+        let (channel, queues) = with_queues(100);
+        for _ in 0..10_000 {
+            queues[0].notify(Unless::Never);
+        }
+        assert_eq!(channel.unread(), channel.crowded);
+        for queue in &queues {
+            queue.notify(Unless::Never);
+            queue.notify(Unless::Never);
+        }
+        let taken = taken(&channel);
+        let last: Vec<usize> = (2..=100).collect();
+        assert_eq!(taken[taken.len() - 99..], last);
+        assert!(taken[..taken.len() - 99].iter().all(|&handle| handle == 1));
+    }
+
+    #[test]
+    fn removed_queue_has_no_events_any_more_and_the_others_keep_theirs_in_order() {
+        let (channel, queues) = with_queues(3);
+        for index in [0, 1, 0, 2, 1] {
+            queues[index].notify(Unless::Never);
+        }
+        queues[1].remove_events().unwrap();
+        // By a thread that has found a completion just before.
+        queues[1].notify(Unless::Never);
+        assert_eq!(taken(&channel), [1, 1, 3]);
+    }
+
+    #[test]
+    fn event_that_may_be_needed_is_queued_unless_one_is_unread() {
+        let (channel, queues) = with_queues(2);
+        for _ in 0..2 {
+            for index in [0, 1, 0] {
+                queues[index].notify(Unless::Unread);
+            }
+            assert_eq!(taken(&channel), [1, 2]);
+        }
+    }
+
+    /// The program reads its descriptor, which blocks, at the same time.
+    #[test]
+    fn channel_without_events_never_blocks_the_library() {
+        let (channel, queues) = with_queues(1);
+        assert_eq!(taken(&channel), [0_usize; 0]);
+        queues[0].notify(Unless::Never);
+        rustix::io::read(channel.descriptor(), &mut [0; EVENT]).unwrap();
+        assert_eq!(channel.read_event(), None);
     }
 }

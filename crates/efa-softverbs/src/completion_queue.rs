@@ -10,9 +10,9 @@
 //! completion queue, one queue pair, completions. Calls that destroy take one at a time, and don't wait
 //! for one [without end](crate::process::Patience).
 //!
-//! With a [channel](crate::channel) the program can sleep: it arms the queue, which puts the links of the
-//! queue pairs to [sleep](crate::queue_pair), and the next completion is announced on the channel. It arms it by a call,
-//! or by the [doorbell](crate::direct::arming) of the ring.
+//! With a [channel](crate::channel) the program can sleep: it arms the queue, which puts the links of the queue pairs to
+//! [sleep](crate::queue_pair), and the next completion is announced on the channel. It arms it by a call, or by the
+//! [doorbell](crate::direct::arming) of the ring.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -161,8 +161,8 @@ impl CompletionQueue {
         }
     }
 
-    /// The ring, made by the first call. Fails with `EINVAL` for a queue with a channel if the program doesn't take the
-    /// doorbell, as it couldn't wait for events.
+    /// The ring, made by the first call. Fails with `EOPNOTSUPP` for a queue with a channel if the program doesn't take
+    /// the doorbell, as it couldn't wait for events.
     pub(crate) fn open_ring(
         self: &Arc<Self>,
         depth: u32,
@@ -176,13 +176,14 @@ impl CompletionQueue {
             return Err(UNSUPPORTED);
         }
         let mut completions = lock(&self.completions);
+        // First, as completions go to the ring as soon as there is one.
+        let doorbell = if has_channel { self.open_doorbell()? } else { std::ptr::null_mut() };
         let ring = match completions.ring.take() {
             Some(ring) => ring,
             None => CompletionRing::new(depth)?,
         };
         let ring = completions.ring.insert(ring);
         let (address, entries) = (ring.address(), ring.entries());
-        let doorbell = if has_channel { self.open_doorbell()? } else { std::ptr::null_mut() };
         Ok(CompletionRingInfo { address, entries, doorbell })
     }
 
@@ -207,15 +208,16 @@ impl CompletionQueue {
     /// Nobody looks at the doorbell any more.
     pub(crate) fn close_doorbell(&self) -> Outcome<()> {
         let Some(doorbell) = self.doorbell.get() else { return Ok(()) };
+        process().watcher.forget_completions(self)?;
         trap::remove(doorbell.page_address());
-        process().watcher.forget_completions(self)
+        Ok(())
     }
 
     /// The program writes to its doorbell at `address`, which traps.
     pub(crate) fn ring(&self, address: usize, word: u32) {
         let Some(doorbell) = self.doorbell.get() else { return };
         doorbell.ring(address, word);
-        // Not by a signal handler of the program in the middle of a call: the next completion finds the word.
+        // A signal handler of the program may be in the middle of a call: the next completion then finds the word.
         value((), || {
             self.serve_doorbell();
             if self.is_armed() {

@@ -1,7 +1,9 @@
 //! The doorbell of a completion queue with a channel, by which the program asks for an event.
 //!
 //! ```text
-//!   bits 0–15 completions that the program has taken     29–30 events that it has read     31 it asks for the next event
+//!   bits 0–15    completions that the program has taken
+//!        29–30   events that it has read
+//!        31      it asks for the next event
 //! ```
 //!
 //! The program writes it after each look at the ring that found something, and with bit 31 before it sleeps. The device
@@ -76,9 +78,11 @@ impl CompletionDoorbell {
         self.page.release()
     }
 
-    /// Does a write of the program that has faulted.
+    /// Does a write of the program that has faulted. A request that was not taken stays.
     pub(crate) fn ring(&self, address: usize, word: u32) {
-        self.page.ring(address, word);
+        if address == self.address().addr() {
+            self.page.replace(Doorbell::Completions, word, ASKS);
+        }
     }
 
     /// Whether there is a word that was not taken.
@@ -124,6 +128,15 @@ mod tests {
                 assert_eq!(written(&doorbell, 0xa000_1234), asks);
             }
         }
+    }
+
+    #[test]
+    fn request_of_a_write_that_traps_stays_until_it_is_taken() {
+        let doorbell = CompletionDoorbell::new(DirectPath::Trap).unwrap();
+        for word in [0x8000_0001, 2] {
+            doorbell.ring(doorbell.address().addr(), word);
+        }
+        assert_eq!(doorbell.take(), Some(Word { taken: 2, request: Request::Yes }));
     }
 
     #[test]

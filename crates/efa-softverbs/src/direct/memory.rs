@@ -185,6 +185,13 @@ impl Doorbells {
         }
     }
 
+    /// Does such a write, but keeps these bits where they are set.
+    pub(crate) fn replace(&self, which: Doorbell, word: u32, keep: u32) {
+        let kept = |before| Some(word | before & keep);
+        // Never fails, as `kept` always has a value.
+        let _ = self.cell(which).fetch_update(Ordering::AcqRel, Ordering::Acquire, kept);
+    }
+
     /// Address of the page.
     pub(crate) fn page_address(&self) -> usize {
         self.page.address().addr()

@@ -106,6 +106,23 @@ fn queue_is_destroyed_while_it_is_armed_and_with_unread_events() {
     }
 }
 
+/// As libfabric does: no call tells the library that the event was taken.
+#[test]
+fn event_that_is_read_from_the_descriptor_names_the_queue() {
+    let mut pair = Pair::new(SLEEPING());
+    for id in 0..3 {
+        pair.receive(id, 0, 64);
+        pair.b.ask_and_wait();
+        pair.send(pair.request(id).inline(b"event"));
+        let mut event = [0_u8; 16];
+        // SAFETY: `event` may be written, and the descriptor is open.
+        let read = unsafe { libc::read(pair.b.end.descriptor(), event.as_mut_ptr().cast(), 8) };
+        assert_eq!(read, 8);
+        assert_eq!(event[..8], pair.b.end.cq.addr().to_ne_bytes());
+        assert_eq!((pair.b.wait().id, pair.a.wait().status), (id, 0));
+    }
+}
+
 /// More events than a pipe has room for.
 #[test]
 fn channel_that_is_never_read_holds_up_nothing() {
