@@ -38,6 +38,10 @@ impl Counted {
 /// Most counters of a context.
 pub(crate) const MAX_COUNTERS: usize = 1024;
 
+/// The largest value of a counter, after which it is 0. libfabric takes a device whose counters hold all 64 bits for one
+/// without counters.
+pub(crate) const MAX_VALUE: u64 = u64::MAX >> 1;
+
 /// A counter.
 #[derive(Debug)]
 pub(crate) struct Counter {
@@ -55,7 +59,7 @@ impl Counter {
     #[inline]
     pub(crate) fn count(&self, is_success: bool) {
         let value = if is_success { &self.completed } else { &self.failed };
-        value.word().fetch_add(1, Ordering::Release);
+        value.add(1);
     }
 
     pub(crate) fn attach(&self) {
@@ -127,9 +131,25 @@ impl Value {
         Ok(value)
     }
 
+    /// Wraps after [`MAX_VALUE`].
+    #[inline]
+    pub(crate) fn add(&self, number: u64) {
+        let add = |value: u64| Some(value.wrapping_add(number) & MAX_VALUE);
+        let _always = self.word().fetch_update(Ordering::AcqRel, Ordering::Relaxed, add);
+    }
+
+    /// Fails with `EINVAL` beyond [`MAX_VALUE`].
+    pub(crate) fn set(&self, number: u64) -> Outcome<()> {
+        if number > MAX_VALUE {
+            return Err(INVALID);
+        }
+        self.word().store(number, Ordering::Release);
+        Ok(())
+    }
+
     #[allow(unsafe_code)]
     #[inline]
-    pub(crate) fn word(&self) -> &AtomicU64 {
+    fn word(&self) -> &AtomicU64 {
         let word = match self {
             Self::Own(word) => return word,
             Self::At(word) => word.as_ptr().cast_const(),

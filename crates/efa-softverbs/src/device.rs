@@ -111,10 +111,6 @@ impl DeviceEntry {
         (&raw const self.ibv).cast_mut()
     }
 
-    pub(crate) fn index(&self) -> usize {
-        self.index
-    }
-
     /// The name as C text.
     pub(crate) fn name(&self) -> *const c_char {
         self.ibv.name.as_ptr()

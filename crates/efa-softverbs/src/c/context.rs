@@ -13,7 +13,7 @@ use super::queue_pair::{self, create_qp_ex};
 use super::{channel, counter, domain, post, query, region};
 use crate::abi::*;
 use crate::attributes::guid;
-use crate::boundary::{BUSY, Errno, INVALID, Outcome, code, number, pointer, value};
+use crate::boundary::{BUSY, Errno, Outcome, code, number, pointer, value};
 use crate::device::{Device, DeviceEntry, DeviceList};
 use crate::process::{HandleType, process};
 
@@ -114,10 +114,11 @@ extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
     pointer(|| Ok(DeviceEntry::find(device)?.name().cast_mut()))
 }
 
-/// See `ibv_get_device_index(3)`.
+/// See `ibv_get_device_index(3)`; -1, as without an index of the kernel, which knows nothing of the device. A program would
+/// ask the kernel for the device with an index by netlink, and be told of another or refused.
 #[unsafe(no_mangle)]
-extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int {
-    number(|| c_int::try_from(DeviceEntry::find(device)?.index()).map_err(|_| INVALID))
+extern "C" fn ibv_get_device_index(_device: *mut ibv_device) -> c_int {
+    -1
 }
 
 /// See `ibv_get_device_guid(3)`; 0 if the device can't be opened.

@@ -2,14 +2,14 @@
 
 use std::ffi::c_int;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use super::context::device_of;
 use super::queue_pair::queue_pair_of;
 use super::{not_null, read_sized, write_sized};
 use crate::abi::*;
 use crate::boundary::{Errno, INVALID, Outcome, UNSUPPORTED, code, pointer};
-use crate::counter::{Counted, Counter, MAX_COUNTERS, Value};
+use crate::counter::{Counted, Counter, MAX_COUNTERS, MAX_VALUE, Value};
 use crate::process::{HandleType, process};
 
 /// The object that an `ibv_comp_cntr` is a member of.
@@ -46,7 +46,7 @@ unsafe extern "C" fn _ibv_query_comp_cntr_caps(
     code(|| {
         check_offered(context)?;
         let capabilities = ibv_comp_cntr_caps {
-            max_value: u64::MAX,
+            max_value: MAX_VALUE,
             max_counters: MAX_COUNTERS as u32,
             supported_qp_attach_ops: Counted::flags(),
         };
@@ -175,25 +175,30 @@ unsafe extern "C" fn ibv_qp_attach_comp_cntr(
 
 /// Defines functions that write a value of a counter.
 macro_rules! change {
-    ($($page:literal $name:ident: $value:ident.$change:ident;)*) => {
+    ($($page:literal $name:ident: $value:ident, $change:expr;)*) => {
         $(
             #[doc = $page]
             #[unsafe(no_mangle)]
             extern "C" fn $name(handle: *mut ibv_comp_cntr, number: u64) -> c_int {
                 code(|| {
-                    counter_of(handle)?.$value.word().$change(number, Ordering::AcqRel);
-                    Ok(())
+                    let change: fn(&Value, u64) -> Outcome<()> = $change;
+                    change(&counter_of(handle)?.$value, number)
                 })
             }
         )*
     };
 }
 
+fn add(value: &Value, number: u64) -> Outcome<()> {
+    value.add(number);
+    Ok(())
+}
+
 change! {
-    "See `ibv_set_comp_cntr(3)`." ibv_set_comp_cntr: completed.swap;
-    "See `ibv_set_err_comp_cntr(3)`." ibv_set_err_comp_cntr: failed.swap;
-    "See `ibv_inc_comp_cntr(3)`." ibv_inc_comp_cntr: completed.fetch_add;
-    "See `ibv_inc_err_comp_cntr(3)`." ibv_inc_err_comp_cntr: failed.fetch_add;
+    "See `ibv_set_comp_cntr(3)`; fails with `EINVAL` beyond the largest value." ibv_set_comp_cntr: completed, Value::set;
+    "See `ibv_set_err_comp_cntr(3)`; fails with `EINVAL` beyond the largest value." ibv_set_err_comp_cntr: failed, Value::set;
+    "See `ibv_inc_comp_cntr(3)`." ibv_inc_comp_cntr: completed, add;
+    "See `ibv_inc_err_comp_cntr(3)`." ibv_inc_err_comp_cntr: failed, add;
 }
 
 /// Defines functions that read a value of a counter.

@@ -21,7 +21,7 @@ fn device_list_has_names_guids_and_sysfs_entries() {
         for (index, name) in ["efa_soft0", "efa_soft1"].into_iter().enumerate().take(DEVICES) {
             let device = *list.add(index);
             assert_eq!(CStr::from_ptr((v.ibv_get_device_name)(device)).to_str(), Ok(name));
-            assert_eq!((v.ibv_get_device_index)(device), index as i32);
+            assert_eq!((v.ibv_get_device_index)(device), -1, "the kernel doesn't know the device");
             assert_ne!((v.ibv_get_device_guid)(device), 0);
             assert_eq!(text(&(*device).name), name);
             // What libfabric reads from sysfs: a PCI address and a driver.

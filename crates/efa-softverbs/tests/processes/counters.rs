@@ -13,6 +13,8 @@ const RECEIVE: u32 = IBV_QP_ATTACH_COMP_CNTR_OP_RECV;
 const READ: u32 = IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_READ;
 const WRITE: u32 = IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_WRITE;
 const REMOTE_WRITE: u32 = 32;
+/// The largest value; libfabric takes a device with `u64::MAX` for one without counters.
+const MOST: u64 = i64::MAX as u64;
 
 fn create(end: &Endpoint) -> *mut ibv_comp_cntr {
     let mut attributes = ibv_comp_cntr_init_attr::default();
@@ -154,7 +156,8 @@ fn child_changes_counters() {
     // SAFETY: the counter exists, and numbers are readable and writable.
     unsafe {
         assert_eq!(own.read_volatile(), [0, 7], "begins at 0, and no more is written");
-        assert_eq!((v.ibv_set_comp_cntr)(counter, u64::MAX), 0);
+        assert_eq!((v.ibv_set_comp_cntr)(counter, MOST + 1), libc::EINVAL);
+        assert_eq!((v.ibv_set_comp_cntr)(counter, MOST), 0);
         assert_eq!((v.ibv_inc_comp_cntr)(counter, 3), 0, "wraps");
         assert_eq!((v.ibv_set_err_comp_cntr)(counter, 40), 0);
         assert_eq!((v.ibv_inc_err_comp_cntr)(counter, 2), 0);
@@ -207,6 +210,7 @@ fn child_changes_counters() {
         let query = v._ibv_query_comp_cntr_caps;
         assert_eq!(query(end.context, &raw mut capabilities, 16), 0);
     }
+    assert_eq!(capabilities.max_value, MOST);
     assert_eq!(capabilities.supported_qp_attach_ops, SEND | RECEIVE | READ | WRITE);
     let most = (2..capabilities.max_counters).map(|_| create(&end)).collect::<Vec<_>>();
     assert!(most.iter().all(|counter| !counter.is_null()));
