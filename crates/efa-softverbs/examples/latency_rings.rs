@@ -3,7 +3,8 @@
 //! a processor of its own.
 //!
 //! `cargo run --release -p efa-softverbs --example latency_rings -- off|thread|trap EXCHANGES` prints the one-way
-//! time in microseconds, the least of five runs, and nothing else.
+//! time in microseconds, the least of five runs, and nothing else. With a further number `BYTES` it prints the time of a read
+//! of so many bytes by the device.
 
 #![allow(clippy::unwrap_used, reason = "uses the helpers of the tests")]
 
@@ -17,8 +18,8 @@ use std::sync::OnceLock;
 use std::time::Instant;
 
 use common::verbs::{Endpoint, Memory, QpOptions, null_mut, sge, verbs};
-use efa_soft::abi::{IBV_ACCESS_LOCAL_WRITE, ibv_ah, ibv_mr};
-use program::{Program, Request, handle_number};
+use efa_soft::abi::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, ibv_ah, ibv_mr};
+use program::{Program, READ, Request, handle_number};
 
 const LINK: &str = "shm";
 /// Length of the packet of libfabric's provider for a message of 8 B, in bytes.
@@ -33,14 +34,21 @@ fn direct() -> &'static str {
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [mode, count] = arguments.as_slice() else {
-        panic!("usage: latency_rings off|thread|trap EXCHANGES");
+    let (mode, count, bytes) = match arguments.as_slice() {
+        [mode, count] => (mode, count, None),
+        [mode, count, bytes] => (mode, count, Some(bytes.parse::<usize>().unwrap())),
+        _ => panic!("usage: latency_rings off|thread|trap EXCHANGES [BYTES]"),
     };
     DIRECT.set(mode.clone()).unwrap();
     program::set_up();
     let count: u32 = count.parse().unwrap();
     let by_calls = mode == "off";
-    let runs = (0..RUNS).map(|_| if by_calls { calls(count) } else { rings(count) });
+    let runs = (0..RUNS).map(|_| match (bytes, by_calls) {
+        (None, true) => calls(count),
+        (None, false) => rings(count),
+        (Some(bytes), true) => reads_by_calls(count, bytes),
+        (Some(bytes), false) => reads_by_rings(count, bytes),
+    });
     println!("{:.3}", runs.fold(f64::MAX, f64::min));
 }
 
@@ -48,14 +56,24 @@ fn main() {
 struct Place {
     region: *mut ibv_mr,
     handle: *mut ibv_ah,
-    _memory: Memory,
+    memory: Memory,
 }
 
 impl Place {
     fn new(end: &Endpoint, peer: &Endpoint) -> Self {
-        let memory = Memory::of(&[0; 2 * PACKET]);
-        let region = end.register(&memory, IBV_ACCESS_LOCAL_WRITE);
-        Self { region, handle: end.handle(peer.gid()), _memory: memory }
+        Self::of(2 * PACKET, end, peer)
+    }
+
+    fn of(bytes: usize, end: &Endpoint, peer: &Endpoint) -> Self {
+        let memory = Memory::of(&vec![0; bytes]);
+        let region = end.register(&memory, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ);
+        Self { region, handle: end.handle(peer.gid()), memory }
+    }
+
+    /// Where the other side reads.
+    fn remote(&self) -> (u64, u32) {
+        // SAFETY: the region is registered.
+        unsafe { (self.memory.address() as u64, (*self.region).rkey) }
     }
 }
 
@@ -92,6 +110,38 @@ fn rings(count: u32) -> f64 {
         ends[from].post(request.buffers(&[sge(places[from].region, 0, PACKET)]));
         ends[from].ring_sends();
         assert_eq!((spin(&mut ends[to]), spin(&mut ends[from])), (0, 0));
+    })
+}
+
+/// Time of a read in microseconds.
+fn time_of_read(count: u32, mut read: impl FnMut()) -> f64 {
+    (0..100).for_each(|_| read());
+    let begun = Instant::now();
+    (0..count).for_each(|_| read());
+    begun.elapsed().as_secs_f64() * 1e6 / f64::from(count)
+}
+
+fn reads_by_rings(count: u32, bytes: usize) -> f64 {
+    let (mut a, b) = (Program::new(QpOptions::default()), Program::new(QpOptions::default()));
+    let here = Place::of(bytes, &a.end, &b.end);
+    let there = Place::of(bytes, &b.end, &a.end);
+    let (number, qpn, qkey) = (handle_number(here.handle), b.end.number() as u16, b.end.qkey);
+    time_of_read(count, || {
+        let entry = [sge(here.region, 0, bytes)];
+        a.post(Request::new(1, number, qpn, qkey).remote(READ, there.remote(), &entry));
+        a.ring_sends();
+        assert_eq!(spin(&mut a), 0);
+    })
+}
+
+fn reads_by_calls(count: u32, bytes: usize) -> f64 {
+    let (a, b) = (Endpoint::new(QpOptions::default()), Endpoint::new(QpOptions::default()));
+    let (here, there) = (Place::of(bytes, &a, &b), Place::of(bytes, &b, &a));
+    let to = (here.handle, b.number(), b.qkey);
+    time_of_read(count, || {
+        let entry = [sge(here.region, 0, bytes)];
+        assert_eq!(a.post_remote(1, to, false, there.remote(), &entry), 0);
+        assert_eq!(a.wait().status, 0);
     })
 }
 
