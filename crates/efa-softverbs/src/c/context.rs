@@ -117,8 +117,8 @@ extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
 /// See `ibv_get_device_index(3)`; -1, as without an index of the kernel, which knows nothing of the device. A program would
 /// ask the kernel for the device with an index by netlink, and be told of another or refused.
 #[unsafe(no_mangle)]
-extern "C" fn ibv_get_device_index(_device: *mut ibv_device) -> c_int {
-    -1
+extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int {
+    number(|| DeviceEntry::find(device).map(|_| -1))
 }
 
 /// See `ibv_get_device_guid(3)`; 0 if the device can't be opened.
