@@ -58,7 +58,9 @@ const _: () = assert!(pins::LENGTH <= 1 << 16);
 const LOCAL_WRITE: u64 = 1;
 const REMOTE_WRITE: u64 = 1 << 1;
 const REMOTE_READ: u64 = 1 << 2;
-const COOKIE_SHIFT: u32 = 3;
+/// In the owner's own table only.
+const PUSHED: u64 = 1 << 3;
+const COOKIE_SHIFT: u32 = 4;
 
 /// A kind of access to a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +73,8 @@ pub enum Use {
     RemoteRead,
     /// Be written by a remote interface.
     RemoteWrite,
+    /// Be written by a process that its owner has asked to.
+    Pushed,
 }
 
 impl Use {
@@ -80,6 +84,7 @@ impl Use {
             Self::LocalWrite => LOCAL_WRITE,
             Self::RemoteRead => REMOTE_READ,
             Self::RemoteWrite => REMOTE_WRITE,
+            Self::Pushed => PUSHED,
         }
     }
 }
@@ -255,6 +260,14 @@ impl Slots {
         fence(Ordering::SeqCst);
     }
 
+    /// Lets other processes write the region of `key` if they are asked to.
+    pub(crate) fn allow_pushes(&self, key: u32) {
+        let [_, _, _, access, _, there] = self.slot(key);
+        if there.load(Ordering::Acquire) == u64::from(key) {
+            access.fetch_or(PUSHED, Ordering::Relaxed);
+        }
+    }
+
     /// The key in the slot with the index of `key`.
     #[inline]
     pub(crate) fn key_at(&self, key: u32) -> Option<u32> {
@@ -265,7 +278,7 @@ impl Slots {
     /// Whether a process may be writing to the region of a cleared key, or reading it where it has it mapped.
     pub(crate) fn is_pinned(&self, key: u32) -> bool {
         let [_, _, _, access, in_file, _] = self.slot(key);
-        let writable = access.load(Ordering::Relaxed) & REMOTE_WRITE != 0;
+        let writable = access.load(Ordering::Relaxed) & (REMOTE_WRITE | PUSHED) != 0;
         (writable || in_file.load(Ordering::Relaxed) != 0)
             && self.shared.as_ref().is_some_and(|file| file.pins.has(self.cookie, key))
     }

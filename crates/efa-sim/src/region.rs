@@ -352,7 +352,7 @@ impl KeyTable {
         let allowed = match wanted {
             Use::RemoteRead => access.remote_read,
             Use::RemoteWrite => access.remote_write,
-            Use::LocalRead | Use::LocalWrite => false,
+            Use::LocalRead | Use::LocalWrite | Use::Pushed => false,
         };
         let part = region.part(memory, length).filter(|_| allowed);
         part.ok_or(Status::RemoteBadAddress)
@@ -409,6 +409,13 @@ impl SoftRegion {
         removed && memory.map(|mut memory| memory.end()).is_some()
     }
 
+    /// Lets other processes write it if this one asks them to.
+    pub(crate) fn allow_pushes(&self) {
+        if let Some(slots) = self.0.table.slots() {
+            slots.allow_pushes(self.0.key);
+        }
+    }
+
     /// Whether local operations may write it.
     #[must_use]
     pub fn allows_local_write(&self) -> bool {
@@ -450,7 +457,7 @@ enum Removal {
 }
 
 /// How long a deregistration waits for accesses of other processes.
-const UNPIN_TIMEOUT: Duration = Duration::from_secs(1);
+pub(crate) const UNPIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Waits until no process uses the region of a cleared key.
 #[cold]
@@ -651,6 +658,19 @@ mod tests {
         });
         assert_eq!(held.unwrap().join().unwrap().unwrap().len(), 4);
         table.register(memory(4), WRITTEN).unwrap();
+    }
+
+    #[test]
+    fn deregistration_waits_for_writes_of_processes_that_were_asked_to() {
+        for asked in [false, true] {
+            let (table, peer) = shared(1, Duration::ZERO);
+            let region = table.register(memory(4), Access::default()).unwrap();
+            if asked {
+                region.allow_pushes();
+            }
+            let reclaimed = peer.hold(region.remote_key(), || region.reclaim());
+            assert_eq!(reclaimed.unwrap().is_err(), asked);
+        }
     }
 
     #[test]

@@ -46,7 +46,8 @@
 //! # RDMA
 //!
 //! The kernel copies a read or write at once, up to 1 MiB with each poll of the requester; the target need
-//! not poll. Key, bounds and access are checked against the table of the target's process; a failed check
+//! not poll. If it does, its process writes a part of a read of 64 KiB or more, up to half a MiB in a poll, so that two
+//! processors copy at a time. Key, bounds and access are checked against the table of the target's process; a failed check
 //! completes with [`Status::RemoteBadAddress`]. A target whose device has no address handle for the host fails it with
 //! [`Status::UnknownPeer`], as hardware does. Immediate data of a write follows the data through the ring
 //! and takes a posted buffer. Without a buffer it completes as a send does, though the data was written.
@@ -146,6 +147,7 @@ mod pays;
 mod permission;
 mod requests;
 mod ring;
+mod sharing;
 mod wake;
 mod windows;
 

@@ -7,9 +7,11 @@ use efa_device::{DeviceError, Qpn, RemoteMemory, Status, Time};
 
 use super::directory::{FileName, HostDirectory};
 use super::mailbox::Sender;
-use super::ring::{ADDRESS, Arrived, Awaited, Broken, Kind, RingReceiver, WRITTEN};
+use super::memory::HostMemory;
+use super::ring::{ADDRESS, Arrived, Awaited, Broken, Kind, Push, RingReceiver, WRITTEN};
+use super::sharing::MOST;
 use super::wake::Waker;
-use crate::keys::Slots;
+use crate::keys::{Slots, Use};
 use crate::link::{Delivered, ReceiveQueue};
 
 /// Most packets taken from a ring in one poll, so that no sender starves the others.
@@ -45,6 +47,8 @@ pub(super) struct Incoming {
     waiting: VecDeque<Time>,
     /// Bytes of a request on their way between ring and region.
     passing: Vec<u8>,
+    /// Bytes that were written to the sender's memory, as it asked.
+    pushed: u64,
     /// Whether packets arrived since the last [`was_quiet`](Self::was_quiet).
     active: bool,
 }
@@ -83,12 +87,19 @@ impl Incoming {
             empty: 0,
             waiting: VecDeque::new(),
             passing: Vec::new(),
+            pushed: 0,
             active: true,
         }))
     }
 
     pub(super) fn sender(&self) -> Sender {
         self.sender
+    }
+
+    /// Bytes that were written to the sender's memory.
+    #[cfg(test)]
+    pub(super) fn pushed(&self) -> u64 {
+        self.pushed
     }
 
     pub(super) fn is_watched(&self) -> bool {
@@ -117,6 +128,7 @@ impl Incoming {
     #[inline]
     pub(super) fn poll(
         &mut self,
+        memory: &HostMemory,
         queue: &mut ReceiveQueue<'_>,
         receive: impl FnMut(Delivered),
     ) -> Result<Found, Broken> {
@@ -125,7 +137,7 @@ impl Incoming {
         }
         self.empty = 0;
         self.active = true;
-        let taken = self.take(queue, receive);
+        let taken = self.take(memory, queue, receive);
         self.ring.acknowledge();
         if self.waker.is_some() {
             self.wake_sender();
@@ -142,6 +154,7 @@ impl Incoming {
 
     fn take(
         &mut self,
+        memory: &HostMemory,
         queue: &mut ReceiveQueue<'_>,
         mut receive: impl FnMut(Delivered),
     ) -> Result<(), Broken> {
@@ -151,6 +164,11 @@ impl Incoming {
                 Kind::Read | Kind::Write => {
                     self.serve(queue, arrived);
                     continue;
+                }
+                Kind::Push => {
+                    self.push(memory, queue, arrived);
+                    // It may have been long.
+                    break;
                 }
                 Kind::Plain | Kind::Immediate => {
                     if arrived.qkey != queue.qkey {
@@ -223,6 +241,27 @@ impl Incoming {
         }
         self.ring.answer(if is_read { bytes } else { &[] });
         self.waiting.pop_front();
+    }
+
+    /// Writes memory of this process to the sender's.
+    #[cold]
+    fn push(&mut self, memory: &HostMemory, queue: &ReceiveQueue<'_>, arrived: Arrived) {
+        let Push { from, into, count } = self.ring.push(arrived);
+        let length = count as usize;
+        let pushed = match queue.keys.part(from, length, Use::RemoteRead) {
+            Ok(part) if count <= MOST => part.region.with_part(part.offset, length, |bytes| {
+                memory.push(self.sender.qpn, bytes, into, || self.ring.take_push())
+            }),
+            _ => Err(Status::RemoteBadAddress),
+        };
+        match pushed {
+            Ok(written) => {
+                self.pushed += if written { u64::from(count) } else { 0 };
+                self.ring.answer(&[]);
+                self.waiting.pop_front();
+            }
+            Err(status) => self.reject(status),
+        }
     }
 
     fn reject(&mut self, why: Status) {

@@ -4,7 +4,7 @@
 //!  progress ─► next watched ring: take packets into posted buffers
 //!    ├─► doorbell rung? attach and watch who rang
 //!    ├─► next peer with sends in flight: take acknowledgements
-//!    ├─► first RDMA operation: copy a piece
+//!    ├─► first RDMA operation: copy a piece, or see whether its target has written one
 //!    ├─► operations that the kernel doesn't copy: put requests into rings
 //!    └─► once a second: free what dead processes left
 //! ```
@@ -32,6 +32,7 @@ use super::operation::Operation;
 use super::outgoing::{Content, Finished, Local, Outgoing, Posted, Purpose};
 use super::requests::Requests;
 use super::ring::Awaited;
+use super::sharing::Ticket;
 use super::wake::{Fifo, Sleeper};
 use super::{ShmDevice, ShmOptions};
 use crate::faults::{FaultOptions, Faults};
@@ -84,6 +85,8 @@ pub struct ShmLink {
     local: Arc<Local>,
     /// RDMA operations that the kernel copies, which count as sends.
     operations: VecDeque<Operation>,
+    /// Of the last request to a target to write a part.
+    asked: Ticket,
     /// Those that their targets carry out.
     requests: Requests,
     /// Faults to be injected into sends, if any.
@@ -144,6 +147,7 @@ pub(super) fn create(
         next_active: 0,
         local,
         operations: VecDeque::new(),
+        asked: Ticket::default(),
         requests: Requests::default(),
         faults: (faults != FaultOptions::NONE).then(|| Box::new(Faults::new(faults, qpn))),
         lacks_room: false,
@@ -210,8 +214,8 @@ impl ShmLink {
         let sender = QueuePairId { gid: self.me.gid, qpn: incoming.sender().qpn };
         let (mut queue, mut deliveries) = state.receiving();
         let source = deliveries.source(sender);
-        let found =
-            incoming.poll(&mut queue, |delivered| deliveries.push(sender, source, delivered));
+        let found = incoming
+            .poll(&self.memory, &mut queue, |delivered| deliveries.push(sender, source, delivered));
         match found {
             Ok(Found::Packets) => {}
             // One ring may stay: looking at it costs no more than looking at the doorbell.
@@ -663,7 +667,8 @@ impl Link for ShmLink {
         }
     }
 
-    fn close(&mut self, _: &mut QueueState) {
+    fn close(&mut self, state: &mut QueueState) {
+        self.withdraw_requests(state);
         self.memory.remove_queue_pair(self.me.qpn);
         // First no more senders, then the end of those that are there.
         self.mailbox.close();
@@ -693,8 +698,8 @@ fn complete(
 fn complete_other(state: &mut QueueState, requests: &mut Requests, (posted, result): Finished) {
     let Posted { id, content, .. } = posted;
     match content {
-        // Its caller completes these.
-        Content::Datagram { .. } => {}
+        // Its caller completes these, and the ring keeps the answer to a request to write.
+        Content::Datagram { .. } | Content::Push => {}
         Content::Written(_) => state.complete_rdma(id, result),
         Content::Piece { operation, piece } => requests.finish(operation, &piece, result),
     }

@@ -55,7 +55,7 @@ use crate::memory::{FilePart, Part, discard, read_process};
 use crate::region::{KeyTable, SoftRegion};
 
 /// With the version of the layout.
-const MAGIC: u64 = u64::from_le_bytes(*b"efamem7\n");
+const MAGIC: u64 = u64::from_le_bytes(*b"efamem8\n");
 /// Reads of at least this many bytes are copied in two halves. Shorter ones stay cached in any order.
 const LONG: usize = 256 << 10;
 /// The kernel copies page by page.
@@ -247,6 +247,25 @@ impl HostMemory {
         }
     }
 
+    /// Whether the kernel copies for this process from the region of `key` of the process with queue pair `qpn`, as far as
+    /// it is known.
+    pub(super) fn kernel_copies(&self, qpn: Qpn, key: u32) -> bool {
+        let copies = |peer: &Peer| !self.is_foreign(peer) && !peer.slots.may_be_in_file(key);
+        self.copies && self.peer(qpn).is_ok_and(|peer| copies(&peer))
+    }
+
+    /// Copies to a region of the process with queue pair `qpn`, which has asked for it; unless that process withdraws the
+    /// request before `take`, which then returns false, as does this.
+    pub(super) fn push(
+        &self,
+        qpn: Qpn,
+        from: Part,
+        into: RemoteMemory,
+        take: impl Fn() -> bool,
+    ) -> Result<bool, Status> {
+        self.with_peer(qpn, |peer| peer.push(from.iovec(), into, &take))
+    }
+
     /// Copies from or to a [mapped](super::windows) region; `None` if it isn't one.
     fn copy_mapped(
         &self,
@@ -286,11 +305,11 @@ impl HostMemory {
         Ok(peer)
     }
 
-    fn with_peer(
+    fn with_peer<T>(
         &self,
         qpn: Qpn,
-        copy: impl Fn(&Peer) -> Result<(), Failure>,
-    ) -> Result<(), Status> {
+        copy: impl Fn(&Peer) -> Result<T, Failure>,
+    ) -> Result<T, Status> {
         // A copy that the parent of this process began.
         if !self.directory.opener().is_this() {
             return Err(Status::QueuePairInternal);
@@ -303,7 +322,7 @@ impl HostMemory {
                 return Err(peer.not_permitted());
             }
             match peer.check_target(qpn).and_then(|()| copy(&peer)) {
-                Ok(()) => return Ok(()),
+                Ok(copied) => return Ok(copied),
                 Err(Failure::Refused(Status::NotPermitted)) => return Err(peer.not_permitted()),
                 Err(Failure::Refused(status)) => return Err(status),
                 Err(Failure::Outdated(status)) => failure = status,
@@ -507,6 +526,25 @@ impl Peer {
             self.copy_to(from, address.ok_or(NOT_ALLOWED)?)
         });
         written.unwrap_or(Err(Failure::Refused(Status::RemoteAbort)))
+    }
+
+    fn push(
+        &self,
+        from: libc::iovec,
+        into: RemoteMemory,
+        take: &impl Fn() -> bool,
+    ) -> Result<bool, Failure> {
+        let RemoteMemory { address, key } = into;
+        let pushed = self.slots.hold(key, || {
+            if !take() {
+                return Ok(false);
+            }
+            let slot = self.slot(key)?;
+            let address = slot.locate(key, address, from.iov_len as u64, Use::Pushed);
+            self.copy_to(from, address.ok_or(NOT_ALLOWED)?)?;
+            Ok(true)
+        });
+        pushed.unwrap_or(Err(Failure::Refused(Status::RemoteAbort)))
     }
 
     fn copy_to(&self, from: libc::iovec, address: u64) -> Result<(), Failure> {

@@ -1,9 +1,13 @@
 //! An RDMA operation in flight: copied in pieces, one per poll, so that a long one doesn't delay other
 //! work.
 
-use efa_device::{Destination, Qpn, RdmaRequest, RegionRange, RemoteMemory, Status, WorkId};
+use efa_device::{
+    Destination, Qpn, RdmaRequest, Region as _, RegionRange, RemoteMemory, Status, WorkId,
+};
 
 use super::memory::HostMemory;
+use super::ring::Push;
+use super::sharing::{Shared, back_part};
 use crate::link::Direction;
 use crate::region::SoftRegion;
 
@@ -19,12 +23,14 @@ pub(super) struct Operation {
     local: RegionRange<SoftRegion>,
     remote: RemoteMemory,
     done: usize,
+    /// The back part of the piece that begins after what is done, if its target was asked for it.
+    pub(super) shared: Option<Shared>,
 }
 
 impl Operation {
     pub(super) fn new(request: RdmaRequest<SoftRegion>, direction: Direction) -> Self {
         let RdmaRequest { id, local, remote, destination } = request;
-        Self { id, direction, destination, local, remote, done: 0 }
+        Self { id, direction, destination, local, remote, done: 0, shared: None }
     }
 
     /// The request that it was made of.
@@ -41,10 +47,41 @@ impl Operation {
         self.local.length as u64
     }
 
-    /// Copies the next piece. Returns whether more follow.
-    pub(super) fn step(&mut self, memory: &HostMemory) -> Result<bool, Status> {
-        let RegionRange { region, offset, length } = &self.local;
-        let count = PIECE.min(length - self.done);
+    pub(super) fn is_done(&self) -> bool {
+        self.done == self.local.length
+    }
+
+    /// Bytes of the next piece, if nobody else copies a part of it.
+    pub(super) fn piece(&self) -> usize {
+        PIECE.min(self.local.length - self.done)
+    }
+
+    /// The request for the back part of the next piece; `None` if it isn't worth one.
+    pub(super) fn back_part(&self) -> Option<Push> {
+        let RegionRange { region, offset, .. } = &self.local;
+        if self.direction != Direction::Read || !region.allows_local_write() || region.is_mapped() {
+            return None;
+        }
+        let from = self.remote.address.checked_add(self.done as u64)?;
+        let back = back_part(from, self.piece());
+        let count = u32::try_from(back.len()).ok().filter(|&count| count > 0)?;
+        let from = from.checked_add(back.start as u64)?;
+        let into = region.remote_address().checked_add((offset + self.done + back.start) as u64)?;
+        Some(Push {
+            from: RemoteMemory { address: from, ..self.remote },
+            into: RemoteMemory { address: into, key: region.remote_key() },
+            count,
+        })
+    }
+
+    /// Lets a peer that is asked write the region.
+    pub(super) fn allow_pushes(&self) {
+        self.local.region.allow_pushes();
+    }
+
+    /// Copies the next `count` bytes.
+    pub(super) fn copy(&mut self, memory: &HostMemory, count: usize) -> Result<(), Status> {
+        let RegionRange { region, offset, .. } = &self.local;
         // No region extends beyond the last address.
         let address = self.remote.address.checked_add(self.done as u64);
         let address = address.ok_or(Status::RemoteBadAddress)?;
@@ -57,6 +94,11 @@ impl Operation {
             Direction::Write(_) => memory.write(self.destination.qpn, local, remote),
         })?;
         self.done += count;
-        Ok(self.done < *length)
+        Ok(())
+    }
+
+    /// Notes that the target has written the next `count` bytes.
+    pub(super) fn skip(&mut self, count: usize) {
+        self.done += count;
     }
 }

@@ -18,7 +18,8 @@ use efa_device::{DeviceError, Qkey, Qpn, Status, Time, WorkId};
 use super::directory::{FileName, HostDirectory};
 use super::mailbox::{PeerMailbox, Sender};
 use super::requests::{CHUNK, REQUESTS};
-use super::ring::{ADDRESS, Kind, RingSender};
+use super::ring::{ADDRESS, Kind, Push, RingSender};
+use super::sharing::{Answer, Asked, Ticket};
 use super::wake::Waker;
 use crate::link::{Piece, Step, system};
 
@@ -48,6 +49,8 @@ pub(super) enum Content {
         operation: usize,
         piece: Box<Piece>,
     },
+    /// The request of the ring's [`Asked`].
+    Push,
 }
 
 // A longer one would make each datagram dearer.
@@ -120,6 +123,8 @@ pub(super) struct Outgoing {
     swept: u64,
     in_flight: VecDeque<Posted>,
     queued: VecDeque<Posted>,
+    /// The last request to write memory to this process.
+    asked: Asked,
     idle_polls: u32,
     /// When a check first found nothing acknowledged.
     stalled: Option<Time>,
@@ -160,6 +165,7 @@ impl Outgoing {
             swept: 0,
             in_flight: VecDeque::with_capacity(slots),
             queued: VecDeque::new(),
+            asked: Asked::default(),
             idle_polls: 0,
             stalled: None,
             probed: Time::ZERO,
@@ -264,8 +270,42 @@ impl Outgoing {
                     self.ring.publish(Kind::Written, immediate, &length.to_le_bytes(), key);
                 }
             },
+            // Published by `ask` alone.
+            Content::Push => {}
         }
         self.in_flight.push_back(posted);
+    }
+
+    /// Whether the peer is likely to carry out a request at once: it polls this ring, and has answered the last
+    /// request.
+    pub(super) fn may_ask(&self) -> bool {
+        self.purpose == Purpose::Datagrams
+            && self.has_space()
+            && self.ring.holds_push()
+            && !self.ring.needs_doorbell()
+            && !self.ring.is_detached()
+            && self.asked.may_ask()
+    }
+
+    /// Asks the peer to write memory to this process, if it [may](Self::may_ask) be asked.
+    pub(super) fn ask(&mut self, ticket: Ticket, push: Push) {
+        let number = self.ring.publish_push(push);
+        self.asked.begin(ticket, number);
+        let (id, content) = (WorkId(number), Content::Push);
+        self.in_flight.push_back(Posted { id, content, immediate: None, qkey: Qkey(0) });
+    }
+
+    /// What the peer has answered to the request with this ticket.
+    pub(super) fn answer(&self, ticket: Ticket) -> Answer {
+        self.asked.answer(ticket)
+    }
+
+    /// Withdraws the request with this ticket. Returns false if the peer has begun to carry it out.
+    pub(super) fn withdraw(&self, ticket: Ticket) -> bool {
+        match self.asked.awaited(ticket) {
+            Some(number) => self.ring.withdraw(number),
+            None => true,
+        }
     }
 
     /// Makes a receiver look that doesn't poll this ring, or may sleep.
@@ -301,20 +341,29 @@ impl Outgoing {
         self.idle_polls = 0;
         self.stalled = None;
         for _ in 0..count {
-            let mut posted = self.in_flight.pop_front();
-            if let Some(Posted { content: Content::Piece { piece, .. }, .. }) = &mut posted
-                && let Some((_, length)) = piece.wanted
-            {
-                piece.bytes = vec![0; length].into();
-                self.ring.copy_answer(&mut piece.bytes);
+            let Some(mut posted) = self.in_flight.pop_front() else { break };
+            if !matches!(posted.content, Content::Datagram { .. }) {
+                self.take_answer(&mut posted);
             }
             let result = self.ring.take_acknowledgement();
-            if let Some(posted) = posted {
-                finish((posted, result));
+            match posted.content {
+                Content::Push => self.asked.end(result),
+                _ => finish((posted, result)),
             }
         }
         if !self.queued.is_empty() {
             self.publish_queued();
+        }
+    }
+
+    /// Copies the bytes that the receiver answered to the oldest packet.
+    #[cold]
+    fn take_answer(&self, posted: &mut Posted) {
+        if let Content::Piece { piece, .. } = &mut posted.content
+            && let Some((_, length)) = piece.wanted
+        {
+            piece.bytes = vec![0; length].into();
+            self.ring.copy_answer(&mut piece.bytes);
         }
     }
 
@@ -446,7 +495,10 @@ impl Outgoing {
 
     fn fail(&mut self, status: Status, mut finish: impl FnMut(Finished)) {
         for posted in self.in_flight.drain(..).chain(self.queued.drain(..)) {
-            finish((posted, Err(status)));
+            match posted.content {
+                Content::Push => self.asked.end(Err(status)),
+                _ => finish((posted, Err(status))),
+            }
         }
     }
 }

@@ -21,13 +21,22 @@
 //!   write:  length 8 + n, memory key     | address | n bytes
 //! ```
 //!
+//! and one kind asks it to [write](super::sharing) memory of its process to the sender's:
+//!
+//! ```text
+//!   push:   length 24, memory key        | address | address there | key there, count | 0, taken or withdrawn
+//! ```
+//!
+//! Its last word is the only one that both sides write: whoever changes it from 0 decides whether the memory is
+//! written.
+//!
 //! Neither side trusts the other's words: numbers are checked against what the protocol allows, lengths
 //! against the layout that was checked when the file was mapped, and no word is read twice.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use efa_device::{Qkey, Qpn, Status};
+use efa_device::{Qkey, Qpn, RemoteMemory, Status};
 use rustix::fs::fstat;
 use rustix::io::Errno;
 
@@ -68,7 +77,27 @@ pub(super) enum Kind {
     Read,
     /// Bytes for the receiver's memory.
     Write,
+    /// A request to write bytes of the receiver's memory to the sender's.
+    Push,
 }
+
+/// The memory that a [`Kind::Push`] names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Push {
+    /// Of the receiver's process.
+    pub(super) from: RemoteMemory,
+    /// Of the sender's.
+    pub(super) into: RemoteMemory,
+    /// Bytes.
+    pub(super) count: u32,
+}
+
+/// Bytes of a [`Kind::Push`] slot.
+const PUSH: usize = 24;
+/// Where in the slot the word follows that decides.
+const DECISION: usize = SLOT_HEADER + PUSH;
+const TAKEN: u64 = 1;
+const WITHDRAWN: u64 = 2;
 
 /// Bytes of the address in front of a request.
 pub(super) const ADDRESS: usize = 8;
@@ -116,7 +145,7 @@ impl Kind {
     /// Whether it asks for memory of the receiver's process, and needs no buffer.
     #[inline]
     pub(super) fn is_request(self) -> bool {
-        matches!(self, Self::Read | Self::Write)
+        matches!(self, Self::Read | Self::Write | Self::Push)
     }
 
     #[inline]
@@ -127,6 +156,7 @@ impl Kind {
             Self::Written => 2,
             Self::Read => 3,
             Self::Write => 4,
+            Self::Push => 5,
         }
     }
 
@@ -138,6 +168,7 @@ impl Kind {
             2 => Some(Self::Written),
             3 => Some(Self::Read),
             4 => Some(Self::Write),
+            5 => Some(Self::Push),
             _ => None,
         }
     }
@@ -234,6 +265,36 @@ impl RingSender {
         self.map.copy_in(at + SLOT_HEADER + ADDRESS, bytes);
         self.tail += 1;
         number.store(self.tail, Ordering::Release);
+    }
+
+    /// Whether a slot holds a [`Push`].
+    pub(super) fn holds_push(&self) -> bool {
+        self.layout.capacity() >= PUSH + size_of::<u64>()
+    }
+
+    /// Publishes a request to write memory of the receiver's process to this one's. Returns its number, by which it
+    /// can be [withdrawn](Self::withdraw).
+    pub(super) fn publish_push(&mut self, push: Push) -> u64 {
+        debug_assert!(self.has_space() && self.holds_push());
+        let number = self.tail;
+        let at = self.layout.slot(number);
+        self.map.words::<1>(at + DECISION)[0].store(0, Ordering::Relaxed);
+        let Push { from, into, count } = push;
+        let mut bytes = [0; PUSH];
+        let there = u64::from(into.key) | u64::from(count) << 32;
+        for (part, word) in bytes.chunks_exact_mut(8).zip([from.address, into.address, there]) {
+            part.copy_from_slice(&word.to_le_bytes());
+        }
+        self.publish(Kind::Push, 0, &bytes, Qkey(from.key));
+        number
+    }
+
+    /// Withdraws the request with this number, which isn't acknowledged. Returns false if the receiver has begun to carry
+    /// it out.
+    pub(super) fn withdraw(&self, number: u64) -> bool {
+        let word = &self.map.words::<1>(self.layout.slot(number) + DECISION)[0];
+        let changed = word.compare_exchange(0, WITHDRAWN, Ordering::AcqRel, Ordering::Acquire);
+        matches!(changed, Ok(_) | Err(WITHDRAWN))
     }
 
     /// Copies what the receiver answered to the oldest packet, a read, whose acknowledgement is to be
@@ -441,6 +502,7 @@ impl RingReceiver {
             Kind::Written => length == WRITTEN,
             Kind::Read => length == ADDRESS,
             Kind::Write => (ADDRESS..=self.layout.capacity()).contains(&length),
+            Kind::Push => length == PUSH && self.layout.capacity() >= PUSH + size_of::<u64>(),
         };
         let immediate = match kind {
             Kind::Plain | Kind::Write => 0,
@@ -465,6 +527,25 @@ impl RingReceiver {
         let mut address = [0; ADDRESS];
         self.map.copy_out(self.next_at + SLOT_HEADER, &mut address);
         u64::from_le_bytes(address)
+    }
+
+    /// What the next packet, a push, asks for.
+    pub(super) fn push(&self, arrived: Arrived) -> Push {
+        let mut words = [[0; 8]; 3];
+        self.map.copy_out(self.next_at + SLOT_HEADER, words.as_flattened_mut());
+        let [address, there, rest] = words.map(u64::from_le_bytes);
+        Push {
+            from: RemoteMemory { address, key: arrived.qkey.0 },
+            into: RemoteMemory { address: there, key: rest as u32 },
+            count: (rest >> 32) as u32,
+        }
+    }
+
+    /// Begins to carry out the next packet, a push. Returns false if it was withdrawn.
+    pub(super) fn take_push(&self) -> bool {
+        let word = &self.map.words::<1>(self.next_at + DECISION)[0];
+        let changed = word.compare_exchange(0, TAKEN, Ordering::AcqRel, Ordering::Acquire);
+        matches!(changed, Ok(_) | Err(TAKEN))
     }
 
     /// Copies the data of the next packet, a write, and leaves it.
@@ -526,194 +607,4 @@ impl RingReceiver {
 }
 
 #[cfg(test)]
-mod tests {
-    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-
-    use super::*;
-
-    const KEY: Qkey = Qkey(0xdead_beef);
-
-    fn file(slots: usize, mtu: usize) -> OwnedFd {
-        let file = memfd_create("efa-ring", MemfdFlags::CLOEXEC).unwrap();
-        ftruncate(&file, RingSender::file_length(slots, mtu).unwrap() as u64).unwrap();
-        file
-    }
-
-    fn ring(slots: usize, mtu: usize) -> (RingSender, RingReceiver, OwnedFd) {
-        let file = file(slots, mtu);
-        let sender = RingSender::create(&file, slots, mtu, Qpn(5), 3, false).unwrap();
-        let receiver = RingReceiver::open(&file).unwrap().unwrap();
-        (sender, receiver, file)
-    }
-
-    fn take(receiver: &mut RingReceiver) -> Option<Vec<u8>> {
-        let arrived = receiver.peek().unwrap()?;
-        assert_eq!(arrived.qkey, KEY);
-        let mut bytes = vec![0; arrived.length];
-        receiver.accept(&mut bytes);
-        Some(bytes)
-    }
-
-    #[test]
-    fn packets_wrap_around_and_are_acknowledged_in_order() {
-        let (mut sender, mut receiver, _) = ring(4, 100);
-        assert_eq!((receiver.from(), receiver.rnr_retry()), (Qpn(5), 3));
-        let mut sent = 0u8;
-        for round in 0..20usize {
-            let count = 1 + round % 4;
-            for _ in 0..count {
-                sender.publish(Kind::Plain, 0, &vec![sent; usize::from(sent % 101)], KEY);
-                sent += 1;
-            }
-            assert_eq!(sender.has_space(), count < 4);
-            assert_eq!(sender.acknowledgements(), Ok(0));
-            for i in 0..count {
-                let expected = sent - (count - i) as u8;
-                if expected.is_multiple_of(7) {
-                    receiver.reject(Status::ReceiverNotReady);
-                } else {
-                    let bytes = vec![expected; usize::from(expected % 101)];
-                    assert_eq!(take(&mut receiver), Some(bytes));
-                }
-            }
-            assert_eq!(take(&mut receiver), None);
-            receiver.acknowledge();
-            assert_eq!(sender.acknowledgements(), Ok(count as u64));
-            for i in 0..count {
-                let rejected = (sent - (count - i) as u8).is_multiple_of(7);
-                let expected = if rejected { Err(Status::ReceiverNotReady) } else { Ok(()) };
-                assert_eq!(sender.take_acknowledgement(), expected);
-            }
-        }
-    }
-
-    #[test]
-    fn immediate_data_is_carried_by_both_kinds_of_slots() {
-        let (mut sender, mut receiver, _) = ring(4, 100);
-        sender.publish(Kind::Immediate, u32::MAX, b"ab", KEY);
-        sender.publish(Kind::Written, 7, &[0; WRITTEN], KEY);
-        let arrived = |kind, immediate, length| Arrived { length, qkey: KEY, kind, immediate };
-        assert_eq!(receiver.peek(), Ok(Some(arrived(Kind::Immediate, u32::MAX, 2))));
-        receiver.accept(&mut [0; 2]);
-        assert_eq!(receiver.peek(), Ok(Some(arrived(Kind::Written, 7, WRITTEN))));
-        receiver.reject(Status::ReceiverNotReady);
-        receiver.acknowledge();
-        assert_eq!(sender.acknowledgements(), Ok(2));
-        assert_eq!(sender.take_acknowledgement(), Ok(()));
-        assert_eq!(sender.take_acknowledgement(), Err(Status::ReceiverNotReady));
-    }
-
-    #[test]
-    fn detaching_is_visible_to_the_other_end() {
-        let (mut sender, mut receiver, _) = ring(4, 8);
-        assert!(!sender.is_detached() && !receiver.is_detached() && !sender.is_watched());
-        assert_eq!(sender.attached_entry(), None);
-        receiver.set_watched(7, false, false);
-        assert!(!sender.is_watched() && sender.attached_entry() == Some(7));
-        receiver.set_watched(7, true, false);
-        assert!(sender.is_watched() && sender.attached_entry() == Some(7));
-        sender.publish(Kind::Plain, 0, b"a", KEY);
-        sender.publish(Kind::Plain, 0, b"b", KEY);
-        receiver.detach(Status::BadDestinationQpn);
-        assert!(sender.is_detached());
-        assert_eq!(sender.acknowledgements(), Ok(2));
-        assert_eq!(sender.take_acknowledgement(), Err(Status::BadDestinationQpn));
-        assert_eq!(sender.take_acknowledgement(), Err(Status::BadDestinationQpn));
-        sender.detach();
-        assert!(receiver.is_detached());
-    }
-
-    #[test]
-    fn requests_carry_address_and_key_and_are_answered_in_their_slot() {
-        let (mut sender, mut receiver, _) = ring(4, 100);
-        sender.publish_request(Kind::Read, (0x1234, 77), 100, &[]);
-        sender.publish_request(Kind::Write, (0x5678, 78), 0, b"data");
-        sender.publish_request(Kind::Read, (0, 79), 5, &[]);
-        let arrived = receiver.peek().unwrap().unwrap();
-        assert_eq!((arrived.kind, arrived.qkey, arrived.immediate), (Kind::Read, Qkey(77), 100));
-        assert_eq!(receiver.requested_address(), 0x1234);
-        receiver.answer(&[9; 100]);
-        let arrived = receiver.peek().unwrap().unwrap();
-        assert_eq!((arrived.kind, arrived.qkey, arrived.length), (Kind::Write, Qkey(78), 12));
-        assert_eq!(receiver.requested_address(), 0x5678);
-        let mut data = [0; 4];
-        receiver.copy_data(&mut data);
-        assert_eq!(&data, b"data");
-        receiver.answer(&[]);
-        receiver.reject(Status::RemoteBadAddress);
-        receiver.acknowledge();
-        assert_eq!(sender.acknowledgements(), Ok(3));
-        let mut answer = [0; 100];
-        sender.copy_answer(&mut answer);
-        assert_eq!((sender.take_acknowledgement(), answer), (Ok(()), [9; 100]));
-        assert_eq!(sender.take_acknowledgement(), Ok(()));
-        assert_eq!(sender.take_acknowledgement(), Err(Status::RemoteBadAddress));
-    }
-
-    #[test]
-    fn file_with_invalid_header_or_length_is_not_a_ring() {
-        assert_eq!(RingSender::file_length(3, 8), None);
-        assert_eq!(RingSender::file_length(MAX_SLOTS * 2, 8), None);
-        assert_eq!(RingSender::file_length(1, MAX_MTU + 1), None);
-        assert!(RingReceiver::open(&file(4, 100)).unwrap().is_none(), "all zero");
-        let empty = memfd_create("efa-ring", MemfdFlags::CLOEXEC).unwrap();
-        assert!(RingReceiver::open(&empty).unwrap().is_none());
-        // Each byte of the header, inverted in turn.
-        for at in 0..32 {
-            let file = file(4, 100);
-            let _ = RingSender::create(&file, 4, 100, Qpn(5), 3, false).unwrap();
-            let map = Map::new(&file, 64).unwrap();
-            let mut byte = [0];
-            map.copy_out(at, &mut byte);
-            map.copy_in(at, &[byte[0] ^ 0xff]);
-            let opened = RingReceiver::open(&file).unwrap();
-            // The sender's number and its retries may have any value.
-            let harmless = [12, 24, 25].contains(&at);
-            assert_eq!(opened.is_some(), harmless, "byte {at}");
-        }
-        // A layout that doesn't fit the file.
-        let file = file(4, 100);
-        let _ = RingSender::create(&file, 4, 100, Qpn(5), 3, false).unwrap();
-        let length = fstat(&file).unwrap().st_size as u64;
-        ftruncate(&file, length - 1).unwrap();
-        assert!(RingReceiver::open(&file).unwrap().is_none());
-    }
-
-    #[test]
-    fn inconsistent_words_of_the_other_side_are_detected() {
-        let (mut sender, receiver, file) = ring(4, 100);
-        let other = Map::new(&file, RingSender::file_length(4, 100).unwrap()).unwrap();
-        sender.publish(Kind::Plain, 0, b"a", KEY);
-        for head in [2, u64::MAX] {
-            other.words::<1>(HEAD)[0].store(head, Ordering::Relaxed);
-            assert_eq!(sender.acknowledgements(), Err(Broken));
-        }
-        other.words::<1>(HEAD)[0].store(1, Ordering::Relaxed);
-        other.words::<3>(SLOTS)[2].store(77, Ordering::Relaxed);
-        assert_eq!(sender.acknowledgements(), Ok(1));
-        assert_eq!(sender.take_acknowledgement(), Err(Status::BadStatus));
-        // Too long, an unknown kind, a `Written` slot of one byte, a `Read` of 9 and a `Write` of 7 and 101 bytes.
-        for length in [
-            101,
-            u64::from(u32::MAX),
-            5 << 24,
-            2 << 24 | 1,
-            3 << 24 | 9,
-            4 << 24 | 7,
-            4 << 24 | 101,
-        ] {
-            other.words::<3>(SLOTS)[1].store(length, Ordering::Relaxed);
-            assert_eq!(receiver.peek(), Err(Broken));
-        }
-        // A read of more bytes than the slot has.
-        other.words::<3>(SLOTS)[1].store(3 << 24 | 8, Ordering::Relaxed);
-        for (count, good) in [(0, true), (100, true), (101, false), (u64::from(u32::MAX), false)] {
-            other.words::<3>(SLOTS)[2].store(count << 32, Ordering::Relaxed);
-            assert_eq!(receiver.peek().is_ok(), good, "{count}");
-        }
-        for number in [0, 2, u64::MAX] {
-            other.words::<3>(SLOTS)[0].store(number, Ordering::Relaxed);
-            assert_eq!(receiver.peek(), Ok(None));
-        }
-    }
-}
+mod tests;

@@ -1,25 +1,36 @@
-//! RDMA operations of a queue pair: [copied](super::super::operation) by the kernel, or
-//! [requested](super::super::requests) from their targets.
+//! RDMA operations of a queue pair: [copied](super::super::operation) by the kernel, in part by their
+//! [targets](super::super::sharing), or [requested](super::super::requests) from them.
+
+use std::time::Instant;
 
 use efa_device::{DeviceError, Qkey, Qpn, Status};
 
 use super::super::operation::Operation;
 use super::super::outgoing::{Content, Outgoing, Posted, Purpose};
 use super::super::requests::Ended;
+use super::super::sharing::{Answer, Shared};
 use super::{ShmLink, complete};
 use crate::link::{Direction, Path, QueueState};
+use crate::record::QueuePairId;
+use crate::region::UNPIN_TIMEOUT;
+
+/// How many polls in a row look for the part of one target while other operations wait.
+const PATIENCE: u32 = 256;
 
 impl ShmLink {
-    /// Copies a piece for the first operation, or hands it to its target if the kernel doesn't copy.
+    /// Goes on with the first operation, or hands it to its target if the kernel doesn't copy.
     #[inline(never)]
     pub(super) fn copy_piece(&mut self, state: &mut QueueState) {
-        let Some(operation) = self.operations.front_mut() else { return };
-        let result = match operation.step(&self.memory) {
-            Ok(true) => return,
-            Ok(false) => Ok(()),
-            Err(status) => Err(status),
+        let Some(mut operation) = self.operations.pop_front() else { return };
+        let copied = match operation.shared {
+            None => self.copy_next(state, &mut operation),
+            Some(shared) => self.take_back_part(state, &mut operation, shared),
         };
-        let Some(operation) = self.operations.pop_front() else { return };
+        let result = match copied {
+            None => return self.wait(operation),
+            Some(Ok(())) if !operation.is_done() => return self.operations.push_front(operation),
+            Some(result) => result,
+        };
         if result == Err(Status::NotPermitted) {
             self.request(state, operation);
             return;
@@ -27,6 +38,106 @@ impl ShmLink {
         let (id, peer, length) = (operation.id, operation.peer(), operation.length());
         let direction = operation.direction;
         self.end_rdma(state, Ended { id, peer, direction, length, result });
+    }
+
+    /// Keeps an operation whose target writes its part. That takes little longer than the front part took, unless the
+    /// target's process is stopped: then the others don't wait with it.
+    fn wait(&mut self, mut operation: Operation) {
+        let Some(shared) = &mut operation.shared else { return };
+        shared.polls = shared.polls.wrapping_add(1);
+        match shared.polls.is_multiple_of(PATIENCE) {
+            true => self.operations.push_back(operation),
+            false => self.operations.push_front(operation),
+        }
+    }
+
+    /// Copies the next piece, [shared](super::super::sharing) with the target if it may be. `None` while the target
+    /// writes its part.
+    fn copy_next(
+        &mut self,
+        state: &mut QueueState,
+        operation: &mut Operation,
+    ) -> Option<Result<(), Status>> {
+        let Some(mut shared) = self.ask_for_back_part(operation) else {
+            return Some(operation.copy(&self.memory, operation.piece()));
+        };
+        let front = operation.piece() - shared.length;
+        shared.front = operation.copy(&self.memory, front);
+        operation.shared = Some(shared);
+        self.take_back_part(state, operation, shared)
+    }
+
+    /// Asks the target to write the back part of the next piece.
+    pub(super) fn ask_for_back_part(&mut self, operation: &Operation) -> Option<Shared> {
+        let (push, peer) = (operation.back_part()?, operation.peer());
+        let ring = self.by_number.get(peer)?;
+        let outgoing = self.outgoing.get_mut(ring).filter(|outgoing| outgoing.may_ask())?;
+        if !self.memory.kernel_copies(peer, push.from.key) {
+            return None;
+        }
+        operation.allow_pushes();
+        let ticket = self.asked.next();
+        if outgoing.is_idle() {
+            self.active.push(ring);
+        }
+        outgoing.ask(ticket, push);
+        Some(Shared { ring, ticket, length: push.count as usize, front: Ok(()), polls: 0 })
+    }
+
+    /// Ends a piece whose front part was copied: the target has written the back part, or didn't begin to and
+    /// this side copies it. `None` while it writes.
+    fn take_back_part(
+        &mut self,
+        state: &mut QueueState,
+        operation: &mut Operation,
+        shared: Shared,
+    ) -> Option<Result<(), Status>> {
+        let is_written = self.is_written(state, shared)?;
+        operation.shared = None;
+        Some(match (shared.front, is_written) {
+            (Err(status), _) => Err(status),
+            (Ok(()), true) => {
+                operation.skip(shared.length);
+                Ok(())
+            }
+            (Ok(()), false) => operation.copy(&self.memory, shared.length),
+        })
+    }
+
+    /// Whether a target has written its part, or `false` if it never will. `None` while it writes.
+    fn is_written(&mut self, state: &mut QueueState, shared: Shared) -> Option<bool> {
+        let Shared { ring, ticket, .. } = shared;
+        if let Some(outgoing) = self.outgoing.get_mut(ring) {
+            let peer = QueuePairId { gid: self.me.gid, qpn: outgoing.peer() };
+            let there = outgoing
+                .poll(state.now(), |finished| complete(state, &mut self.requests, peer, finished));
+            if !there {
+                self.forget(ring);
+            } else if outgoing.is_idle() {
+                self.active.retain(|&active| active != ring);
+            }
+        }
+        let outgoing = self.outgoing.get(ring);
+        match outgoing.map_or(Answer::Refused, |outgoing| outgoing.answer(ticket)) {
+            Answer::Written => Some(true),
+            Answer::Refused => Some(false),
+            Answer::Awaited if outgoing.is_some_and(|outgoing| outgoing.withdraw(ticket)) => {
+                Some(false)
+            }
+            Answer::Awaited => None,
+        }
+    }
+
+    /// Withdraws what targets were asked to write, and waits for those that write just now, as
+    /// [deregistration](crate::region) does.
+    pub(super) fn withdraw_requests(&mut self, state: &mut QueueState) {
+        let begun = Instant::now();
+        let shared = self.operations.iter().filter_map(|operation| operation.shared);
+        for shared in shared.collect::<Vec<_>>() {
+            while self.is_written(state, shared).is_none() && begun.elapsed() < UNPIN_TIMEOUT {
+                std::thread::yield_now();
+            }
+        }
     }
 
     /// Completes an operation, after its immediate data were delivered.

@@ -11,6 +11,8 @@ use rustix::param::page_size;
 use super::*;
 use crate::map::Map;
 
+mod sharing;
+
 /// A host for this test, removed at the end.
 struct Host(std::path::PathBuf);
 
