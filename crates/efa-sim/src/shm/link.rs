@@ -698,7 +698,7 @@ fn complete(
 fn complete_other(state: &mut QueueState, requests: &mut Requests, (posted, result): Finished) {
     let Posted { id, content, .. } = posted;
     match content {
-        // Its caller completes these, and the ring keeps the answer to a request to write.
+        // The caller completes datagrams, and the ring has the answer to a push.
         Content::Datagram { .. } | Content::Push => {}
         Content::Written(_) => state.complete_rdma(id, result),
         Content::Piece { operation, piece } => requests.finish(operation, &piece, result),

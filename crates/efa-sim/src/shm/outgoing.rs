@@ -341,14 +341,15 @@ impl Outgoing {
         self.idle_polls = 0;
         self.stalled = None;
         for _ in 0..count {
-            let Some(mut posted) = self.in_flight.pop_front() else { break };
-            if !matches!(posted.content, Content::Datagram { .. }) {
-                self.take_answer(&mut posted);
+            let mut posted = self.in_flight.pop_front();
+            if let Some(Posted { content, .. }) = &mut posted
+                && !matches!(content, Content::Datagram { .. })
+            {
+                self.take_answer(content);
             }
             let result = self.ring.take_acknowledgement();
-            match posted.content {
-                Content::Push => self.asked.end(result),
-                _ => finish((posted, result)),
+            if let Some(posted) = posted {
+                finish((posted, result));
             }
         }
         if !self.queued.is_empty() {
@@ -356,14 +357,18 @@ impl Outgoing {
         }
     }
 
-    /// Copies the bytes that the receiver answered to the oldest packet.
+    /// Takes what the receiver answered to the oldest packet.
     #[cold]
-    fn take_answer(&self, posted: &mut Posted) {
-        if let Content::Piece { piece, .. } = &mut posted.content
-            && let Some((_, length)) = piece.wanted
-        {
-            piece.bytes = vec![0; length].into();
-            self.ring.copy_answer(&mut piece.bytes);
+    fn take_answer(&mut self, content: &mut Content) {
+        match content {
+            Content::Piece { piece, .. } => {
+                if let Some((_, length)) = piece.wanted {
+                    piece.bytes = vec![0; length].into();
+                    self.ring.copy_answer(&mut piece.bytes);
+                }
+            }
+            Content::Push => self.asked.end(self.ring.oldest_result()),
+            Content::Datagram { .. } | Content::Written(_) => {}
         }
     }
 
@@ -495,10 +500,10 @@ impl Outgoing {
 
     fn fail(&mut self, status: Status, mut finish: impl FnMut(Finished)) {
         for posted in self.in_flight.drain(..).chain(self.queued.drain(..)) {
-            match posted.content {
-                Content::Push => self.asked.end(Err(status)),
-                _ => finish((posted, Err(status))),
+            if let Content::Push = posted.content {
+                self.asked.end(Err(status));
             }
+            finish((posted, Err(status)));
         }
     }
 }

@@ -344,9 +344,8 @@ impl RingSender {
 
     /// The result of the oldest packet. [`acknowledgements`](Self::acknowledgements) must have counted it.
     #[inline]
-    pub(super) fn take_acknowledgement(&mut self) -> Result<(), Status> {
+    pub(super) fn oldest_result(&self) -> Result<(), Status> {
         let [_, _, status] = slot_words(&self.map, self.layout.slot(self.acknowledged));
-        self.acknowledged += 1;
         match status.load(Ordering::Relaxed) & 0xffff_ffff {
             0 => Ok(()),
             code => Err(u8::try_from(code)
@@ -354,6 +353,14 @@ impl RingSender {
                 .and_then(Status::from_code)
                 .unwrap_or(Status::BadStatus)),
         }
+    }
+
+    /// Takes the [result](Self::oldest_result) of the oldest packet.
+    #[inline]
+    pub(super) fn take_acknowledgement(&mut self) -> Result<(), Status> {
+        let result = self.oldest_result();
+        self.acknowledged += 1;
+        result
     }
 
     /// Announces that no more packets follow.
@@ -493,25 +500,34 @@ impl RingReceiver {
         if !self.has_next() {
             return Ok(None);
         }
-        let [_, what, status] = slot_words(&self.map, self.next_at);
+        let [_, what, _] = slot_words(&self.map, self.next_at);
         let what = what.load(Ordering::Relaxed);
         let (length, qkey) = ((what & 0xff_ffff) as usize, Qkey((what >> 32) as u32));
         let kind = Kind::decode((what >> 24) as u8).ok_or(Broken)?;
-        let good = match kind {
-            Kind::Plain | Kind::Immediate => length <= self.layout.mtu,
-            Kind::Written => length == WRITTEN,
-            Kind::Read => length == ADDRESS,
-            Kind::Write => (ADDRESS..=self.layout.capacity()).contains(&length),
-            Kind::Push => length == PUSH && self.layout.capacity() >= PUSH + size_of::<u64>(),
-        };
-        let immediate = match kind {
-            Kind::Plain | Kind::Write => 0,
-            _ => (status.load(Ordering::Relaxed) >> 32) as u32,
-        };
-        if !good || (kind == Kind::Read && immediate as usize > self.layout.capacity()) {
+        if kind != Kind::Plain {
+            return self.peek_other(length, qkey, kind).map(Some);
+        }
+        if length > self.layout.mtu {
             return Err(Broken);
         }
-        Ok(Some(Arrived { length, qkey, kind, immediate }))
+        Ok(Some(Arrived { length, qkey, kind, immediate: 0 }))
+    }
+
+    /// The next packet, which isn't a plain datagram.
+    #[inline(never)]
+    fn peek_other(&self, length: usize, qkey: Qkey, kind: Kind) -> Result<Arrived, Broken> {
+        let [_, _, status] = slot_words(&self.map, self.next_at);
+        let immediate = (status.load(Ordering::Relaxed) >> 32) as u32;
+        let capacity = self.layout.capacity();
+        let (good, immediate) = match kind {
+            Kind::Plain => (length <= self.layout.mtu, 0),
+            Kind::Immediate => (length <= self.layout.mtu, immediate),
+            Kind::Written => (length == WRITTEN, immediate),
+            Kind::Read => (length == ADDRESS && immediate as usize <= capacity, immediate),
+            Kind::Write => ((ADDRESS..=capacity).contains(&length), 0),
+            Kind::Push => (length == PUSH && capacity >= PUSH + size_of::<u64>(), 0),
+        };
+        if good { Ok(Arrived { length, qkey, kind, immediate }) } else { Err(Broken) }
     }
 
     /// Takes the next packet's bytes; `into` has the length that [`peek`](Self::peek) returned.
