@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use efa_device::{
     Access, DeviceError, ForeignMemory, Lending, Region, RegionRange, RegisterError, RemoteMemory,
@@ -20,7 +20,7 @@ use fastrand::Rng;
 use crate::faults::Refusals;
 use crate::keys::{Entry, INDEX_BITS, Slots};
 pub use crate::keys::{MAX_REGIONS, Use};
-use crate::lock::lock_within;
+use crate::lock::{lock_within, within};
 use crate::memory::{FilePart, Memory, Part};
 
 /// Registered memory of a software device.
@@ -462,14 +462,7 @@ pub(crate) const UNPIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Waits until no process uses the region of a cleared key.
 #[cold]
 fn unpinned(slots: &Slots, key: u32, timeout: Duration) -> bool {
-    let begun = Instant::now();
-    while slots.is_pinned(key) {
-        if begun.elapsed() >= timeout {
-            return false;
-        }
-        std::thread::yield_now();
-    }
-    true
+    within(timeout, || (!slots.is_pinned(key)).then_some(())).is_some()
 }
 
 /// Bytes that [`copy`] copies at a time.

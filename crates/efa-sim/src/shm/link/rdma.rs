@@ -1,8 +1,6 @@
 //! RDMA operations of a queue pair: [copied](super::super::operation) by the kernel, in part by their
 //! [targets](super::super::sharing), or [requested](super::super::requests) from them.
 
-use std::time::Instant;
-
 use efa_device::{DeviceError, Qkey, Qpn, Status};
 
 use super::super::operation::Operation;
@@ -11,7 +9,7 @@ use super::super::requests::Ended;
 use super::super::sharing::{Answer, Shared};
 use super::{ShmLink, complete};
 use crate::link::{Direction, Path, QueueState};
-use crate::record::QueuePairId;
+use crate::lock::within;
 use crate::region::UNPIN_TIMEOUT;
 
 /// How many polls in a row look for the part of one target while other operations wait.
@@ -23,8 +21,8 @@ impl ShmLink {
     pub(super) fn copy_piece(&mut self, state: &mut QueueState) {
         let Some(mut operation) = self.operations.pop_front() else { return };
         let copied = match operation.shared {
-            None => self.copy_next(state, &mut operation),
-            Some(shared) => self.take_back_part(state, &mut operation, shared),
+            None => self.copy_next(&mut operation),
+            Some(shared) => self.take_back_part(&mut operation, shared),
         };
         let result = match copied {
             None => return self.wait(operation),
@@ -53,18 +51,14 @@ impl ShmLink {
 
     /// Copies the next piece, [shared](super::super::sharing) with the target if it may be. `None` while the target
     /// writes its part.
-    fn copy_next(
-        &mut self,
-        state: &mut QueueState,
-        operation: &mut Operation,
-    ) -> Option<Result<(), Status>> {
+    fn copy_next(&mut self, operation: &mut Operation) -> Option<Result<(), Status>> {
         let Some(mut shared) = self.ask_for_back_part(operation) else {
             return Some(operation.copy(&self.memory, operation.piece()));
         };
         let front = operation.piece() - shared.length;
         shared.front = operation.copy(&self.memory, front);
         operation.shared = Some(shared);
-        self.take_back_part(state, operation, shared)
+        self.take_back_part(operation, shared)
     }
 
     /// Asks the target to write the back part of the next piece.
@@ -87,12 +81,11 @@ impl ShmLink {
     /// Ends a piece whose front part was copied: the target has written the back part, or didn't begin to and
     /// this side copies it. `None` while it writes.
     fn take_back_part(
-        &mut self,
-        state: &mut QueueState,
+        &self,
         operation: &mut Operation,
         shared: Shared,
     ) -> Option<Result<(), Status>> {
-        let is_written = self.is_written(state, shared)?;
+        let is_written = self.is_written(shared)?;
         operation.shared = None;
         Some(match (shared.front, is_written) {
             (Err(status), _) => Err(status),
@@ -105,39 +98,29 @@ impl ShmLink {
     }
 
     /// Whether a target has written its part, or `false` if it never will. `None` while it writes.
-    fn is_written(&mut self, state: &mut QueueState, shared: Shared) -> Option<bool> {
-        let Shared { ring, ticket, .. } = shared;
-        if let Some(outgoing) = self.outgoing.get_mut(ring) {
-            let peer = QueuePairId { gid: self.me.gid, qpn: outgoing.peer() };
-            let there = outgoing
-                .poll(state.now(), |finished| complete(state, &mut self.requests, peer, finished));
-            if !there {
-                self.forget(ring);
-            } else if outgoing.is_idle() {
-                self.active.retain(|&active| active != ring);
-            }
-        }
-        let outgoing = self.outgoing.get(ring);
-        match outgoing.map_or(Answer::Refused, |outgoing| outgoing.answer(ticket)) {
+    fn is_written(&self, Shared { ring, ticket, .. }: Shared) -> Option<bool> {
+        // A ring that is gone has failed the request.
+        let Some(outgoing) = self.outgoing.get(ring) else { return Some(false) };
+        match outgoing.answer(ticket) {
             Answer::Written => Some(true),
             Answer::Refused => Some(false),
-            Answer::Awaited if outgoing.is_some_and(|outgoing| outgoing.withdraw(ticket)) => {
-                Some(false)
-            }
-            Answer::Awaited => None,
+            Answer::Awaited => outgoing.withdraw(ticket).then_some(false),
         }
     }
 
     /// Withdraws what targets were asked to write, and waits for those that write just now, as
     /// [deregistration](crate::region) does.
     pub(super) fn withdraw_requests(&mut self, state: &mut QueueState) {
-        let begun = Instant::now();
-        let shared = self.operations.iter().filter_map(|operation| operation.shared);
-        for shared in shared.collect::<Vec<_>>() {
-            while self.is_written(state, shared).is_none() && begun.elapsed() < UNPIN_TIMEOUT {
-                std::thread::yield_now();
+        within(UNPIN_TIMEOUT, || {
+            let shared = self.operations.iter().filter_map(|operation| operation.shared);
+            // Each is looked at, as that withdraws it.
+            let writing = shared.filter(|&shared| self.is_written(shared).is_none()).count();
+            if writing == 0 {
+                return Some(());
             }
-        }
+            self.poll_active(state);
+            None
+        });
     }
 
     /// Completes an operation, after its immediate data were delivered.
