@@ -8,8 +8,8 @@ use efa_device::{DeviceError, Qpn, RemoteMemory, Status, Time};
 use super::directory::{FileName, HostDirectory};
 use super::mailbox::Sender;
 use super::memory::HostMemory;
+use super::operation::PIECE;
 use super::ring::{ADDRESS, Arrived, Awaited, Broken, Kind, Push, RingReceiver, WRITTEN};
-use super::sharing::MOST;
 use super::wake::Waker;
 use crate::keys::{Slots, Use};
 use crate::link::{Delivered, ReceiveQueue};
@@ -47,8 +47,6 @@ pub(super) struct Incoming {
     waiting: VecDeque<Time>,
     /// Bytes of a request on their way between ring and region.
     passing: Vec<u8>,
-    /// Bytes that were written to the sender's memory, as it asked.
-    pushed: u64,
     /// Whether packets arrived since the last [`was_quiet`](Self::was_quiet).
     active: bool,
 }
@@ -87,19 +85,12 @@ impl Incoming {
             empty: 0,
             waiting: VecDeque::new(),
             passing: Vec::new(),
-            pushed: 0,
             active: true,
         }))
     }
 
     pub(super) fn sender(&self) -> Sender {
         self.sender
-    }
-
-    /// Bytes that were written to the sender's memory.
-    #[cfg(test)]
-    pub(super) fn pushed(&self) -> u64 {
-        self.pushed
     }
 
     pub(super) fn is_watched(&self) -> bool {
@@ -249,14 +240,13 @@ impl Incoming {
         let Push { from, into, count } = self.ring.push(arrived);
         let length = count as usize;
         let pushed = match queue.keys.part(from, length, Use::RemoteRead) {
-            Ok(part) if count <= MOST => part.region.with_part(part.offset, length, |bytes| {
+            Ok(part) if length <= PIECE => part.region.with_part(part.offset, length, |bytes| {
                 memory.push(self.sender.qpn, bytes, into, || self.ring.take_push())
             }),
             _ => Err(Status::RemoteBadAddress),
         };
         match pushed {
-            Ok(written) => {
-                self.pushed += if written { u64::from(count) } else { 0 };
+            Ok(()) => {
                 self.ring.answer(&[]);
                 self.waiting.pop_front();
             }

@@ -59,7 +59,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"efamem8\n");
 /// Reads of at least this many bytes are copied in two halves. Shorter ones stay cached in any order.
 const LONG: usize = 256 << 10;
 /// The kernel copies page by page.
-const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 
 /// The regions of this process, and access to those of other processes of the host.
 #[derive(Debug)]
@@ -164,6 +164,11 @@ impl HostMemory {
         self.namespace == 0 || self.namespace != peer.slots.namespace
     }
 
+    /// Whether the kernel is to copy between this process and another.
+    fn copies_with(&self, peer: &Peer) -> bool {
+        self.copies && !self.is_foreign(peer)
+    }
+
     pub(super) fn keys(&self) -> &KeyTable {
         &self.keys
     }
@@ -243,27 +248,28 @@ impl HostMemory {
         let copy = |window: &Map, at| from.spill(window, at);
         match self.copy_mapped(qpn, (into, from.length()), Use::RemoteWrite, copy) {
             Some(result) => result,
-            None => self.with_peer(qpn, |peer| peer.write(from.iovec(), into)),
+            None => self
+                .with_peer(qpn, |peer| peer.write(from.iovec(), into, Use::RemoteWrite, || true)),
         }
     }
 
     /// Whether the kernel copies for this process from the region of `key` of the process with queue pair `qpn`, as far as
     /// it is known.
     pub(super) fn kernel_copies(&self, qpn: Qpn, key: u32) -> bool {
-        let copies = |peer: &Peer| !self.is_foreign(peer) && !peer.slots.may_be_in_file(key);
-        self.copies && self.peer(qpn).is_ok_and(|peer| copies(&peer))
+        let peer = self.peer(qpn);
+        peer.is_ok_and(|peer| self.copies_with(&peer) && !peer.slots.may_be_in_file(key))
     }
 
-    /// Copies to a region of the process with queue pair `qpn`, which has asked for it; unless that process withdraws the
-    /// request before `take`, which then returns false, as does this.
+    /// Copies to a region of the process with queue pair `qpn`, which has asked for it; [`Status::RemoteAbort`] if `take`
+    /// returns false, as that process has withdrawn the request.
     pub(super) fn push(
         &self,
         qpn: Qpn,
         from: Part,
         into: RemoteMemory,
         take: impl Fn() -> bool,
-    ) -> Result<bool, Status> {
-        self.with_peer(qpn, |peer| peer.push(from.iovec(), into, &take))
+    ) -> Result<(), Status> {
+        self.with_peer(qpn, |peer| peer.write(from.iovec(), into, Use::Pushed, &take))
     }
 
     /// Copies from or to a [mapped](super::windows) region; `None` if it isn't one.
@@ -279,7 +285,7 @@ impl HostMemory {
         }
         let peer = self.peer(qpn).ok()?;
         let key = there.0.key;
-        let confirm = || match self.copies && !self.is_foreign(&peer) {
+        let confirm = || match self.copies_with(&peer) {
             true => match peer.slot(key) {
                 Ok(slot) => Some(slot),
                 Err(Failure::Refused(Status::NotPermitted)) => Some(peer.slots.slot(key)),
@@ -305,11 +311,11 @@ impl HostMemory {
         Ok(peer)
     }
 
-    fn with_peer<T>(
+    fn with_peer(
         &self,
         qpn: Qpn,
-        copy: impl Fn(&Peer) -> Result<T, Failure>,
-    ) -> Result<T, Status> {
+        copy: impl Fn(&Peer) -> Result<(), Failure>,
+    ) -> Result<(), Status> {
         // A copy that the parent of this process began.
         if !self.directory.opener().is_this() {
             return Err(Status::QueuePairInternal);
@@ -318,11 +324,11 @@ impl HostMemory {
         // A known table may be of a process that has ended, and the number another's: then tried again.
         for _ in 0..2 {
             let peer = self.peer(qpn)?;
-            if !self.copies || self.is_foreign(&peer) {
+            if !self.copies_with(&peer) {
                 return Err(peer.not_permitted());
             }
             match peer.check_target(qpn).and_then(|()| copy(&peer)) {
-                Ok(copied) => return Ok(copied),
+                Ok(()) => return Ok(()),
                 Err(Failure::Refused(Status::NotPermitted)) => return Err(peer.not_permitted()),
                 Err(Failure::Refused(status)) => return Err(status),
                 Err(Failure::Outdated(status)) => failure = status,
@@ -518,33 +524,25 @@ impl Peer {
         }
     }
 
-    fn write(&self, from: libc::iovec, into: RemoteMemory) -> Result<(), Failure> {
-        let RemoteMemory { address, key } = into;
-        let written = self.slots.hold(key, || {
-            let slot = self.slot(key)?;
-            let address = slot.locate(key, address, from.iov_len as u64, Use::RemoteWrite);
-            self.copy_to(from, address.ok_or(NOT_ALLOWED)?)
-        });
-        written.unwrap_or(Err(Failure::Refused(Status::RemoteAbort)))
-    }
-
-    fn push(
+    /// Writes to a region that allows what is `wanted`, if `begin` still holds once its key is pinned.
+    fn write(
         &self,
         from: libc::iovec,
         into: RemoteMemory,
-        take: &impl Fn() -> bool,
-    ) -> Result<bool, Failure> {
+        wanted: Use,
+        begin: impl FnOnce() -> bool,
+    ) -> Result<(), Failure> {
+        const ABORTED: Failure = Failure::Refused(Status::RemoteAbort);
         let RemoteMemory { address, key } = into;
-        let pushed = self.slots.hold(key, || {
-            if !take() {
-                return Ok(false);
+        let written = self.slots.hold(key, || {
+            if !begin() {
+                return Err(ABORTED);
             }
             let slot = self.slot(key)?;
-            let address = slot.locate(key, address, from.iov_len as u64, Use::Pushed);
-            self.copy_to(from, address.ok_or(NOT_ALLOWED)?)?;
-            Ok(true)
+            let address = slot.locate(key, address, from.iov_len as u64, wanted);
+            self.copy_to(from, address.ok_or(NOT_ALLOWED)?)
         });
-        pushed.unwrap_or(Err(Failure::Refused(Status::RemoteAbort)))
+        written.unwrap_or(Err(ABORTED))
     }
 
     fn copy_to(&self, from: libc::iovec, address: u64) -> Result<(), Failure> {

@@ -12,7 +12,7 @@ use crate::link::Direction;
 use crate::region::SoftRegion;
 
 /// Most bytes copied in one poll.
-const PIECE: usize = 1 << 20;
+pub(super) const PIECE: usize = 1 << 20;
 
 /// An operation that was accepted.
 #[derive(Debug)]

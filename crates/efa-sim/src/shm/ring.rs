@@ -126,6 +126,11 @@ impl Layout {
         is_valid.then(|| Self { slots, mtu, stride: stride(mtu.max(WRITTEN)) })
     }
 
+    /// Whether a slot has room for a [`Push`] and the word that decides.
+    fn holds_push(&self) -> bool {
+        self.capacity() >= PUSH + size_of::<u64>()
+    }
+
     /// Most bytes in a slot.
     fn capacity(&self) -> usize {
         self.mtu.max(WRITTEN)
@@ -269,7 +274,7 @@ impl RingSender {
 
     /// Whether a slot holds a [`Push`].
     pub(super) fn holds_push(&self) -> bool {
-        self.layout.capacity() >= PUSH + size_of::<u64>()
+        self.layout.holds_push()
     }
 
     /// Publishes a request to write memory of the receiver's process to this one's. Returns its number, by which it
@@ -504,28 +509,25 @@ impl RingReceiver {
         let what = what.load(Ordering::Relaxed);
         let (length, qkey) = ((what & 0xff_ffff) as usize, Qkey((what >> 32) as u32));
         let kind = Kind::decode((what >> 24) as u8).ok_or(Broken)?;
-        if kind != Kind::Plain {
-            return self.peek_other(length, qkey, kind).map(Some);
+        if kind == Kind::Plain && length <= self.layout.mtu {
+            return Ok(Some(Arrived { length, qkey, kind, immediate: 0 }));
         }
-        if length > self.layout.mtu {
-            return Err(Broken);
-        }
-        Ok(Some(Arrived { length, qkey, kind, immediate: 0 }))
+        self.peek_other(length, qkey, kind).map(Some)
     }
 
-    /// The next packet, which isn't a plain datagram.
+    /// The next packet, which isn't a plain datagram, or too long for one.
     #[inline(never)]
     fn peek_other(&self, length: usize, qkey: Qkey, kind: Kind) -> Result<Arrived, Broken> {
         let [_, _, status] = slot_words(&self.map, self.next_at);
         let immediate = (status.load(Ordering::Relaxed) >> 32) as u32;
         let capacity = self.layout.capacity();
         let (good, immediate) = match kind {
-            Kind::Plain => (length <= self.layout.mtu, 0),
+            Kind::Plain => (false, 0),
             Kind::Immediate => (length <= self.layout.mtu, immediate),
             Kind::Written => (length == WRITTEN, immediate),
             Kind::Read => (length == ADDRESS && immediate as usize <= capacity, immediate),
             Kind::Write => ((ADDRESS..=capacity).contains(&length), 0),
-            Kind::Push => (length == PUSH && capacity >= PUSH + size_of::<u64>(), 0),
+            Kind::Push => (length == PUSH && self.layout.holds_push(), 0),
         };
         if good { Ok(Arrived { length, qkey, kind, immediate }) } else { Err(Broken) }
     }

@@ -26,14 +26,12 @@ use std::ops::Range;
 
 use efa_device::Status;
 
+use super::memory::PAGE;
+
 /// Reads of at least this many bytes are shared.
 pub(super) const SHARED_FROM: usize = 64 << 10;
 /// By how many bytes the part of the requester is longer, as the target begins later.
 pub(super) const LATER: usize = 24 << 10;
-/// Most bytes that a peer may ask for.
-pub(super) const MOST: u32 = 1 << 20;
-/// The kernel copies page by page.
-const PAGE: u64 = 4096;
 
 /// Tells the requests of a queue pair apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -115,11 +113,10 @@ pub(super) fn back_part(address: u64, length: usize) -> Range<usize> {
     if length < SHARED_FROM {
         return length..length;
     }
-    let middle = ((length + LATER) / 2) as u64;
+    let middle = (length + LATER) / 2;
     // The front part ends with a page of the target.
-    let excess = address.wrapping_add(middle) % PAGE;
-    let front = usize::try_from(middle - excess).unwrap_or(length);
-    front..length
+    let excess = address.wrapping_add(middle as u64) % PAGE as u64;
+    middle - excess as usize..length
 }
 
 #[cfg(test)]
@@ -132,7 +129,11 @@ mod tests {
             [(0, SHARED_FROM), (4095, 1 << 20), (1, 70_001), (u64::MAX, 1 << 16)]
         {
             let back = back_part(address, length);
-            assert_eq!(address.wrapping_add(back.start as u64) % PAGE, 0, "{address} {length}");
+            assert_eq!(
+                address.wrapping_add(back.start as u64) % PAGE as u64,
+                0,
+                "{address} {length}"
+            );
             assert!(back.len() <= length / 2 && back.len() > length / 4, "{back:?} of {length}");
         }
         assert!(back_part(0, SHARED_FROM - 1).is_empty());

@@ -2,10 +2,8 @@
 
 use std::time::Instant;
 
-use efa_device::RegisterError;
-
 use super::*;
-use crate::shm::sharing::Shared;
+use crate::shm::sharing::{Answer, Shared, back_part};
 
 const LENGTH: usize = 200_000;
 const READ: Access = Access { remote_read: true, remote_write: false };
@@ -32,8 +30,31 @@ fn device(host: &Host) -> ShmDevice {
 }
 
 fn register(qp: &mut ShmQueuePair, byte: u8, access: Access) -> SoftRegion {
-    let registered: Result<_, RegisterError> = qp.register(vec![byte; LENGTH].into(), access);
-    registered.unwrap()
+    qp.register(vec![byte; LENGTH].into(), access).unwrap()
+}
+
+/// A read of all of `remote` into `local`.
+fn read(
+    id: u64,
+    local: &SoftRegion,
+    remote: &SoftRegion,
+    destination: Destination,
+) -> RdmaRequest<SoftRegion> {
+    RdmaRequest {
+        id: WorkId(id),
+        local: RegionRange { region: local.clone(), offset: 0, length: LENGTH },
+        remote: RemoteMemory { address: remote.remote_address(), key: remote.remote_key() },
+        destination,
+    }
+}
+
+/// Bytes of the last read from `remote` that its target wrote, as the requester knows.
+fn pushed(requester: &ShmQueuePair, remote: &SoftRegion) -> u64 {
+    let ShmLink { outgoing, asked, .. } = &requester.link;
+    match outgoing.iter().any(|(_, ring)| ring.answer(*asked) == Answer::Written) {
+        true => back_part(remote.remote_address(), LENGTH).len() as u64,
+        false => 0,
+    }
 }
 
 /// A ring from `a` to `b`, which polls it.
@@ -63,21 +84,18 @@ impl Pair {
         Self { a, b, ring, destination, local, remote }
     }
 
-    fn request(&self, id: u64) -> RdmaRequest<SoftRegion> {
-        let region = self.local.clone();
-        RdmaRequest {
-            id: WorkId(id),
-            local: RegionRange { region, offset: 0, length: LENGTH },
-            remote: RemoteMemory {
-                address: self.remote.remote_address(),
-                key: self.remote.remote_key(),
-            },
-            destination: self.destination,
-        }
+    /// With a read of which the target has taken the back part.
+    fn with_taken_part(host: &Host) -> Self {
+        let mut pair = Self::new(host);
+        pair.post(1);
+        pair.begin();
+        pair.take();
+        assert_eq!(pair.end(1), None);
+        pair
     }
 
     fn post(&mut self, id: u64) {
-        self.a.post_read(self.request(id)).unwrap();
+        self.a.post_read(read(id, &self.local, &self.remote, self.destination)).unwrap();
     }
 
     /// Asks for the back part of the read that was posted, and reads the front part.
@@ -105,7 +123,7 @@ impl Pair {
     }
 
     fn pushed(&self) -> u64 {
-        self.b.link.incoming.iter().flatten().map(Incoming::pushed).sum()
+        pushed(&self.a, &self.remote)
     }
 
     fn read(&self) -> Vec<u8> {
@@ -153,6 +171,7 @@ fn target_that_does_not_poll_is_asked_once_and_writes_nothing_later() {
     assert_eq!(pair.a.link.asked, expected.next());
     // It has answered now, and is asked again.
     assert!(pair.a.poll(Time::ZERO).is_none());
+    assert_eq!(pair.pushed(), 0);
     pair.post(5);
     assert_eq!(pair.end(5), Some(Ok(())));
     assert_eq!(pair.a.link.asked, expected.next());
@@ -161,11 +180,7 @@ fn target_that_does_not_poll_is_asked_once_and_writes_nothing_later() {
 #[test]
 fn read_waits_for_a_part_that_was_taken_and_others_pass_it() {
     let host = Host::new();
-    let mut pair = Pair::new(&host);
-    pair.post(1);
-    pair.begin();
-    pair.take();
-    assert_eq!(pair.end(1), None);
+    let mut pair = Pair::with_taken_part(&host);
     let third = device(&host);
     let mut c = queue_pair(&third);
     let (_, destination) = connect(&host, &mut pair.a, &mut c);
@@ -183,13 +198,7 @@ fn read_waits_for_a_part_that_was_taken_and_others_pass_it() {
 #[test]
 fn part_of_a_target_that_is_dropped_after_it_took_it_is_read_or_fails() {
     let host = Host::new();
-    let mut pair = Pair::new(&host);
-    pair.post(1);
-    pair.begin();
-    pair.take();
-    assert_eq!(pair.end(1), None);
-    let remote = pair.remote.clone();
-    let Pair { mut a, b, .. } = pair;
+    let Pair { mut a, b, remote, .. } = Pair::with_taken_part(&host);
     drop(b);
     let ended = (0..50).find_map(|_| a.poll(Time::ZERO));
     let gone = Err(Status::BadDestinationQpn);
@@ -234,10 +243,7 @@ fn queue_pair_that_is_dropped_withdraws_what_nobody_took() {
 #[test]
 fn queue_pair_that_is_dropped_waits_a_second_for_a_part_that_was_taken() {
     let host = Host::new();
-    let mut pair = Pair::new(&host);
-    pair.post(1);
-    pair.begin();
-    pair.take();
+    let pair = Pair::with_taken_part(&host);
     let begun = Instant::now();
     drop(pair.a);
     assert!(begun.elapsed() >= Duration::from_secs(1));
@@ -285,32 +291,25 @@ fn forged_push_reaches_no_memory_that_its_sender_may_not_read_or_has_not_asked_f
 fn reads_while_the_target_polls_are_complete_and_some_are_shared() {
     let host = Host::new();
     let Pair { mut a, mut b, destination, local, remote, .. } = Pair::new(&host);
-    let (stop, polled) = (AtomicU64::new(0), AtomicU64::new(0));
+    let stop = AtomicU64::new(0);
     let begun = Instant::now();
     std::thread::scope(|scope| {
         let target = scope.spawn(|| {
             while stop.load(Ordering::Acquire) == 0 {
                 assert!(b.poll(Time::ZERO).is_none());
-                let pushed = b.link.incoming.iter().flatten().map(Incoming::pushed).sum();
-                polled.store(pushed, Ordering::Release);
             }
         });
-        let mut reads = 0_u64;
-        while polled.load(Ordering::Acquire) < 10 * LENGTH as u64 || reads < 100 {
+        let (mut reads, mut written) = (0_u64, 0);
+        while written < 10 * LENGTH as u64 || reads < 100 {
             let byte = (reads % 250) as u8;
             remote.write(0, &vec![byte; LENGTH]);
-            let request = RdmaRequest {
-                id: WorkId(reads),
-                local: RegionRange { region: local.clone(), offset: 0, length: LENGTH },
-                remote: RemoteMemory { address: remote.remote_address(), key: remote.remote_key() },
-                destination,
-            };
-            a.post_read(request).unwrap();
+            a.post_read(read(reads, &local, &remote, destination)).unwrap();
             while a.poll(Time::ZERO).is_none() {}
             let mut bytes = vec![0; LENGTH];
             local.read(0, &mut bytes);
             assert_eq!(bytes, vec![byte; LENGTH], "read {reads}");
             reads += 1;
+            written += pushed(&a, &remote);
             assert!(begun.elapsed() < Duration::from_secs(60), "{reads} reads, none shared");
         }
         stop.store(1, Ordering::Release);
