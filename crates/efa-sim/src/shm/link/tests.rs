@@ -60,6 +60,24 @@ fn queue_pair(device: &ShmDevice) -> ShmQueuePair {
     device.create_queue_pair(QueuePairOptions::default()).unwrap()
 }
 
+/// Where `from` reaches `to`.
+fn reach(from: &mut ShmQueuePair, to: &ShmQueuePair) -> Destination {
+    let QueuePairAddress { gid, qpn, qkey } = to.address();
+    Destination { address_handle: from.create_address_handle(gid).unwrap(), qpn, qkey }
+}
+
+/// Posts a send of 5 bytes.
+fn send(from: &mut ShmQueuePair, destination: Destination) {
+    let packet = from.allocate_packet().unwrap();
+    from.post_send(SendRequest { id: WorkId(1), packet, length: 5, destination, immediate: None })
+        .unwrap();
+}
+
+fn post_buffer(qp: &mut ShmQueuePair) {
+    let buffer = qp.allocate_packet().unwrap();
+    qp.post_receive(buffer).unwrap();
+}
+
 #[test]
 fn announced_ring_without_a_file_is_refused() {
     let host = Host::new();
@@ -92,12 +110,8 @@ fn ring_is_announced_again_when_its_entry_was_overwritten() {
         let device = host.device();
         let (mut a, mut b) = (queue_pair(&device), queue_pair(&device));
         let to = b.address();
-        let address_handle = a.create_address_handle(to.gid).unwrap();
-        let destination = Destination { address_handle, qpn: to.qpn, qkey: Qkey(0) };
-        let packet = a.allocate_packet().unwrap();
-        let request =
-            SendRequest { id: WorkId(1), packet, length: 5, destination, immediate: None };
-        a.post_send(request).unwrap();
+        let destination = reach(&mut a, &b);
+        send(&mut a, destination);
         let mailbox = host.map(&format!("qp-{}", to.qpn.0)).unwrap();
         let me = a.link.local.sender;
         let sender = u64::from(me.generation) << 32 | u64::from(me.qpn.0) << 16;
@@ -105,8 +119,7 @@ fn ring_is_announced_again_when_its_entry_was_overwritten() {
         let forged = if word < 0x1_0000 && word > 0 { word | sender } else { word };
         first_entry(&mailbox)[0].store(forged, Ordering::Relaxed);
         first_entry(&mailbox)[1].store(nonce, Ordering::Relaxed);
-        let buffer = b.allocate_packet().unwrap();
-        b.post_receive(buffer).unwrap();
+        post_buffer(&mut b);
         let mut sent = None;
         for _ in 0..500 {
             b.poll(Time::ZERO);
@@ -130,14 +143,9 @@ fn entry_of_an_attached_sender_is_restored_and_another_sender_attaches() {
     let mut now = Time::ZERO;
     for round in 0..4 {
         for from in &mut senders {
-            let address_handle = from.create_address_handle(to.gid).unwrap();
-            let destination = Destination { address_handle, qpn: to.qpn, qkey: Qkey(0) };
-            let packet = from.allocate_packet().unwrap();
-            let request =
-                SendRequest { id: WorkId(1), packet, length: 5, destination, immediate: None };
-            from.post_send(request).unwrap();
-            let buffer = b.allocate_packet().unwrap();
-            b.post_receive(buffer).unwrap();
+            let destination = reach(from, &b);
+            send(from, destination);
+            post_buffer(&mut b);
             let mut sent = None;
             for _ in 0..500 {
                 b.poll(now);
@@ -161,16 +169,11 @@ fn ring_with_a_lost_doorbell_is_found_by_the_sweep() {
     let device = host.device();
     let (mut a, mut b) = (queue_pair(&device), queue_pair(&device));
     assert!(b.poll(Time::ZERO).is_none());
-    let to = b.address();
-    let handle = a.create_address_handle(to.gid).unwrap();
-    let destination = Destination { address_handle: handle, qpn: to.qpn, qkey: Qkey(0) };
-    let packet = a.allocate_packet().unwrap();
-    a.post_send(SendRequest { id: WorkId(1), packet, length: 5, destination, immediate: None })
-        .unwrap();
+    let destination = reach(&mut a, &b);
+    send(&mut a, destination);
     assert!(b.link.mailbox.doorbell_rang());
     b.link.mailbox.take_rung(|_| {});
-    let buffer = b.allocate_packet().unwrap();
-    b.post_receive(buffer).unwrap();
+    post_buffer(&mut b);
     assert!(b.poll(Time::ZERO).is_none(), "the doorbell was cleared and the ring is not watched");
     let later = Time::ZERO + SWEEP_EVERY;
     assert!(b.poll(later).is_none(), "the sweep attaches it");
@@ -183,21 +186,10 @@ fn idle_ring_is_unwatched_and_rings_the_doorbell_again() {
     let device = host.device();
     let (mut a, mut b) = (queue_pair(&device), queue_pair(&device));
     let mut c = queue_pair(&device);
-    let to = c.address();
-    let send = |from: &mut ShmQueuePair, c: &mut ShmQueuePair| {
-        let address_handle = from.create_address_handle(to.gid).unwrap();
-        let destination = Destination { address_handle, qpn: to.qpn, qkey: Qkey(0) };
-        let packet = from.allocate_packet().unwrap();
-        from.post_send(SendRequest {
-            id: WorkId(1),
-            packet,
-            length: 5,
-            destination,
-            immediate: None,
-        })
-        .unwrap();
-        let buffer = c.allocate_packet().unwrap();
-        c.post_receive(buffer).unwrap();
+    let deliver = |from: &mut ShmQueuePair, c: &mut ShmQueuePair| {
+        let destination = reach(from, c);
+        send(from, destination);
+        post_buffer(c);
         let mut polls = 0;
         while c.poll(Time::ZERO).is_none() {
             polls += 1;
@@ -205,15 +197,15 @@ fn idle_ring_is_unwatched_and_rings_the_doorbell_again() {
         }
         assert!(matches!(from.poll(Time::ZERO), Some(Completion::Send { result: Ok(()), .. })));
     };
-    send(&mut a, &mut c);
-    send(&mut b, &mut c);
+    deliver(&mut a, &mut c);
+    deliver(&mut b, &mut c);
     assert_eq!(c.link.watched.len(), 2);
     for _ in 0..10_000 {
         assert!(c.poll(Time::ZERO).is_none());
     }
     assert_eq!(c.link.watched.len(), 1);
     for from in [&mut a, &mut b] {
-        send(from, &mut c);
+        deliver(from, &mut c);
     }
     assert_eq!(c.link.watched.len(), 2);
 }
@@ -229,12 +221,8 @@ fn ring_to_a_dropped_peer_is_dropped_by_the_sweep() {
         let mut client = queue_pair(&device);
         let QueuePairAddress { qpn, qkey, .. } = client.address();
         let destination = Destination { address_handle, qpn, qkey };
-        let packet = server.allocate_packet().unwrap();
-        let request =
-            SendRequest { id: WorkId(1), packet, length: 5, destination, immediate: None };
-        server.post_send(request).unwrap();
-        let buffer = client.allocate_packet().unwrap();
-        client.post_receive(buffer).unwrap();
+        send(&mut server, destination);
+        post_buffer(&mut client);
         assert!((0..10).any(|_| client.poll(now).is_some()));
         assert!(matches!(server.poll(now), Some(Completion::Send { result: Ok(()), .. })));
         drop(client);
@@ -258,8 +246,7 @@ fn scribble(seed: u64) {
     let device = host.device();
     let (mut a, mut b) = (queue_pair(&device), queue_pair(&device));
     let to = b.address();
-    let address_handle = a.create_address_handle(to.gid).unwrap();
-    let destination = Destination { address_handle, qpn: to.qpn, qkey: Qkey(0) };
+    let destination = reach(&mut a, &b);
     let mut now = Time::ZERO;
     let mut maps = vec![host.map(&format!("qp-{}", to.qpn.0)).unwrap()];
     let (mut posted, mut ended) = (0, 0);
@@ -308,9 +295,7 @@ fn forged_requests_end_and_reach_no_memory_without_access() {
     let mut rng = fastrand::Rng::with_seed(3);
     for round in 0..100 {
         let (mut a, mut b) = (queue_pair(&device), queue_pair(&device));
-        let to = b.address();
-        let address_handle = a.create_address_handle(to.gid).unwrap();
-        let destination = Destination { address_handle, qpn: to.qpn, qkey: Qkey(0) };
+        let destination = reach(&mut a, &b);
         let access = Access { remote_read: true, remote_write: true };
         let open = b.register(vec![1; 4096].into(), access).unwrap();
         let closed = b.register(vec![2; 4096].into(), Access::default()).unwrap();

@@ -59,16 +59,12 @@ fn pushed(requester: &ShmQueuePair, remote: &SoftRegion) -> u64 {
 
 /// A ring from `a` to `b`, which polls it.
 fn connect(host: &Host, a: &mut ShmQueuePair, b: &mut ShmQueuePair) -> (Map, Destination) {
-    let to = b.address();
-    let address_handle = a.create_address_handle(to.gid).unwrap();
-    b.create_address_handle(to.gid).unwrap();
-    let destination = Destination { address_handle, qpn: to.qpn, qkey: Qkey(0) };
-    let packet = a.allocate_packet().unwrap();
-    let request = SendRequest { id: WorkId(0), packet, length: 5, destination, immediate: None };
-    a.post_send(request).unwrap();
+    // A device answers reads and writes of those that it knows.
+    reach(b, a);
+    let destination = reach(a, b);
+    send(a, destination);
     let ring = host.ring().unwrap();
-    let buffer = b.allocate_packet().unwrap();
-    b.post_receive(buffer).unwrap();
+    post_buffer(b);
     assert!((0..9).any(|_| b.poll(Time::ZERO).is_some()));
     assert!(matches!(a.poll(Time::ZERO), Some(Completion::Send { result: Ok(()), .. })));
     (ring, destination)
