@@ -4,7 +4,7 @@ use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 /// Far longer than any thread holds a lock while it runs.
-const TIMEOUT: Duration = Duration::from_secs(1);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Takes a lock, unless another thread holds it for a second. That happens where a signal handler of the
 /// holder never returns, as it calls `exit`, which waits for the `exit` that is closing the device.

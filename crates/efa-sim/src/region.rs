@@ -15,12 +15,13 @@ use efa_device::{
     Access, DeviceError, ForeignMemory, Lending, Region, RegionRange, RegisterError, RemoteMemory,
     Status,
 };
+use efa_lock::Mutex as BiasedMutex;
 use fastrand::Rng;
 
 use crate::faults::Refusals;
 use crate::keys::{Entry, INDEX_BITS, Slots};
 pub use crate::keys::{MAX_REGIONS, Use};
-use crate::lock::{lock_within, within};
+use crate::lock::{TIMEOUT, lock_within, within};
 use crate::memory::{FilePart, Memory, Part};
 
 /// Registered memory of a software device.
@@ -31,7 +32,7 @@ pub struct SoftRegion(Arc<Registered>);
 
 #[derive(Debug)]
 struct Registered {
-    memory: Mutex<Memory>,
+    memory: BiasedMutex<Memory>,
     length: usize,
     address: u64,
     key: u32,
@@ -54,13 +55,14 @@ impl Registered {
         let removal = self.table.remove(self.key);
         if removal != Removal::Unused {
             // Without the lock, `self` is never dropped: its other user has it.
-            lock_within(&self.memory).iter_mut().for_each(|memory| memory.abandon());
+            self.memory_within().iter_mut().for_each(|memory| memory.abandon());
         }
         removal
     }
 
-    fn memory(&self) -> MutexGuard<'_, Memory> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Takes the lock, as [`lock_within`] does.
+    fn memory_within(&self) -> Option<efa_lock::MutexGuard<'_, Memory>> {
+        within(TIMEOUT, || self.memory.try_lock())
     }
 }
 
@@ -287,7 +289,7 @@ impl KeyTable {
             slots.enter(key, Entry { start, memory, length, in_file, local_write, access });
         }
         let is_mapped = memory.offset_in_file() != 0;
-        let (memory, table) = (Mutex::new(memory), self.clone());
+        let (memory, table) = (BiasedMutex::new(memory), self.clone());
         let region =
             Registered { memory, length, address, key, local_write, is_mapped, access, table };
         let region = Arc::new(region);
@@ -405,7 +407,7 @@ impl SoftRegion {
     #[must_use]
     pub fn revoke(&self) -> bool {
         let removed = self.0.end() != Removal::Locked;
-        let memory = lock_within(&self.0.memory);
+        let memory = self.0.memory_within();
         removed && memory.map(|mut memory| memory.end()).is_some()
     }
 
@@ -439,7 +441,7 @@ impl SoftRegion {
         length: usize,
         f: impl FnOnce(Part) -> Result<T, Status>,
     ) -> Result<T, Status> {
-        let memory = self.0.memory();
+        let memory = self.0.memory.lock();
         f(memory.part(offset, length).ok_or(Status::BadLocalKey)?)
     }
 }
@@ -505,22 +507,22 @@ impl Region for SoftRegion {
     }
 
     fn read(&self, offset: usize, into: &mut [u8]) -> usize {
-        self.0.memory().read(offset, into)
+        self.0.memory.lock().read(offset, into)
     }
 
     fn write(&self, offset: usize, from: &[u8]) -> usize {
-        self.0.memory().write(offset, from)
+        self.0.memory.lock().write(offset, from)
     }
 
     fn update(&self, offset: usize, bytes: &mut [u8], change: impl FnOnce(&mut [u8])) -> usize {
-        let mut memory = self.0.memory();
+        let mut memory = self.0.memory.lock();
         let count = memory.read(offset, bytes);
         change(&mut bytes[..count]);
         memory.write(offset, &bytes[..count])
     }
 
     fn reclaim(self) -> Result<Box<[u8]>, Self> {
-        if !self.0.memory().is_owned() {
+        if !self.0.memory.lock().is_owned() {
             return Err(self);
         }
         let registered = Arc::try_unwrap(self.0).map_err(Self)?;
@@ -528,13 +530,12 @@ impl Region for SoftRegion {
         if registered.end() != Removal::Unused {
             return Err(Self(Arc::new(registered)));
         }
-        let memory = registered.memory().take();
+        let memory = registered.memory.lock().take();
         Ok(memory)
     }
 
     fn revoke(&self) -> bool {
-        lock_within(&self.0.memory).is_some_and(|memory| memory.is_of_others())
-            && Self::revoke(self)
+        self.0.memory_within().is_some_and(|memory| memory.is_of_others()) && Self::revoke(self)
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use efa_device::{Armed, DeviceError, Time};
+use efa_lock::Mutex as BiasedMutex;
 use efa_rdm::{AtomicKind, AtomicOp, Datatype, Operands, Statistics};
 use parking_lot::Mutex;
 
@@ -654,7 +655,7 @@ pub(crate) struct Shared {
     pub(crate) attributes: EndpointAttributes,
     pub(crate) transmit: TransmitAttributes,
     pub(crate) receive: ReceiveAttributes,
-    pub(crate) driver: Mutex<AnyDriver>,
+    pub(crate) driver: BiasedMutex<AnyDriver>,
     /// Of injected operations.
     pub(crate) copies: Mutex<Copies>,
 }

@@ -4,6 +4,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
 use efa_device::{Qkey, QueuePairOptions};
+use efa_lock::Mutex as BiasedMutex;
 use parking_lot::Mutex;
 
 use crate::address_vector::AddressVector;
@@ -305,7 +306,7 @@ impl EndpointBuilder {
             attributes,
             transmit: transmit_attributes,
             receive: receive_attributes,
-            driver: Mutex::new(created.driver),
+            driver: BiasedMutex::new(created.driver),
             copies: Mutex::default(),
             domain: self.domain,
         });

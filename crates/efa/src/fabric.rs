@@ -282,6 +282,8 @@ impl Fabric {
     }
 
     fn open_device(&self, wanted: Option<&str>) -> Result<Device, DeviceError> {
+        // For the driver of each endpoint and the memory of each region. Without it they are slower.
+        efa_lock::allow_bias();
         match &self.0.network {
             Network::Verbs(interface) => open_interface(wanted.or(interface.as_deref())),
             #[cfg(feature = "sim")]
