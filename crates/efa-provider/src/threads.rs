@@ -8,7 +8,8 @@
 //!   closer   mark it closed ─► barrier in all threads ─► each count that is odd has changed? ─► drop it
 //! ```
 //!
-//! So a call costs two stores and no barrier. A thread that sleeps uses only what is counted
+//! So a call costs two stores and no barrier. The thread that joined the list last is found by its number; the others look
+//! into a variable of their own, which a library that is loaded late finds by a call of the loader's. A thread that sleeps uses only what is counted
 //! ([`Use`](crate::object::Use)), and nobody waits for it.
 
 #![allow(unsafe_code)]
@@ -16,7 +17,7 @@
 use std::cell::Cell;
 use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, compiler_fence};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, compiler_fence};
 use std::time::{Duration, Instant};
 
 use crate::fork;
@@ -25,6 +26,8 @@ use crate::fork;
 struct Thread {
     /// How many calls have begun and ended: odd in a call.
     calls: AtomicU64,
+    /// Of the thread whose place this is, or 0 if that may have ended.
+    number: AtomicUsize,
     is_asleep: AtomicBool,
     is_taken: AtomicBool,
     next: *const Self,
@@ -44,9 +47,9 @@ struct Release;
 impl Drop for Release {
     fn drop(&mut self) {
         // SAFETY: threads in the list are never freed.
-        if let Some(thread) = unsafe { THIS.get().as_ref() }
-            && thread.calls.load(Ordering::Relaxed) & 1 == 0
-        {
+        let Some(thread) = (unsafe { THIS.get().as_ref() }) else { return };
+        thread.number.store(0, Ordering::Relaxed);
+        if thread.calls.load(Ordering::Relaxed) & 1 == 0 {
             THIS.set(null());
             thread.is_taken.store(false, Ordering::Release);
         }
@@ -60,11 +63,7 @@ impl InCall {
     /// `None` if this thread is in a call already.
     #[inline(always)]
     pub(crate) fn begin() -> Option<Self> {
-        // SAFETY: threads in the list are never freed.
-        let thread = match unsafe { THIS.get().as_ref() } {
-            Some(thread) => thread,
-            None => join(),
-        };
+        let thread = this();
         let calls = thread.calls.load(Ordering::Relaxed);
         if calls & 1 == 1 {
             return None;
@@ -85,6 +84,21 @@ impl Drop for InCall {
     }
 }
 
+/// This thread's place in the list.
+#[inline(always)]
+fn this() -> &'static Thread {
+    // SAFETY: threads in the list are never freed.
+    let last = unsafe { LIST.load(Ordering::Acquire).as_ref() };
+    match last {
+        Some(last) if last.number.load(Ordering::Relaxed) == efa_lock::this_thread() => last,
+        // SAFETY: as above.
+        _ => match unsafe { THIS.get().as_ref() } {
+            Some(thread) => thread,
+            None => join(),
+        },
+    }
+}
+
 fn threads() -> impl Iterator<Item = &'static Thread> {
     let mut next = LIST.load(Ordering::Acquire).cast_const();
     std::iter::from_fn(move || {
@@ -95,7 +109,7 @@ fn threads() -> impl Iterator<Item = &'static Thread> {
     })
 }
 
-/// This thread's place in the list.
+/// Takes a place in the list for this thread.
 #[cold]
 fn join() -> &'static Thread {
     let is_free = |thread: &&Thread| !thread.is_taken.swap(true, Ordering::AcqRel);
@@ -104,6 +118,7 @@ fn join() -> &'static Thread {
         IN_CHILD.get_or_init(|| fork::closes(forget_others));
         let thread = Box::leak(Box::new(Thread {
             calls: AtomicU64::new(0),
+            number: AtomicUsize::new(0),
             is_asleep: AtomicBool::new(false),
             is_taken: AtomicBool::new(true),
             next: LIST.load(Ordering::Acquire),
@@ -120,7 +135,9 @@ fn join() -> &'static Thread {
     });
     THIS.set(thread);
     // If this thread ends already, its place is never free again.
-    let _ = RELEASE.try_with(|_| ());
+    if RELEASE.try_with(|_| ()).is_ok() {
+        thread.number.store(efa_lock::this_thread(), Ordering::Relaxed);
+    }
     thread
 }
 
@@ -130,6 +147,7 @@ fn forget_others() {
     for other in threads().filter(|thread| !std::ptr::eq(*thread, this)) {
         let calls = other.calls.load(Ordering::Relaxed);
         other.calls.store(calls + (calls & 1), Ordering::Relaxed);
+        other.number.store(0, Ordering::Relaxed);
         other.is_asleep.store(false, Ordering::Relaxed);
         other.is_taken.store(false, Ordering::Relaxed);
     }
