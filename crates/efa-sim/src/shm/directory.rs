@@ -224,19 +224,30 @@ impl HostDirectory {
 
     /// Creates a file of `length` zero bytes with allocated storage.
     pub(super) fn create(&self, name: FileName, length: usize) -> Result<OwnedFd, DeviceError> {
+        self.create_new(name, length)?.ok_or_else(|| self.creating(Errno::EXIST))
+    }
+
+    // Without the name, which differs each time: the same error has the same words.
+    fn creating(&self, errno: Errno) -> DeviceError {
+        system(format!("creating a file in {}", self.path.display()), errno)
+    }
+
+    /// As [`create`](Self::create); `None` if there is a file with this name.
+    fn create_new(&self, name: FileName, length: usize) -> Result<Option<OwnedFd>, DeviceError> {
         self.check_process()?;
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
-        // Without the name, which differs each time: the same error has the same words.
-        let creating = |errno| system(format!("creating a file in {}", self.path.display()), errno);
-        let file = openat(&self.file, name.to_string(), flags, FILE_MODE).map_err(creating)?;
+        let file = match openat(&self.file, name.to_string(), flags, FILE_MODE) {
+            Err(Errno::EXIST) => return Ok(None),
+            created => created.map_err(|errno| self.creating(errno))?,
+        };
         // The umask may have taken bits.
-        fchmod(&file, FILE_MODE).map_err(creating)?;
+        fchmod(&file, FILE_MODE).map_err(|errno| self.creating(errno))?;
         if let Err(errno) = allocate(&file, 0, length) {
             self.remove(name);
             let path = self.path.display();
             return Err(system(format!("allocating {length} bytes in {path}"), errno));
         }
-        Ok(file)
+        Ok(Some(file))
     }
 
     /// Opens a file of this user for reading; `None` if there is none with this name.
@@ -311,7 +322,7 @@ impl HostDirectory {
     ) -> Result<(FileName, OwnedFd), DeviceError> {
         self.lock_new(|nonce| {
             let name = name(nonce);
-            Ok(Some((name, self.create(name, length)?)))
+            Ok(self.create_new(name, length)?.map(|file| (name, file)))
         })
     }
 
@@ -322,8 +333,10 @@ impl HostDirectory {
             let name = FileName::Wake(nonce);
             let creating =
                 |errno| system(format!("creating a FIFO in {}", self.path.display()), errno);
-            mknodat(&self.file, name.to_string(), FileType::Fifo, FILE_MODE, 0)
-                .map_err(creating)?;
+            match mknodat(&self.file, name.to_string(), FileType::Fifo, FILE_MODE, 0) {
+                Err(Errno::EXIST) => return Ok(None),
+                made => made.map_err(creating)?,
+            }
             // The umask may have taken bits.
             match chmodat(&self.file, name.to_string(), FILE_MODE, AtFlags::empty()) {
                 Err(Errno::NOENT) => return Ok(None),
@@ -338,7 +351,8 @@ impl HostDirectory {
         self.open_file(name, OFlags::RDWR)
     }
 
-    /// Locks what `create` makes with a random number in its name; it returns `None` if that was removed already.
+    /// Locks what `create` makes with a random number in its name. It returns `None` if that was removed already, or if
+    /// another process has the same number: the generators of two that start at the same instant may go alike.
     fn lock_new(
         &self,
         create: impl Fn(u64) -> Result<Option<(FileName, OwnedFd)>, DeviceError>,
@@ -765,6 +779,20 @@ mod tests {
                 });
             }
         });
+        std::fs::remove_dir_all(base).unwrap();
+    }
+
+    #[test]
+    fn files_and_fifos_of_two_generators_with_the_same_seed_get_different_numbers() {
+        let base = std::env::temp_dir().join(format!("efa-alike-{:016x}", fastrand::u64(..)));
+        let directory = HostDirectory::open(Some(&base), "host").unwrap();
+        let made = [(); 2].map(|()| {
+            fastrand::seed(7);
+            let file = directory.create_locked(FileName::Memory, 4096).unwrap();
+            (file, directory.create_fifo().unwrap())
+        });
+        let [((first, _), (fifo, _)), ((second, _), (other, _))] = &made;
+        assert!(first != second && fifo != other, "{made:?}");
         std::fs::remove_dir_all(base).unwrap();
     }
 
