@@ -20,7 +20,8 @@
 //! whoever is first. What was taken is written before the requester goes on with the operation, or its target is
 //! gone. The target writes only to a region for which requests were made ([`Use::Pushed`](crate::keys::Use)), and pins
 //! its key meanwhile as other writers do; so a region that is deregistered, or a queue pair that is closed, waits for it.
-//! An operation that waits for long is put behind the others.
+//! An operation that waits for long is put behind those of other targets. Operations of one target end in their order,
+//! as they do without sharing.
 
 use std::ops::Range;
 

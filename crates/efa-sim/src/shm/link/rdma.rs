@@ -39,13 +39,14 @@ impl ShmLink {
     }
 
     /// Keeps an operation whose target writes its part. That takes little longer than the front part took, unless the
-    /// target's process is stopped: then the others don't wait with it.
+    /// target's process doesn't run: then those of other targets go first. Those of one target keep their order.
     fn wait(&mut self, mut operation: Operation) {
         let Some(shared) = &mut operation.shared else { return };
         shared.polls = shared.polls.wrapping_add(1);
-        match shared.polls.is_multiple_of(PATIENCE) {
-            true => self.operations.push_back(operation),
-            false => self.operations.push_front(operation),
+        let (is_late, peer) = (shared.polls.is_multiple_of(PATIENCE), operation.peer());
+        self.operations.push_front(operation);
+        if is_late {
+            self.operations.make_contiguous().sort_by_key(|operation| operation.peer() == peer);
         }
     }
 

@@ -174,7 +174,7 @@ fn target_that_does_not_poll_is_asked_once_and_writes_nothing_later() {
 }
 
 #[test]
-fn read_waits_for_a_part_that_was_taken_and_others_pass_it() {
+fn read_waits_for_a_part_that_was_taken_and_those_of_other_targets_pass_it() {
     let host = Host::new();
     let mut pair = Pair::with_taken_part(&host);
     let third = device(&host);
@@ -189,6 +189,22 @@ fn read_waits_for_a_part_that_was_taken_and_others_pass_it() {
     pair.b.poll(Time::ZERO);
     assert_eq!(pair.end(1), Some(Ok(())));
     assert_eq!(pair.read()[1000..], vec![7; LENGTH - 1000]);
+}
+
+#[test]
+fn reads_of_a_target_end_in_their_order_while_the_first_waits_for_its_part() {
+    let host = Host::new();
+    let mut pair = Pair::with_taken_part(&host);
+    let (other, short) = (register(&mut pair.a, 0, Access::default()), 1000);
+    let mut second = read(2, &other, &pair.remote, pair.destination);
+    second.local.length = short;
+    pair.a.post_read(second).unwrap();
+    assert_eq!(pair.end(2), None, "it waits behind the first");
+    pair.b.poll(Time::ZERO);
+    assert_eq!((pair.end(1), pair.end(2)), (Some(Ok(())), Some(Ok(()))));
+    let mut bytes = vec![0; LENGTH];
+    other.read(0, &mut bytes);
+    assert_eq!((&bytes[..short], bytes[short]), (&[7; 1000][..], 0));
 }
 
 #[test]
