@@ -360,6 +360,11 @@ fn receiver_that_reposts_each_buffer_causes_no_rnr() {
         world.add(&device(3), infinite_retry_options().with(|options| options.rnr_retry = 0));
     let to = world.destination(limited, 1);
     world.post_receives(1, 4);
+    // The receiver has heard from the sender not long ago, so that it looks at this connection again and again.
+    world.send(limited, to, COUNT, b"first");
+    assert_eq!(world.received(1, 1)[0].0, b"first");
+    assert_eq!(world.ended(limited, 1), [(COUNT, Ok(()))]);
+    world.post_receives(1, 1);
     for id in 0..COUNT {
         world.send(limited, to, id, &id.to_le_bytes());
     }

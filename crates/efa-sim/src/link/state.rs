@@ -167,6 +167,7 @@ impl QueueState {
             now: self.now,
             keys: &self.keys,
             posted: &mut self.posted,
+            receives: self.receives,
             in_order: self.in_order,
             unsolicited: self.attributes.rdma.unsolicited_write_receive,
         };
@@ -246,6 +247,8 @@ pub(crate) struct ReceiveQueue<'a> {
     /// The memory that senders may read and write.
     pub(crate) keys: &'a KeyTable,
     pub(crate) posted: &'a mut VecDeque<Packet>,
+    /// Posted buffers whose completion was not taken yet.
+    receives: usize,
     in_order: bool,
     pub(crate) now: Time,
     /// Whether the immediate data of a write takes no buffer.
@@ -277,9 +280,13 @@ impl ReceiveQueue<'_> {
         rnr_retry < RNR_RETRY_INFINITE && self.ready_since.is_some()
     }
 
-    /// Whether the RNR timeout of a packet has expired that has waited for a buffer since `since`.
+    /// Whether the RNR timeout of a packet has expired that has waited for a buffer since `since`. It does not while the
+    /// program has yet to take completions of receives: it may post a buffer for each of them.
     pub(crate) fn rnr_expired(&self, rnr_retry: u8, since: Time) -> bool {
         let Some(ready_since) = self.ready_since else { return false };
+        if self.posted.len() < self.receives {
+            return false;
+        }
         let timeout = self.rnr_delay.saturating_mul(rnr_retry.into());
         rnr_retry < RNR_RETRY_INFINITE && self.now - since.max(ready_since) >= timeout
     }

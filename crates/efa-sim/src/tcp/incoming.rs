@@ -379,13 +379,9 @@ impl Incoming {
     fn take(&mut self, target: &mut Target<'_>, mut receive: impl FnMut(QueuePairId, Delivered)) {
         let sender = self.sender();
         let mut receive = |delivered| receive(sender, delivered);
-        let posted = target.queue.posted.len();
         while !self.responses.is_full() {
             let Some(index) = self.next_index(target) else {
-                // The caller may post more buffers when it gets these, so the rest waits for the next poll.
-                if target.queue.posted.len() == posted {
-                    self.wait(target);
-                }
+                self.wait(target);
                 break;
             };
             let Some(&arrived) = self.arrived.get(index) else { break };
