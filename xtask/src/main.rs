@@ -33,6 +33,7 @@ mod setup;
 mod soak;
 mod steps;
 mod verbs;
+mod watchdog;
 mod workspace;
 
 use std::process::ExitCode;

@@ -4,12 +4,13 @@ use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::builder::RangedU64ValueParser;
 
-use crate::output;
+use crate::{output, watchdog};
 
 /// Runs the command with this process's output; fails unless it exits with 0.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
@@ -22,23 +23,33 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 }
 
 /// Runs the command like [`run`], handing each line of its standard output to `inspect`
-/// as well.
-pub(crate) fn run_inspecting(command: &mut Command, mut inspect: impl FnMut(&str)) -> Result<()> {
+/// as well. What the command has started is killed when it prints nothing for as long as `patience`.
+pub(crate) fn run_inspecting(
+    command: &mut Command,
+    patience: Duration,
+    mut inspect: impl FnMut(&str),
+) -> Result<()> {
     announce(command);
     let mut child = command
         .stdout(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot start `{}`", shown(command)))?;
     let output = child.stdout.take().context("the child has no standard output")?;
+    let pid = child.id();
+    let (printed, heard) = mpsc::channel();
+    let watchdog = std::thread::spawn(move || watchdog::watch(pid, patience, &heard));
     let mut reader = BufReader::new(output);
     let mut line = Vec::new();
     while reader.read_until(b'\n', &mut line)? != 0 {
+        let _ = printed.send(());
         let text = String::from_utf8_lossy(&line);
         output::write(format_args!("{text}"));
         inspect(text.trim_end());
         line.clear();
     }
     let status = child.wait()?;
+    drop(printed);
+    let _ = watchdog.join();
     if !status.success() {
         bail!("`{}` failed with {status}", shown(command));
     }
@@ -181,9 +192,20 @@ mod tests {
         let mut lines = Vec::new();
         let mut child = Command::new("sh");
         child.args(["-c", "echo one; printf two; exit 3"]);
-        let error = run_inspecting(&mut child, |line| lines.push(line.to_owned())).unwrap_err();
+        let error = run_inspecting(&mut child, Duration::MAX, |line| lines.push(line.to_owned()))
+            .unwrap_err();
         assert_eq!(lines, ["one", "two"]);
         assert!(error.to_string().ends_with("exit status: 3"), "{error}");
+    }
+
+    #[test]
+    fn child_of_an_inspected_child_that_prints_nothing_is_killed() {
+        let mut lines = Vec::new();
+        let mut child = Command::new("sh");
+        child.args(["-c", "echo one; sleep 3600; echo ended with $?"]);
+        let patience = Duration::from_millis(50);
+        run_inspecting(&mut child, patience, |line| lines.push(line.to_owned())).unwrap();
+        assert_eq!(lines, ["one", "ended with 137"]);
     }
 
     #[test]

@@ -373,9 +373,12 @@ fn with_packages<'a>(cargo: &'a mut Command, files: &[&str]) -> &'a mut Command 
     cargo.env("EFA_INTEROP", "1")
 }
 
+/// Test programs that print nothing for so long are killed. The longest tests take a minute.
+const PATIENCE: Duration = Duration::from_secs(600);
+
 /// Runs tests and counts them. No test at all is a failure.
 fn run_tests(command: &mut Command, tests: &mut TestCount) -> Result<()> {
-    process::run_inspecting(command, |line| {
+    process::run_inspecting(command, PATIENCE, |line| {
         if let Some(count) = TestCount::of_line(line) {
             *tests = *tests + count;
         }

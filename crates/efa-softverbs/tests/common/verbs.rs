@@ -6,6 +6,7 @@ use std::mem::ManuallyDrop;
 pub(crate) use std::ptr::null_mut;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
 
 use efa_soft::abi::*;
 
@@ -587,12 +588,15 @@ impl Endpoint {
         }
     }
 
-    /// Polls until there is a completion. If there is none the test hangs, and CI ends it.
+    /// Polls until there is a completion.
     pub(crate) fn wait(&self) -> Completion {
+        // Not without end, so that a test fails instead of hanging.
+        let until = Instant::now() + Duration::from_secs(60);
         loop {
             if let Some(seen) = self.poll() {
                 return seen;
             }
+            assert!(Instant::now() < until, "no completion for 60 s");
             std::thread::yield_now();
         }
     }
