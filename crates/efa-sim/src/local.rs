@@ -29,6 +29,7 @@
 //! Packets in flight when their *sender* is dropped are still delivered. RDMA operations are not: their
 //! memory belongs to the application again.
 
+mod endpoints;
 mod faults;
 mod flight;
 mod injection;
@@ -47,8 +48,9 @@ use efa_device::{
     QueuePairOptions, Rdma, RdmaRequest, RegisterError, SendRequest, Status, Time,
 };
 
+use self::endpoints::EndpointId;
 pub use self::faults::{Faults, Statistics};
-use self::network::{EndpointId, HostId, Network, Shared};
+use self::network::{HostId, Network, Shared};
 use crate::book::{DomainId, HeldHandles};
 use crate::link::granted;
 use crate::record::{QueuePairId, Sink};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use efa_device::{Completion, Qkey, Rdma, Region as _, RegionRange, RemoteMemory, Status, WorkId};
 
-use super::network::EndpointId;
+use super::endpoints::EndpointId;
 use crate::link::Packet;
 use crate::record::QueuePairId;
 use crate::region::{KeyTable, SoftRegion};

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use efa_device::{DeviceError, Status, WorkId};
 
+use super::endpoints::EndpointId;
 use super::flight::{Content, Flight, Stale};
-use super::network::{Due, Endpoint, EndpointId, Event, Network, Waiting};
+use super::network::{Due, Endpoint, Event, Network, Waiting};
 use crate::record::{PacketEvent, QueuePairId};
 
 /// Faults of one queue pair, each for a number of packets.
@@ -23,7 +24,7 @@ pub(super) struct OneShot {
 impl Network {
     fn endpoint(&mut self, at: QueuePairId) -> Result<&mut Endpoint, DeviceError> {
         let id = self.find(at);
-        id.and_then(|id| self.endpoints.get_mut(&id))
+        id.and_then(|id| self.endpoints.get_mut(id))
             .ok_or_else(|| DeviceError::Absent { reason: format!("no queue pair {at}") })
     }
 
@@ -126,7 +127,7 @@ impl Network {
             }
         }
         let mut lost = Vec::new();
-        for endpoint in self.endpoints.values_mut() {
+        for endpoint in self.endpoints.iter_mut() {
             let (gone, rest) = std::mem::take(&mut endpoint.waiting)
                 .into_iter()
                 .partition::<VecDeque<_>, _>(|waiting| mine(waiting.flight.sender));

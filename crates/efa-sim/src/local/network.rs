@@ -11,7 +11,7 @@
 //! the poll which ran it. So the frequency of polls doesn't change the events.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -22,6 +22,7 @@ use efa_device::{
 };
 use fastrand::Rng;
 
+use super::endpoints::{EndpointId, Endpoints};
 use super::flight::{Content, Flight, Stale, rdma_target};
 use super::injection::OneShot;
 use super::sleep::Bell;
@@ -55,10 +56,6 @@ impl std::fmt::Debug for Shared {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HostId(usize);
 
-/// One incarnation of a queue pair: a reused number has another id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct EndpointId(u64);
-
 /// The order of events; see the module's documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Due {
@@ -76,7 +73,7 @@ pub(super) struct Network {
     pub(super) now: Time,
     serial: u64,
     hosts: Vec<Host>,
-    pub(super) endpoints: BTreeMap<EndpointId, Endpoint>,
+    pub(super) endpoints: Endpoints,
     /// Whether there ever was a queue pair that threads can sleep on.
     pub(super) has_bells: bool,
     pub(super) events: BTreeMap<Due, Event>,
@@ -89,7 +86,7 @@ struct Host {
     gid: Gid,
     keys: KeyTable,
     book: AddressBook,
-    queue_pairs: BTreeMap<Qpn, EndpointId>,
+    queue_pairs: HashMap<Qpn, EndpointId>,
     next_qpn: u16,
     refused_registrations: u32,
 }
@@ -167,7 +164,7 @@ impl Network {
             now: Time::ZERO,
             serial: 0,
             hosts: Vec::new(),
-            endpoints: BTreeMap::new(),
+            endpoints: Endpoints::default(),
             has_bells: false,
             events: BTreeMap::new(),
             scheduled: Arc::default(),
@@ -237,7 +234,7 @@ impl Network {
             gid,
             keys: keys.clone(),
             book: AddressBook::new(self.options.max_address_handles),
-            queue_pairs: BTreeMap::new(),
+            queue_pairs: HashMap::new(),
             next_qpn: 1,
             refused_registrations: 0,
         });
@@ -300,7 +297,7 @@ impl Network {
         qpn: Qpn,
         options: QueuePairOptions,
     ) -> Result<EndpointId, DeviceError> {
-        let endpoint = EndpointId(self.next_serial());
+        let serial = self.next_serial();
         let limit = self.options.max_queue_pairs;
         let owner = &mut self.hosts[host.0];
         if owner.queue_pairs.contains_key(&qpn) {
@@ -314,10 +311,9 @@ impl Network {
         }
         let bell = options.waitable.then(Bell::new).transpose()?;
         self.has_bells |= bell.is_some();
-        owner.queue_pairs.insert(qpn, endpoint);
         let id = QueuePairId { gid: owner.gid, qpn };
-        self.endpoints.insert(
-            endpoint,
+        let endpoint = self.endpoints.insert(
+            serial,
             Endpoint {
                 id,
                 host,
@@ -337,11 +333,12 @@ impl Network {
                 bell,
             },
         );
+        owner.queue_pairs.insert(qpn, endpoint);
         Ok(endpoint)
     }
 
     pub(super) fn destroy(&mut self, id: EndpointId) {
-        let Some(endpoint) = self.endpoints.remove(&id) else { return };
+        let Some(endpoint) = self.endpoints.remove(id) else { return };
         self.hosts[endpoint.host.0].queue_pairs.remove(&endpoint.id.qpn);
         let limit = self.faults.keep_stale;
         for stale in endpoint.history {
@@ -454,7 +451,7 @@ impl Network {
         }
         self.tap(now, PacketEvent::Sent, &flight);
         let in_order = self.options.reorder == Reorder::None;
-        let Some(endpoint) = self.endpoints.get_mut(&id) else { return };
+        let Some(endpoint) = self.endpoints.get_mut(id) else { return };
         endpoint.sends += 1;
         let one_shot = &mut endpoint.one_shot;
         let failing = if endpoint.killed {
@@ -486,7 +483,7 @@ impl Network {
 
     /// Fails with what the queue pair lacks, if a fault says so.
     pub(super) fn prepare(&self, id: EndpointId) -> Result<(), DeviceError> {
-        let lack = self.endpoints.get(&id).and_then(|endpoint| endpoint.one_shot.lack.clone());
+        let lack = self.endpoints.get(id).and_then(|endpoint| endpoint.one_shot.lack.clone());
         lack.map_or(Ok(()), Err)
     }
 
@@ -497,7 +494,7 @@ impl Network {
         to: Destination,
     ) -> Result<(QueuePairId, QueuePairId, u8), DeviceError> {
         let refused = chance(&mut self.rng, self.faults.send_refused);
-        let Some(endpoint) = self.endpoints.get_mut(&id) else {
+        let Some(endpoint) = self.endpoints.get_mut(id) else {
             return Err(DeviceError::Absent { reason: "the queue pair is gone".into() });
         };
         let handle = to.address_handle;
@@ -521,7 +518,7 @@ impl Network {
     }
 
     pub(super) fn withdraw_receive(&mut self, id: EndpointId) -> Option<Packet> {
-        let endpoint = self.endpoints.get_mut(&id)?;
+        let endpoint = self.endpoints.get_mut(id)?;
         let packet = endpoint.posted.pop_back()?;
         endpoint.receives -= 1;
         endpoint.posted.shrink_to(2 * endpoint.posted.len());
@@ -533,7 +530,7 @@ impl Network {
         id: EndpointId,
         packet: Packet,
     ) -> Result<(), PostError<Packet>> {
-        let Some(endpoint) = self.endpoints.get_mut(&id) else {
+        let Some(endpoint) = self.endpoints.get_mut(id) else {
             let error = DeviceError::Absent { reason: "the queue pair is gone".into() };
             return Err(PostError { error, packet });
         };
@@ -557,7 +554,7 @@ impl Network {
 
     pub(super) fn poll(&mut self, id: EndpointId, now: Time) -> Option<Completion<Packet>> {
         self.advance(now);
-        let endpoint = self.endpoints.get_mut(&id)?;
+        let endpoint = self.endpoints.get_mut(id)?;
         let completion = endpoint.completions.pop_front()?;
         match &completion {
             Completion::Send { .. } | Completion::Rdma { .. } => endpoint.sends -= 1,
@@ -576,19 +573,19 @@ impl Network {
     /// The serial number of the last event, if nothing happens to this queue pair before another one is scheduled.
     pub(super) fn await_event(&self, id: EndpointId) -> Option<u64> {
         let is_quiet = self.events.is_empty()
-            && self.endpoints.get(&id).is_some_and(|endpoint| endpoint.completions.is_empty());
+            && self.endpoints.get(id).is_some_and(|endpoint| endpoint.completions.is_empty());
         is_quiet.then(|| self.scheduled.load(Ordering::Acquire))
     }
 
     pub(super) fn next_event(&self) -> Option<Time> {
-        if self.endpoints.values().any(|endpoint| !endpoint.completions.is_empty()) {
+        if self.endpoints.iter().any(|endpoint| !endpoint.completions.is_empty()) {
             return Some(self.now);
         }
         self.events.keys().next().map(|due| due.time)
     }
 
     pub(super) fn next_event_of(&self, id: EndpointId) -> Option<Time> {
-        let endpoint = self.endpoints.get(&id)?;
+        let endpoint = self.endpoints.get(id)?;
         if !endpoint.completions.is_empty() {
             return Some(self.now);
         }
@@ -605,7 +602,7 @@ impl Network {
     }
 
     pub(super) fn sender_of(&self, target: EndpointId, serial: u64) -> Option<EndpointId> {
-        let waiting = &self.endpoints.get(&target)?.waiting;
+        let waiting = &self.endpoints.get(target)?.waiting;
         let waiting = waiting.iter().find(|waiting| waiting.flight.serial == serial)?;
         waiting.flight.sender.map(|(sender, _)| sender)
     }
@@ -627,7 +624,7 @@ impl Network {
         match event {
             Event::Arrive(flight) => self.arrive(time, flight),
             Event::GiveUp { target, serial } => {
-                let Some(endpoint) = self.endpoints.get_mut(&target) else { return };
+                let Some(endpoint) = self.endpoints.get_mut(target) else { return };
                 let waiting = &mut endpoint.waiting;
                 let Some(at) = waiting.iter().position(|w| w.flight.serial == serial) else {
                     return;
@@ -637,7 +634,7 @@ impl Network {
                 }
             }
             Event::Complete { sender, completion } => {
-                if let Some(endpoint) = self.endpoints.get_mut(&sender) {
+                if let Some(endpoint) = self.endpoints.get_mut(sender) {
                     endpoint.completions.push_back(completion);
                 }
                 self.wake(sender);
@@ -648,7 +645,7 @@ impl Network {
     fn arrive(&mut self, time: Time, flight: Flight) {
         let target = self.find(flight.destination);
         let Some((target, endpoint)) =
-            target.and_then(|id| self.endpoints.get_mut(&id).map(|endpoint| (id, endpoint)))
+            target.and_then(|id| self.endpoints.get_mut(id).map(|endpoint| (id, endpoint)))
         else {
             self.statistics.bad_destination += 1;
             self.keep_as_stale(&flight);
@@ -711,14 +708,14 @@ impl Network {
         let serial = flight.serial;
         let give_up = (flight.rnr_retry < RNR_RETRY_INFINITE)
             .then(|| self.schedule(until, Event::GiveUp { target, serial }));
-        if let Some(endpoint) = self.endpoints.get_mut(&target) {
+        if let Some(endpoint) = self.endpoints.get_mut(target) {
             endpoint.waiting.push_back(Waiting { flight, give_up });
         }
     }
 
     /// Delivers a packet, or an operation that takes a buffer, to a queue pair with a posted buffer.
     fn deliver(&mut self, time: Time, target: EndpointId, flight: Flight) {
-        let Some(endpoint) = self.endpoints.get_mut(&target) else { return };
+        let Some(endpoint) = self.endpoints.get_mut(target) else { return };
         let Content::Packet { length, immediate, .. } = flight.content else {
             return self.deliver_rdma(time, target, flight);
         };
@@ -746,10 +743,10 @@ impl Network {
     /// Carries out an RDMA operation whose target was checked when it arrived.
     fn deliver_rdma(&mut self, time: Time, target: EndpointId, flight: Flight) {
         // The device must not access the memory of a requester whose queue pair is gone.
-        if flight.sender.is_none_or(|(sender, _)| !self.endpoints.contains_key(&sender)) {
+        if flight.sender.is_none_or(|(sender, _)| !self.endpoints.contains(sender)) {
             return;
         }
-        let Some(endpoint) = self.endpoints.get_mut(&target) else { return };
+        let Some(endpoint) = self.endpoints.get_mut(target) else { return };
         // Checked again: it may have waited for a buffer, and the region may be gone.
         let Some(remote) = rdma_target(&self.hosts[endpoint.host.0].keys, &flight.content) else {
             return self.fail(time, flight, Status::RemoteBadAddress);
@@ -788,7 +785,7 @@ impl Network {
         let Some((sender, id)) = flight.sender else { return };
         let mut time = time + self.draw_delay() + flight.completes_late;
         if self.options.reorder == Reorder::None
-            && let Some(endpoint) = self.endpoints.get_mut(&sender)
+            && let Some(endpoint) = self.endpoints.get_mut(sender)
         {
             time = time.max(endpoint.completes_not_before);
             endpoint.completes_not_before = time;

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use efa_device::DeviceError;
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::network::{EndpointId, Event, Network};
+use super::endpoints::EndpointId;
+use super::network::{Event, Network};
 use crate::link::system;
 
 /// The eventfd of a queue pair, and whether somebody may sleep on it.
@@ -45,7 +46,7 @@ impl Network {
     /// Rings the bell of a queue pair from now on when an event that concerns it is scheduled, or a completion
     /// is queued.
     pub(super) fn arm(&mut self, id: EndpointId) -> Result<(), DeviceError> {
-        let bell = self.endpoints.get_mut(&id).and_then(|endpoint| endpoint.bell.as_mut());
+        let bell = self.endpoints.get_mut(id).and_then(|endpoint| endpoint.bell.as_mut());
         bell.ok_or(DeviceError::Unsupported { operation: "waiting" })?.arm();
         Ok(())
     }
@@ -67,7 +68,7 @@ impl Network {
 
     /// The eventfd of a queue pair, if it is waitable.
     pub(super) fn bell(&self, id: EndpointId) -> Option<Arc<OwnedFd>> {
-        self.endpoints.get(&id)?.bell.as_ref().map(Bell::file)
+        self.endpoints.get(id)?.bell.as_ref().map(Bell::file)
     }
 
     #[inline]
@@ -79,8 +80,7 @@ impl Network {
 
     #[cold]
     fn ring(&mut self, id: EndpointId) {
-        if let Some(bell) = self.endpoints.get_mut(&id).and_then(|endpoint| endpoint.bell.as_mut())
-        {
+        if let Some(bell) = self.endpoints.get_mut(id).and_then(|endpoint| endpoint.bell.as_mut()) {
             bell.ring();
         }
     }
