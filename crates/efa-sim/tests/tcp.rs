@@ -183,6 +183,34 @@ fn send_completes_only_when_it_is_in_a_receive_buffer() {
     assert_eq!(world.ended(0, 1), [(1, Ok(()))]);
 }
 
+/// In a conversation the system keeps the acknowledgement of a packet until the answer was written, but not for long.
+#[test]
+fn send_in_a_conversation_completes_although_the_receiver_polls_no_more() {
+    let mut world = World::new(2);
+    let (to_b, to_a) = (world.destination(0, 1), world.destination(1, 0));
+    for (id, (side, to)) in (0..4).zip([(0, to_b), (1, to_a)].into_iter().cycle()) {
+        world.post_receives(1 - side, 1);
+        world.send(side, to, id, b"talk");
+        world.received(1 - side, 1);
+        world.ended(side, 1);
+    }
+    // Polls this queue pair alone until it has a completion.
+    let poll = |world: &mut World, side| {
+        let start = Instant::now();
+        loop {
+            match world.qp(side).poll(Time::ZERO) {
+                Some(completion) => break completion,
+                None => assert!(start.elapsed() < DEADLINE, "no completion within the deadline"),
+            }
+        }
+    };
+    world.post_receives(1, 1);
+    world.send(0, to_b, 9, b"question");
+    assert!(matches!(poll(&mut world, 1), Completion::Receive { .. }));
+    let completion = poll(&mut world, 0);
+    assert!(matches!(completion, Completion::Send { id: WorkId(9), result: Ok(()), .. }));
+}
+
 #[test]
 fn queue_pair_sends_to_itself() {
     let mut world = World::new(1);

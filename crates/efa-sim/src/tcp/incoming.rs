@@ -24,7 +24,7 @@ use fastrand::Rng;
 
 use super::TcpOptions;
 use super::admission::{Held, Standing};
-use super::socket::{Received, Socket};
+use super::socket::{Received, Socket, When};
 use super::wire::{
     CHUNK, HEADER, HELLO, Header, Hello, LONGEST, Prefix, RESPONSE, Response, Violation,
     emit_welcome,
@@ -504,8 +504,10 @@ impl Incoming {
         self.writable && !self.responses.is_empty()
     }
 
-    /// Writes responses as far as the socket takes them. Returns the number of system calls.
-    pub(super) fn flush(&mut self) -> u64 {
+    /// Writes responses as far as the socket takes them. Returns the number of system calls. If they are sent `soon`, the
+    /// system keeps them until the next [`Socket::push`], or for some 200 ms.
+    pub(super) fn flush(&mut self, soon: bool) -> u64 {
+        let when = if soon { When::Soon } else { When::Now };
         let mut calls = 0;
         self.responses.end_run();
         while self.wants_flush() {
@@ -513,7 +515,7 @@ impl Incoming {
             let responses = &mut self.responses;
             match self
                 .socket
-                .send(&[IoSlice::new(&responses.bytes[responses.written..responses.end])])
+                .send(&[IoSlice::new(&responses.bytes[responses.written..responses.end])], when)
             {
                 Ok(Some(count)) => responses.wrote(count),
                 Ok(None) => {
@@ -544,7 +546,7 @@ impl Incoming {
     fn end_with(&mut self, last: Response, scratch: &mut [u8]) {
         self.responses.end_run();
         self.responses.push(last);
-        self.flush();
+        self.flush(false);
         self.socket.close(scratch);
     }
 }

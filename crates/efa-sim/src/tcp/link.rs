@@ -4,6 +4,7 @@
 //!  progress ─► write posted packets and pending acknowledgements
 //!    ├─► every few polls: ask the system which sockets are ready
 //!    ├─► serve those: take acknowledgements, or packets into posted buffers, and acknowledge these
+//!    │   (in a conversation the system sends the acknowledgement after the answer)
 //!    ├─► once a second: close connections whose senders don't finish a hello or a frame
 //!    └─► when it is time: connect again to receivers that had no room
 //! ```
@@ -259,9 +260,10 @@ impl TcpLink {
         while let Some(token) = self.dirty.pop() {
             match token {
                 Token::Incoming(key) => {
+                    let soon = self.attention.waits(key);
                     if let Some(incoming) = self.incoming.get_mut(key) {
                         incoming.dirty = false;
-                        self.statistics.sends += incoming.flush();
+                        self.statistics.sends += incoming.flush(soon);
                     }
                 }
                 Token::Outgoing(key) => {
@@ -272,6 +274,14 @@ impl TcpLink {
                 }
                 Token::Listener => {}
             }
+        }
+    }
+
+    /// Has the system send the acknowledgements of a connection that have waited for an answer.
+    #[inline]
+    fn push(&mut self, waited: Option<usize>) {
+        if let Some(incoming) = waited.and_then(|key| self.incoming.get(key)) {
+            incoming.socket().push();
         }
     }
 
@@ -380,10 +390,13 @@ impl TcpLink {
             let source = *known.get_or_insert_with(|| deliveries.source(sender));
             deliveries.push(sender, source, delivered);
         });
+        let sender = incoming.sender();
+        let mut may_wait = false;
         if known.is_some() {
             self.attention.delivered(key);
+            let answers = self.attention.answers().and_then(|key| self.outgoing.get(key));
+            may_wait = answers.is_some_and(|outgoing| outgoing.peer() == sender);
         }
-        let sender = incoming.sender();
         match found {
             Ok(found) => {
                 let token = Token::Incoming(key);
@@ -397,7 +410,12 @@ impl TcpLink {
                     Found::End => {
                         tracing::debug!(%sender, "a sender closed its connection");
                         self.close_incoming(key, Status::BadDestinationQpn);
+                        return;
                     }
+                }
+                if may_wait {
+                    let before = self.attention.wait(key);
+                    self.push(before);
                 }
             }
             Err(violation) => self.reject(key, violation),
@@ -523,6 +541,8 @@ impl Link for TcpLink {
     }
 
     fn progress(&mut self, state: &mut QueueState) {
+        let waited = self.attention.polled();
+        self.push(waited);
         if !self.dirty.is_empty() {
             self.flush(state);
         }
@@ -576,6 +596,8 @@ impl Link for TcpLink {
         if !self.dirty.is_empty() {
             self.flush(state);
         }
+        let waited = self.attention.end_wait();
+        self.push(waited);
         self.is_armed = true;
         let until = match self.ready.is_empty() && self.dirty.is_empty() {
             true => self.next_due,

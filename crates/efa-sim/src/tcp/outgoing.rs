@@ -23,7 +23,7 @@ use efa_device::{Qkey, Status, Time, WorkId};
 use rustix::io::Errno;
 use slab::Slab;
 
-use super::socket::{Received, Socket};
+use super::socket::{Received, Socket, When};
 use super::wire::{
     HEADER, HELLO, Header, Hello, PREFIX, Prefix, RESPONSE, Response, Violation, check_welcome,
 };
@@ -374,7 +374,7 @@ impl Outgoing {
                 }
             }
         }
-        socket.send(&parts[..count])
+        socket.send(&parts[..count], When::Now)
     }
 
     fn advance(&mut self, mut count: usize) -> Result<(), Ending> {

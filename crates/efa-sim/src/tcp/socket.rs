@@ -63,6 +63,15 @@ pub(super) enum Received {
     End,
 }
 
+/// When the system sends bytes that it has taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum When {
+    Now,
+    /// With the next bytes, at a [`push`](Socket::push), after some 200 ms, or when the socket is closed, as it is when the
+    /// process ends.
+    Soon,
+}
+
 /// A connection.
 #[derive(Debug)]
 pub(super) struct Socket(Descriptor);
@@ -116,9 +125,12 @@ impl Socket {
     }
 
     /// Sends as much as fits the socket's buffer; `None` if that is full.
-    pub(super) fn send(&self, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Errno> {
+    pub(super) fn send(&self, parts: &[IoSlice<'_>], when: When) -> Result<Option<usize>, Errno> {
         // No SIGPIPE: the program that uses this library may not expect it.
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let mut flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        if when == When::Soon {
+            flags |= SendFlags::MORE;
+        }
         loop {
             let mut control = SendAncillaryBuffer::default();
             return match net::sendmsg(&self.0, parts, &mut control, flags) {
@@ -128,6 +140,12 @@ impl Socket {
                 Err(errno) => Err(errno),
             };
         }
+    }
+
+    /// Has the system send now what was to be sent [soon](When::Soon).
+    pub(super) fn push(&self) {
+        // It fails only for what is no TCP socket.
+        let _ = sockopt::set_tcp_nodelay(&self.0, true);
     }
 
     /// Shuts down the sending side, and reads what has arrived, up to a limit: closing a socket with
