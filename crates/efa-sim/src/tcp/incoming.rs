@@ -168,6 +168,11 @@ impl Responses {
         self.end += bytes.len();
     }
 
+    /// Whether there are a few acknowledgements and no data of reads, but perhaps of the shortest.
+    fn is_short(&self) -> bool {
+        self.end - self.written <= 4 * RESPONSE
+    }
+
     fn is_full(&self) -> bool {
         self.end - self.written >= MANY_RESPONSES
     }
@@ -504,12 +509,12 @@ impl Incoming {
         self.writable && !self.responses.is_empty()
     }
 
-    /// Writes responses as far as the socket takes them. Returns the number of system calls. If they are sent `soon`, the
-    /// system keeps them until the next [`Socket::push`], or for some 200 ms.
+    /// Writes responses as far as the socket takes them. Returns the number of system calls. If they are to be sent `soon`,
+    /// the system keeps a few acknowledgements until the next [`Socket::push`], or for some 200 ms.
     pub(super) fn flush(&mut self, soon: bool) -> u64 {
-        let when = if soon { When::Soon } else { When::Now };
         let mut calls = 0;
         self.responses.end_run();
+        let when = if soon && self.responses.is_short() { When::Soon } else { When::Now };
         while self.wants_flush() {
             calls += 1;
             let responses = &mut self.responses;
