@@ -103,6 +103,7 @@ mod scheduling;
 pub mod settings;
 mod sleepers;
 mod spin_lock;
+mod stack;
 mod statistics;
 mod sysfs;
 mod work_request;

@@ -19,6 +19,7 @@ use crate::message::reported;
 use crate::process::{HandleType, process};
 use crate::queue_pair::{ModifyRequest, QpInitAttr, QpState, QueuePair, Settable, Transport};
 use crate::spin_lock::SpinLock;
+use crate::stack::clear_below;
 
 /// The object that an `ibv_qp` is a member of.
 #[repr(C)]
@@ -300,6 +301,9 @@ unsafe extern "C" fn ibv_modify_qp(
         unsafe { (*qp).state = after.number() };
         if before < QpState::Rtr && after == QpState::Rtr {
             process().progress.watch(&queue_pair);
+        }
+        if after == QpState::Rts && queue_pair.transport() == Transport::Ud {
+            clear_below();
         }
         Ok(())
     })
