@@ -2,11 +2,15 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "common/queue_pairs.rs"]
+mod queue_pairs;
+
 use std::time::Duration;
 
 use efa_device::*;
 use efa_sim::local::{Faults, LocalDevice, LocalFabric, LocalOptions, LocalQueuePair, Reorder};
 use efa_sim::record::{PacketEvent, Record, Trace};
+use queue_pairs::{destination, post_receives, send as try_send};
 
 const KEY: Qkey = Qkey(0x1234);
 
@@ -26,31 +30,6 @@ fn queue_pair(device: &LocalDevice) -> LocalQueuePair {
 /// Two hosts with a queue pair each.
 fn pair(fabric: &LocalFabric) -> (LocalQueuePair, LocalQueuePair) {
     (queue_pair(&fabric.open()), queue_pair(&fabric.open()))
-}
-
-fn post_receives(qp: &mut LocalQueuePair, count: usize) {
-    for _ in 0..count {
-        let packet = qp.allocate_packet().unwrap();
-        qp.post_receive(packet).unwrap();
-    }
-}
-
-fn destination(from: &mut LocalQueuePair, to: QueuePairAddress) -> Destination {
-    let address_handle = from.create_address_handle(to.gid).unwrap();
-    Destination { address_handle, qpn: to.qpn, qkey: to.qkey }
-}
-
-fn try_send(
-    from: &mut LocalQueuePair,
-    destination: Destination,
-    id: u64,
-    bytes: &[u8],
-) -> Result<(), DeviceError> {
-    let mut packet = from.allocate_packet().unwrap();
-    packet[..bytes.len()].copy_from_slice(bytes);
-    let request =
-        SendRequest { id: WorkId(id), packet, length: bytes.len(), destination, immediate: None };
-    from.post_send(request).map_err(|refused| refused.error)
 }
 
 fn send(from: &mut LocalQueuePair, destination: Destination, id: u64) {

@@ -5,6 +5,8 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod directory;
+#[path = "../common/queue_pairs.rs"]
+mod queue_pairs;
 mod refused;
 
 use std::collections::VecDeque;
@@ -17,6 +19,7 @@ use efa_device::*;
 use efa_sim::faults::FaultOptions;
 use efa_sim::record::{PacketEvent, SharedSink, Trace};
 use efa_sim::shm::{ShmDevice, ShmOptions, ShmQueuePair};
+use queue_pairs::{destination, post_receives, send};
 
 const KEY: Qkey = Qkey(0x1234);
 const MTU: usize = 300;
@@ -39,31 +42,6 @@ fn queue_pair(device: &ShmDevice) -> ShmQueuePair {
 fn pair(directory: &Directory) -> (ShmQueuePair, ShmQueuePair) {
     let open = || ShmDevice::open(options(directory)).unwrap();
     (queue_pair(&open()), queue_pair(&open()))
-}
-
-fn destination(from: &mut ShmQueuePair, to: QueuePairAddress) -> Destination {
-    let address_handle = from.create_address_handle(to.gid).unwrap();
-    Destination { address_handle, qpn: to.qpn, qkey: to.qkey }
-}
-
-fn send(
-    from: &mut ShmQueuePair,
-    destination: Destination,
-    id: u64,
-    bytes: &[u8],
-) -> Result<(), DeviceError> {
-    let mut packet = from.allocate_packet().unwrap();
-    packet[..bytes.len()].copy_from_slice(bytes);
-    let request =
-        SendRequest { id: WorkId(id), packet, length: bytes.len(), destination, immediate: None };
-    from.post_send(request).map_err(|refused| refused.error)
-}
-
-fn post_receives(qp: &mut ShmQueuePair, count: usize) {
-    for _ in 0..count {
-        let packet = qp.allocate_packet().unwrap();
-        qp.post_receive(packet).unwrap();
-    }
 }
 
 /// Completions of a queue pair, by kind.

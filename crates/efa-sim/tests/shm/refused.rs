@@ -52,11 +52,7 @@ fn send_without_posted_buffer_waits_then_fails_with_rnr() {
 fn receiver_that_reposts_each_buffer_causes_no_rnr() {
     let directory = Directory::new();
     let device = ShmDevice::open(options(&directory)).unwrap();
-    let no_retries = QueuePairOptions::default().with(|options| {
-        options.qkey = KEY;
-        options.rnr_retry = 0;
-    });
-    let mut senders = [(); 2].map(|()| device.create_queue_pair(no_retries).unwrap());
+    let mut senders = [(); 2].map(|()| queue_pair_with(&device, 0));
     let mut receiver = queue_pair(&device);
     post_receives(&mut receiver, 2);
     for (number, sender) in senders.iter_mut().enumerate() {
@@ -79,15 +75,19 @@ fn receiver_that_reposts_each_buffer_causes_no_rnr() {
     }
 }
 
+fn queue_pair_with(device: &ShmDevice, rnr_retry: u8) -> ShmQueuePair {
+    let options = QueuePairOptions::default().with(|options| {
+        options.qkey = KEY;
+        options.rnr_retry = rnr_retry;
+    });
+    device.create_queue_pair(options).unwrap()
+}
+
 /// A pair whose first queue pair sends with faults.
 fn pair_with(directory: &Directory, faults: FaultOptions, rnr_retry: u8) -> [ShmQueuePair; 2] {
     let device =
         ShmDevice::open(options(directory).with(|options| options.faults = faults)).unwrap();
-    let queue_pair = QueuePairOptions::default().with(|options| {
-        options.qkey = KEY;
-        options.rnr_retry = rnr_retry;
-    });
-    [device.create_queue_pair(queue_pair).unwrap(), device.create_queue_pair(queue_pair).unwrap()]
+    [(); 2].map(|()| queue_pair_with(&device, rnr_retry))
 }
 
 #[test]
