@@ -509,12 +509,12 @@ impl Incoming {
         self.writable && !self.responses.is_empty()
     }
 
-    /// Writes responses as far as the socket takes them. Returns the number of system calls. If they are to be sent `soon`,
-    /// the system keeps a few acknowledgements until the next [`Socket::push`], or for some 200 ms.
-    pub(super) fn flush(&mut self, soon: bool) -> u64 {
+    /// Writes responses as far as the socket takes them. Returns the number of system calls. Only a few acknowledgements are
+    /// sent [soon](When::Soon); more responses always go now.
+    pub(super) fn flush(&mut self, when: When) -> u64 {
         let mut calls = 0;
         self.responses.end_run();
-        let when = if soon && self.responses.is_short() { When::Soon } else { When::Now };
+        let when = if self.responses.is_short() { when } else { When::Now };
         while self.wants_flush() {
             calls += 1;
             let responses = &mut self.responses;
@@ -551,7 +551,7 @@ impl Incoming {
     fn end_with(&mut self, last: Response, scratch: &mut [u8]) {
         self.responses.end_run();
         self.responses.push(last);
-        self.flush(false);
+        self.flush(When::Now);
         self.socket.close(scratch);
     }
 }

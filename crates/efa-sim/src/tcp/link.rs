@@ -28,7 +28,7 @@ use super::admission;
 use super::attention::Attention;
 use super::incoming::{Found, Incoming, Target};
 use super::outgoing::{Finished, Outgoing, Posted};
-use super::socket::{Event, Listener, Poller, Socket, Token, endpoint, gid_of};
+use super::socket::{Event, Listener, Poller, Socket, Token, When, endpoint, gid_of};
 use super::statistics::TcpStatistics;
 use super::wire::{CHUNK, Violation};
 use super::{TcpDevice, TcpOptions};
@@ -260,10 +260,10 @@ impl TcpLink {
         while let Some(token) = self.dirty.pop() {
             match token {
                 Token::Incoming(key) => {
-                    let soon = self.attention.waits(key);
+                    let when = if self.attention.waits(key) { When::Soon } else { When::Now };
                     if let Some(incoming) = self.incoming.get_mut(key) {
                         incoming.dirty = false;
-                        self.statistics.sends += incoming.flush(soon);
+                        self.statistics.sends += incoming.flush(when);
                     }
                 }
                 Token::Outgoing(key) => {
