@@ -20,8 +20,9 @@
 //!   oldest to which nothing is under way is closed, and opened again by the next send.
 //! * There are no threads, and no call blocks. The first packet posted to a peer between two polls is
 //!   written at once, the others together by the next poll. A poll receives packets, and acknowledges them
-//!   before it returns the first; in a conversation the system sends the acknowledgement after the answer, or
-//!   after some 200 ms. What arrives after a program's last poll is not acknowledged.
+//!   before it returns the first. What arrives after a program's last poll is not acknowledged.
+//! * In a conversation the answer names in front of itself the packets that it answers, and the system holds their
+//!   acknowledgements back: until some answers or polls later, or for some 200 ms if the program doesn't poll.
 //! * Anyone who can connect can send: the link is for tests and trusted networks. Received bytes are
 //!   checked; a violation closes the connection and is [counted](TcpQueuePair::statistics). The memory that
 //!   one connection can make this side use is bounded.

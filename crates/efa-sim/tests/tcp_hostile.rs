@@ -15,8 +15,8 @@ use efa_sim::tcp::{TcpDevice, TcpOptions, TcpQueuePair, TcpStatistics, Violation
 /// Limit for a hanging test; a passing test takes a small fraction of it.
 const DEADLINE: Duration = Duration::from_secs(60);
 const MTU: usize = 256;
-const HELLO: &[u8; 16] = b"EfaS\x03\0\x34\x12\0\x01\0\0\x07\0\0\0";
-const WELCOME: &[u8; 8] = b"EfaR\x03\0\0\0";
+const HELLO: &[u8; 24] = b"EfaS\x04\0\x34\x12\0\x01\0\0\x07\0\0\0a-token!";
+const WELCOME: &[u8; 8] = b"EfaR\x04\0\0\0";
 const TRY_AGAIN: &[u8; 8] = b"\x04\0\0\0\0\0\0\0";
 
 fn queue_pair(max_peers: usize) -> TcpQueuePair {
@@ -114,6 +114,7 @@ fn violation_by_a_sender_closes_its_connection_and_is_counted() {
         frame[16..].copy_from_slice(bytes);
         frame
     };
+    let early = |count: u8| [[6, 0, count, 0], [0; 4], [0; 4], [0; 4]].concat();
     let oversized_read = [0, 0, 0, 0, 0, 0, 0, 0, 1, 0x80, 0, 0];
     let one = |pick: fn(&mut Violations) -> &mut u64| {
         let mut expected = Violations::default();
@@ -121,7 +122,7 @@ fn violation_by_a_sender_closes_its_connection_and_is_counted() {
         expected
     };
     let cases = [
-        (b"GET / HTTP/1.1\r\n\r\n".to_vec(), one(|v| &mut v.magic)),
+        (b"GET / HTTP/1.1\r\nHost: efa\r\n\r\n".to_vec(), one(|v| &mut v.magic)),
         (other_version.to_vec(), one(|v| &mut v.version)),
         (oversized_mtu.to_vec(), one(|v| &mut v.length)),
         ([&HELLO[..], &unknown_kind].concat(), one(|v| &mut v.kind)),
@@ -135,6 +136,8 @@ fn violation_by_a_sender_closes_its_connection_and_is_counted() {
         ([&HELLO[..], &rdma(5, &[0; 11])].concat(), one(|v| &mut v.short)),
         ([&HELLO[..], &long].concat(), one(|v| &mut v.length)),
         ([&HELLO[..], &huge].concat(), one(|v| &mut v.length)),
+        ([&HELLO[..], &early(0)].concat(), one(|v| &mut v.early)),
+        ([&HELLO[..], &early(65)].concat(), one(|v| &mut v.early)),
         ([&HELLO[..], &frame(1, 0)].concat(), one(|v| &mut v.sequence)),
         ([&HELLO[..], &frame(0, 4), &frame(0, 4)].concat(), one(|v| &mut v.sequence)),
     ];
@@ -445,11 +448,11 @@ fn send_to_fake_receiver(bytes: &[u8]) -> (Vec<Result<(), Status>>, Violations) 
             continue;
         }
         let Some(stream) = &mut stream else { continue };
-        if read.len() < 16 + 2 * 20 {
+        if read.len() < HELLO.len() + 2 * 20 {
             // A response is valid only for packets that were written before it.
             stream.set_nonblocking(true).unwrap();
             let _ = stream.read_to_end(&mut read);
-            if read.len() == 16 + 2 * 20 {
+            if read.len() == HELLO.len() + 2 * 20 {
                 stream.write_all(bytes).unwrap();
                 stream.shutdown(std::net::Shutdown::Write).unwrap();
             }
@@ -512,7 +515,7 @@ fn read_from_fake_target(bytes: &[u8]) -> (Result<(), Status>, [u8; 6], Violatio
     let remote = RemoteMemory { address: 0x0102_0304_0506_0708, key: 0x1122_3344 };
     qp.post_read(RdmaRequest { id: WorkId(1), local, remote, destination }).unwrap();
     let (mut stream, _) = listener.accept().unwrap();
-    let mut requested = [0; 16 + 28];
+    let mut requested = [0; HELLO.len() + 28];
     stream.set_nonblocking(true).unwrap();
     let mut length = 0;
     // The request is written during polls.
@@ -521,8 +524,9 @@ fn read_from_fake_target(bytes: &[u8]) -> (Result<(), Status>, [u8; 6], Violatio
         length == requested.len()
     });
     stream.set_nonblocking(false).unwrap();
-    assert_eq!(requested[16..20], [3, 0, 0, 0]);
-    assert_eq!(requested[28..], [0x44, 0x33, 0x22, 0x11, 8, 7, 6, 5, 4, 3, 2, 1, 4, 0, 0, 0]);
+    let requested = &requested[HELLO.len()..];
+    assert_eq!(requested[..4], [3, 0, 0, 0]);
+    assert_eq!(requested[12..], [0x44, 0x33, 0x22, 0x11, 8, 7, 6, 5, 4, 3, 2, 1, 4, 0, 0, 0]);
     // The response arrives in two parts, then the connection closes.
     let (first, second) = bytes.split_at(bytes.len() / 2);
     stream.write_all(first).unwrap();

@@ -20,7 +20,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// How long a new peer may take for its first message.
 const SOON: Duration = Duration::from_secs(3);
 const KEY: Qkey = Qkey(0x77);
-const HELLO: &[u8; 16] = b"EfaS\x03\0\x34\x12\0\x01\0\0\x07\0\0\0";
+const HELLO: &[u8; 24] = b"EfaS\x04\0\x34\x12\0\x01\0\0\x07\0\0\0a-token!";
 const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 
@@ -275,7 +275,7 @@ fn new_peers_come_in_while_all_connections_are_of_idle_peers() {
     }
     let mut scene = Scene::new(V4);
     let mut datagram = half_frame();
-    datagram.resize(16 + 16 + 90, 0);
+    datagram.resize(HELLO.len() + 16 + 90, 0);
     let mut strangers = Vec::new();
     for _ in 0..300 {
         let mut stranger = stranger(scene.address());

@@ -247,8 +247,8 @@ fn frames(input: &mut Input<'_>, greeting: &[u8], answers: bool) -> Vec<u8> {
     bytes
 }
 
-const CONNECT_GREETING: &[u8; 16] = b"EfaS\x03\0\x34\x12\0\x01\0\0\x07\0\0\0";
-const ACCEPT_GREETING: &[u8; 8] = b"EfaR\x03\0\0\0";
+const CONNECT_GREETING: &[u8; 24] = b"EfaS\x04\0\x34\x12\0\x01\0\0\x07\0\0\0a-token!";
+const ACCEPT_GREETING: &[u8; 8] = b"EfaR\x04\0\0\0";
 
 /// A loopback address that was not used recently. The system keeps a closed connection for a minute;
 /// on a single address these use up all ports, and the search for a free port becomes slow.
@@ -315,6 +315,7 @@ fn connect_to_stranger(
         }
     }
     let mut streams = Vec::new();
+    let mut back = None;
     for attempt in 0..4 {
         // A first try is made at once; another one is after 5 ms or later.
         let polls = if attempt == 0 { 1000 } else { 40 };
@@ -336,12 +337,51 @@ fn connect_to_stranger(
         }
         let stream = &mut streams[attempt];
         stream.set_nonblocking(true).expect("the socket becomes nonblocking");
+        let mut hello = [0; CONNECT_GREETING.len()];
+        // The hello is written in polls.
+        for _ in 0..4 {
+            subject.poll(*now);
+        }
+        if input.one_in(2) && stream.read_exact(&mut hello).is_ok() {
+            let back = back.get_or_insert_with(|| connect_back(subject, host, port));
+            let _ = back.write_all(&early_acknowledgements(input, &hello));
+            drain(back);
+            subject.poll(*now);
+        }
         let _ = stream.write_all(&frames(input, ACCEPT_GREETING, true));
         for _ in 0..10 {
             subject.poll(*now);
             drain(stream);
         }
     }
+}
+
+/// The connection of the other direction.
+fn connect_back(subject: &End<TcpQueuePair>, host: Ipv4Addr, port: u16) -> TcpStream {
+    let to = (host, subject.address.qpn.0);
+    let mut stream = TcpStream::connect(to).expect("the queue pair listens");
+    stream.set_nonblocking(true).expect("the socket becomes nonblocking");
+    let mut greeting = *CONNECT_GREETING;
+    greeting[6..8].copy_from_slice(&port.to_le_bytes());
+    let _ = stream.write_all(&greeting);
+    stream
+}
+
+/// Some with the token of a hello, which are in front of no packet.
+fn early_acknowledgements(input: &mut Input<'_>, hello: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for _ in 0..input.below(8) {
+        let count = input.pick(&[1_u16, 2, 16, 64, 0, 65]);
+        bytes.extend([6, 0]);
+        bytes.extend(count.to_le_bytes());
+        bytes.extend(input.about32(0).to_le_bytes());
+        bytes.extend_from_slice(&hello[16..]);
+        if input.one_in(8) {
+            let place = input.below(bytes.len());
+            bytes[place] ^= input.byte();
+        }
+    }
+    bytes
 }
 
 /// The other end connects to the subject.

@@ -9,6 +9,8 @@
 //!                     responses, merged, and data of reads ─► socket
 //! ```
 //!
+//! Early acknowledgements of packets of the other direction are taken from the buffer at once.
+//!
 //! Datagrams that wait for a buffer don't hold up reads and writes that arrived with them.
 //!
 //! The buffer is filled only when all that arrived was dealt with, and nothing is dealt with while
@@ -16,7 +18,6 @@
 //! make this side keep is bounded.
 
 use std::collections::VecDeque;
-use std::io::IoSlice;
 use std::time::Duration;
 
 use efa_device::{Gid, Qpn, Region as _, RegionRange, RemoteMemory, Status, Time};
@@ -24,10 +25,10 @@ use fastrand::Rng;
 
 use super::TcpOptions;
 use super::admission::{Held, Standing};
-use super::socket::{Received, Socket, When};
+use super::socket::{Received, Socket};
 use super::wire::{
-    CHUNK, HEADER, HELLO, Header, Hello, LONGEST, Prefix, RESPONSE, Response, Violation,
-    emit_welcome,
+    CHUNK, EARLY, Early, HEADER, HELLO, Header, Hello, LONGEST, MOST_EARLY, Prefix, RESPONSE,
+    Response, Violation, emit_welcome,
 };
 use crate::book::Book;
 use crate::keys::Use;
@@ -39,6 +40,13 @@ use crate::region::SoftRegion;
 const BUFFER: usize = 2 * LONGEST;
 /// Unwritten bytes of responses at which no more frames are handled.
 const MANY_RESPONSES: usize = 8 * (CHUNK + RESPONSE);
+
+/// What is next in the buffer.
+enum Next {
+    Hello,
+    Early(Early),
+    Frame(Arrived),
+}
 
 /// A frame in the buffer.
 #[derive(Clone, Copy, Debug)]
@@ -80,6 +88,14 @@ pub(super) enum Found {
     End,
 }
 
+/// When the system sends responses that it has taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum When {
+    Now,
+    /// When it is told to, or after a while.
+    Soon,
+}
+
 /// Where a sender's packets go.
 pub(super) struct Target<'a> {
     pub(super) queue: ReceiveQueue<'a>,
@@ -87,6 +103,8 @@ pub(super) struct Target<'a> {
     pub(super) book: &'a Book,
     /// Draws which of the packets that have arrived is next.
     pub(super) reorder: Option<&'a mut Rng>,
+    /// Where early acknowledgements go.
+    pub(super) early: &'a mut Vec<Early>,
 }
 
 /// Responses on their way to the sender.
@@ -225,6 +243,8 @@ pub(super) struct Incoming {
     writable: bool,
     hung_up: bool,
     ended: bool,
+    /// Whether the system holds back what is written.
+    holds: bool,
     /// When it was accepted.
     accepted: Time,
     /// When a frame last arrived that presented a valid key.
@@ -253,6 +273,7 @@ impl Incoming {
             writable: true,
             hung_up: false,
             ended: false,
+            holds: false,
             accepted: now,
             delivered: None,
             incomplete: None,
@@ -290,7 +311,7 @@ impl Incoming {
     ) -> Result<Found, Violation> {
         if self.arrived.is_empty() {
             self.fill(calls);
-            self.read(target.queue.now)?;
+            self.read(target)?;
         }
         self.take(target, receive);
         if !self.arrived.is_empty() || self.readable {
@@ -347,22 +368,31 @@ impl Incoming {
     }
 
     /// Finds the frames in the buffer.
-    fn read(&mut self, now: Time) -> Result<(), Violation> {
-        while let Some((found, rest)) = self.next(now)? {
+    fn read(&mut self, target: &mut Target<'_>) -> Result<(), Violation> {
+        while let Some((next, rest)) = self.next(target.queue.now)? {
             self.start = rest;
-            self.arrived.extend(found);
+            match next {
+                Next::Hello => {}
+                Next::Early(early) => target.early.push(early),
+                Next::Frame(arrived) => self.arrived.push_back(arrived),
+            }
         }
         Ok(())
     }
 
-    /// The next hello (`None`) or frame in the buffer, if it is complete, and its end.
-    fn next(&mut self, since: Time) -> Result<Option<(Option<Arrived>, usize)>, Violation> {
+    /// What is next in the buffer, if it is complete, and its end.
+    fn next(&mut self, since: Time) -> Result<Option<(Next, usize)>, Violation> {
         let (at, bytes) = (self.start, &self.buffer[self.start..self.end]);
         let Some(hello) = self.hello else {
             let Some((hello, _)) = bytes.split_first_chunk::<HELLO>() else { return Ok(None) };
             self.hello = Some(Hello::parse(hello)?);
-            return Ok(Some((None, at + HELLO)));
+            return Ok(Some((Next::Hello, at + HELLO)));
         };
+        if let Some((early, _)) = bytes.split_first_chunk::<EARLY>()
+            && let Some(early) = Early::parse(early)?
+        {
+            return Ok(Some((Next::Early(early), at + EARLY)));
+        }
         let Some((header, rest)) = bytes.split_first_chunk::<HEADER>() else { return Ok(None) };
         let header = Header::parse(header, hello.mtu)?;
         let (found, expected) = (header.sequence, self.next_sequence);
@@ -378,7 +408,7 @@ impl Incoming {
         let (prefix, payload) = Prefix::parse(header.kind, &rest[..length])?;
         let end = at + HEADER + length;
         let (at, length) = (end - payload.len(), payload.len());
-        Ok(Some((Some(Arrived { prefix, at, length, sequence, key, since }), end)))
+        Ok(Some((Next::Frame(Arrived { prefix, at, length, sequence, key, since }), end)))
     }
 
     fn take(&mut self, target: &mut Target<'_>, mut receive: impl FnMut(QueuePairId, Delivered)) {
@@ -504,31 +534,48 @@ impl Incoming {
         Held { key, gid: self.gid, standing, since }
     }
 
+    /// The acknowledgements that wait to be written, if all of them are of frames in a row that ended well, and few.
+    pub(super) fn early(&self) -> Option<Early> {
+        let (first, count, result) = self.responses.run?;
+        let is_all = self.responses.end == 0 && result.is_ok() && count <= MOST_EARLY;
+        let token = self.hello.filter(|_| is_all)?.token;
+        Some(Early { token, first, count })
+    }
+
     /// Whether there are responses to write and the socket is writable.
     pub(super) fn wants_flush(&self) -> bool {
         self.writable && !self.responses.is_empty()
     }
 
-    /// Writes responses as far as the socket takes them. Returns the number of system calls. Only a few acknowledgements are
-    /// sent [soon](When::Soon); more responses always go now.
+    /// Writes responses as far as the socket takes them. Returns the number of system calls that send. Only a few
+    /// acknowledgements are sent [soon](When::Soon); more responses always go now.
     pub(super) fn flush(&mut self, when: When) -> u64 {
-        let mut calls = 0;
         self.responses.end_run();
-        let when = if self.responses.is_short() { when } else { When::Now };
+        let holds = when == When::Soon && self.responses.is_short();
+        let changes = std::mem::replace(&mut self.holds, holds) != holds;
+        if changes && holds {
+            self.socket.hold(true);
+        }
+        let calls = self.write();
+        if changes && !holds {
+            self.socket.hold(false);
+        }
+        calls
+    }
+
+    fn write(&mut self) -> u64 {
+        let mut calls = 0;
         while self.wants_flush() {
             calls += 1;
             let responses = &mut self.responses;
-            match self
-                .socket
-                .send(&[IoSlice::new(&responses.bytes[responses.written..responses.end])], when)
-            {
+            let bytes = &responses.bytes[responses.written..responses.end];
+            match self.socket.send(bytes) {
                 Ok(Some(count)) => responses.wrote(count),
                 Ok(None) => {
                     self.writable = false;
                     responses.bytes.copy_within(responses.written..responses.end, 0);
                     responses.end -= responses.written;
                     responses.written = 0;
-                    return calls;
                 }
                 // The sender has gone. What it sent before may still lie in the socket, and nobody
                 // waits for the responses.

@@ -4,7 +4,7 @@
 //!  progress ─► write posted packets and pending acknowledgements
 //!    ├─► every few polls: ask the system which sockets are ready
 //!    ├─► serve those: take acknowledgements, or packets into posted buffers, and acknowledge these
-//!    │   (in a conversation the system sends the acknowledgement after the answer)
+//!    │   (in a conversation the system holds these back, and the answer names the packets)
 //!    ├─► once a second: close connections whose senders don't finish a hello or a frame
 //!    └─► when it is time: connect again to receivers that had no room
 //! ```
@@ -26,11 +26,11 @@ use slab::Slab;
 
 use super::admission;
 use super::attention::Attention;
-use super::incoming::{Found, Incoming, Target};
+use super::incoming::{Found, Incoming, Target, When};
 use super::outgoing::{Finished, Outgoing, Posted};
-use super::socket::{Event, Listener, Poller, Socket, Token, When, endpoint, gid_of};
+use super::socket::{Event, Listener, Poller, Socket, Token, endpoint, gid_of};
 use super::statistics::TcpStatistics;
-use super::wire::{CHUNK, Violation};
+use super::wire::{CHUNK, Early, Violation};
 use super::{TcpDevice, TcpOptions};
 use crate::fork::Opener;
 use crate::link::{
@@ -109,6 +109,8 @@ pub struct TcpLink {
     /// Calls that received something up to the last sweep.
     received: u64,
     attention: Attention,
+    /// Early acknowledgements of the connection that is served.
+    early: Vec<Early>,
 }
 
 /// Creates a queue pair, with the number of one that was retired if it is `again`.
@@ -158,6 +160,7 @@ pub(super) fn create(
         scratch: Vec::new(),
         received: 0,
         attention: Attention::default(),
+        early: Vec::new(),
     };
     let settings = Settings {
         attributes,
@@ -383,7 +386,8 @@ impl TcpLink {
     fn serve_incoming(&mut self, state: &mut QueueState, key: usize) {
         let Some(incoming) = self.incoming.get_mut(key) else { return };
         let (queue, mut deliveries) = state.receiving();
-        let mut target = Target { queue, book: deliveries.book(), reorder: self.reorder.as_mut() };
+        let (reorder, early) = (self.reorder.as_mut(), &mut self.early);
+        let mut target = Target { queue, book: deliveries.book(), reorder, early };
         let calls = &mut self.statistics.receives;
         let mut known = None;
         let found = incoming.poll(&mut target, calls, |sender, delivered| {
@@ -391,16 +395,18 @@ impl TcpLink {
             deliveries.push(sender, source, delivered);
         });
         let sender = incoming.sender();
-        let mut may_wait = false;
         if known.is_some() {
             self.attention.delivered(key);
-            let answers = self.attention.answers().and_then(|key| self.outgoing.get(key));
-            may_wait = answers.is_some_and(|outgoing| outgoing.peer() == sender);
         }
+        let answer = self.attention.answers().filter(|&answer| {
+            let outgoing = self.outgoing.get(answer);
+            known.is_some() && outgoing.is_some_and(|outgoing| outgoing.peer() == sender)
+        });
         match found {
             Ok(found) => {
                 let token = Token::Incoming(key);
-                if incoming.wants_flush() && !std::mem::replace(&mut incoming.dirty, true) {
+                let acknowledges = incoming.wants_flush();
+                if acknowledges && !std::mem::replace(&mut incoming.dirty, true) {
                     self.dirty.push(token);
                 }
                 incoming.queued = found == Found::More;
@@ -410,15 +416,22 @@ impl TcpLink {
                     Found::End => {
                         tracing::debug!(%sender, "a sender closed its connection");
                         self.close_incoming(key, Status::BadDestinationQpn);
-                        return;
                     }
                 }
-                if may_wait {
-                    let before = self.attention.wait(key);
+                if let Some(answer) = answer
+                    && let Some(incoming) = self.incoming.get(key)
+                {
+                    let before = self.attention.wait(key, answer, incoming.early());
                     self.push(before);
+                } else if acknowledges && self.attention.waits(key) {
+                    // They go now, and those that wait with them.
+                    self.attention.end_wait();
                 }
             }
             Err(violation) => self.reject(key, violation),
+        }
+        if !self.early.is_empty() {
+            self.serve_early(state, sender);
         }
     }
 
@@ -509,10 +522,12 @@ impl Link for TcpLink {
     fn send(&mut self, state: &mut QueueState, path: Path, request: SendRequest<Packet>) {
         let SendRequest { id, packet, length, destination, immediate } = request;
         state.record_sent(path.peer, &packet[..length]);
-        let posted = Posted { id, packet, length, immediate, qkey: destination.qkey };
+        let qkey = destination.qkey;
+        let mut posted = Posted { id, packet, length, immediate, qkey, early: None };
         match path.connection {
             Ok(key) => {
                 let Some(outgoing) = self.outgoing.get_mut(key) else { return };
+                posted.early = self.attention.posted(key, outgoing.socket().is_some());
                 outgoing.push(posted);
                 self.write_soon(state, key);
             }
@@ -532,6 +547,7 @@ impl Link for TcpLink {
             Ok(key) => {
                 let Some(outgoing) = self.outgoing.get_mut(key) else { return Ok(()) };
                 let operation = RequestedOperation::new(request, direction, CHUNK);
+                self.attention.posted(key, false);
                 outgoing.start(operation, |finished| complete(state, path.peer, finished));
                 self.write_soon(state, key);
             }

@@ -12,20 +12,25 @@
 //! call, so there is no other buffer to be bounded. RDMA operations together have a few frames in flight,
 //! the oldest operation first, so that datagrams aren't delayed.
 //!
+//! A receiver that answers names packets early, in front of its own on the other connection. They complete then. Their
+//! acknowledgements still come, so nothing depends on the early ones.
+//!
 //! A receiver without room asks this side to try again. The frames without response were not handled then,
 //! so they wait and are sent over a new connection, numbered from 0 again.
 
 use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
 use std::io::IoSlice;
 use std::time::Duration;
 
-use efa_device::{Qkey, Status, Time, WorkId};
+use efa_device::{Qkey, Qpn, Status, Time, WorkId};
 use rustix::io::Errno;
 use slab::Slab;
 
-use super::socket::{Received, Socket, When};
+use super::socket::{Received, Socket};
 use super::wire::{
-    HEADER, HELLO, Header, Hello, PREFIX, Prefix, RESPONSE, Response, Violation, check_welcome,
+    EARLY, Early, HEADER, HELLO, Header, Hello, PREFIX, Prefix, RESPONSE, Response, Violation,
+    check_welcome,
 };
 use crate::link::{Piece, RNR_RETRY_INFINITE, RequestedOperation as Operation};
 use crate::record::QueuePairId;
@@ -34,6 +39,10 @@ use crate::record::QueuePairId;
 const FRAMES: usize = 32;
 /// Most slices of a write: the hello, and header and payload of each packet.
 const PARTS: usize = 1 + 2 * FRAMES;
+
+/// Most bytes of a payload that are copied, to write a frame in one piece.
+const SHORT: usize = 256;
+const LONGEST_HEAD: usize = EARLY + HEADER + PREFIX;
 
 /// Most frames of operations in flight on a connection.
 const WINDOW: usize = 16;
@@ -51,6 +60,8 @@ pub(super) struct Posted {
     pub(super) length: usize,
     pub(super) immediate: Option<u32>,
     pub(super) qkey: Qkey,
+    /// Goes in front of it.
+    pub(super) early: Option<Early>,
 }
 
 /// A frame to be sent, kept until its response.
@@ -72,6 +83,18 @@ impl Frame {
         }
     }
 
+    fn early(&self) -> Option<Early> {
+        match self {
+            Self::Datagram(posted) => posted.early,
+            Self::Piece(..) => None,
+        }
+    }
+
+    /// Whether it is responded with data.
+    fn is_read(&self) -> bool {
+        matches!(self, Self::Piece(_, Piece { wanted: Some(_), .. }))
+    }
+
     fn payload(&self) -> &[u8] {
         match self {
             Self::Datagram(posted) => &posted.packet[..posted.length],
@@ -79,34 +102,43 @@ impl Frame {
         }
     }
 
-    /// Header and prefix.
+    /// Early acknowledgement, header and prefix.
     fn head(&self, sequence: u32) -> Head {
         let (prefix, key) = self.prefix();
         let (prefix_bytes, prefix_length) = prefix.emit();
         // Posts are limited by the MTU and pieces by `CHUNK`, which are smaller.
         let length = u32::try_from(prefix_length + self.payload().len()).unwrap_or(u32::MAX);
         let header = Header { kind: prefix.kind(), length, sequence, key };
-        let mut bytes = [0; HEADER + PREFIX];
-        bytes[..HEADER].copy_from_slice(&header.emit());
-        bytes[HEADER..].copy_from_slice(&prefix_bytes);
-        Head { bytes, length: HEADER + prefix_length }
+        let mut head = Head::NONE;
+        if let Some(early) = self.early() {
+            head.add(&early.emit());
+        }
+        head.add(&header.emit());
+        head.add(&prefix_bytes[..prefix_length]);
+        head
     }
 
     /// Bytes on the wire.
     fn length(&self) -> usize {
-        HEADER + self.prefix().0.emit().1 + self.payload().len()
+        let early = self.early().map_or(0, |_| EARLY);
+        early + HEADER + self.prefix().0.emit().1 + self.payload().len()
     }
 }
 
 /// The bytes before a payload.
 #[derive(Clone, Copy)]
 struct Head {
-    bytes: [u8; HEADER + PREFIX],
+    bytes: [u8; LONGEST_HEAD],
     length: usize,
 }
 
 impl Head {
-    const NONE: Self = Self { bytes: [0; HEADER + PREFIX], length: 0 };
+    const NONE: Self = Self { bytes: [0; LONGEST_HEAD], length: 0 };
+
+    fn add(&mut self, bytes: &[u8]) {
+        self.bytes[self.length..][..bytes.len()].copy_from_slice(bytes);
+        self.length += bytes.len();
+    }
 }
 
 /// A completed send or RDMA operation.
@@ -210,6 +242,8 @@ pub(super) struct Outgoing {
     unsent: usize,
     /// Bytes of it written, with its header.
     offset: usize,
+    /// Frames that were acknowledged early, and not yet on this connection.
+    early: u64,
 
     operations: Slab<Operation>,
     /// Keys of those with frames to begin, in turn.
@@ -223,10 +257,13 @@ pub(super) struct Outgoing {
     pub(super) queued: bool,
     /// The turn of the queue pair in which a packet was last written when it was posted.
     written_in: u64,
+    /// The turn in which an early acknowledgement last came.
+    heard_in: u64,
 }
 
 impl Outgoing {
-    pub(super) fn new(peer: QueuePairId, socket: Socket, hello: Hello) -> Self {
+    pub(super) fn new(peer: QueuePairId, socket: Socket, me: Qpn, mtu: u32, rnr_retry: u8) -> Self {
+        let hello = Hello { qpn: me, mtu, rnr_retry, token: new_token() };
         Self {
             peer,
             hello,
@@ -237,12 +274,14 @@ impl Outgoing {
             base: 0,
             unsent: 0,
             offset: 0,
+            early: 0,
             operations: Slab::new(),
             beginning: VecDeque::new(),
             pieces: 0,
             dirty: false,
             queued: false,
             written_in: 0,
+            heard_in: 0,
         }
     }
 
@@ -322,6 +361,15 @@ impl Outgoing {
         std::mem::replace(&mut self.written_in, turn) != turn
     }
 
+    /// Notes an early acknowledgement in this turn.
+    pub(super) fn heard(&mut self, turn: u64) {
+        self.heard_in = turn;
+    }
+
+    pub(super) fn is_heard_in(&self, turn: u64) -> bool {
+        self.heard_in == turn
+    }
+
     /// Whether there is something to write and the socket is writable.
     pub(super) fn wants_flush(&self) -> bool {
         self.stream.ready.writable && self.unsent < self.in_flight.len()
@@ -346,12 +394,36 @@ impl Outgoing {
         Ok(calls)
     }
 
-    fn write(&mut self) -> Result<Option<usize>, Errno> {
+    fn write(&self) -> Result<Option<usize>, Errno> {
+        match self.only_short() {
+            Some(frame) => self.write_short(frame),
+            None => self.write_all(),
+        }
+    }
+
+    /// The only frame that is to be written, if it is short and nothing else is.
+    fn only_short(&self) -> Option<&Frame> {
+        let is_next = self.offset == 0 && self.stream.hello_written == HELLO;
+        let is_only = is_next && self.unsent + 1 == self.in_flight.len();
+        let frame = self.in_flight.back().filter(|_| is_only)?.as_ref()?;
+        (frame.payload().len() <= SHORT).then_some(frame)
+    }
+
+    fn write_short(&self, frame: &Frame) -> Result<Option<usize>, Errno> {
+        let Some(socket) = &self.stream.socket else { return Ok(None) };
+        let mut bytes = [0; LONGEST_HEAD + SHORT];
+        let (head, payload) = (self.head_of(self.unsent, frame), frame.payload());
+        bytes[..head.length].copy_from_slice(&head.bytes[..head.length]);
+        let end = head.length + payload.len();
+        bytes[head.length..end].copy_from_slice(payload);
+        socket.send(&bytes[..end])
+    }
+
+    fn write_all(&self) -> Result<Option<usize>, Errno> {
         let mut heads = [Head::NONE; FRAMES];
-        let first = self.base.wrapping_add(self.unsent as u32);
         let frames = || self.in_flight.range(self.unsent..).flatten().take(FRAMES);
-        for ((head, frame), n) in heads.iter_mut().zip(frames()).zip(0..) {
-            *head = frame.head(first.wrapping_add(n));
+        for ((head, frame), place) in heads.iter_mut().zip(frames()).zip(self.unsent..) {
+            *head = self.head_of(place, frame);
         }
         let Some(socket) = &self.stream.socket else { return Ok(None) };
         let hello = self.hello.emit();
@@ -374,7 +446,11 @@ impl Outgoing {
                 }
             }
         }
-        socket.send(&parts[..count], When::Now)
+        socket.send_all(&parts[..count])
+    }
+
+    fn head_of(&self, place: usize, frame: &Frame) -> Head {
+        frame.head(self.base.wrapping_add(place as u32))
     }
 
     fn advance(&mut self, mut count: usize) -> Result<(), Ending> {
@@ -439,7 +515,7 @@ impl Outgoing {
 
     fn take(&mut self, mut bytes: &[u8], finish: &mut impl FnMut(Finished)) -> Result<(), Ending> {
         loop {
-            bytes = self.take_data(bytes, finish)?;
+            bytes = self.take_data(bytes, finish);
             let Some((response, rest)) = bytes.split_first_chunk::<RESPONSE>() else { break };
             bytes = rest;
             if !self.stream.responses.is_welcomed {
@@ -480,12 +556,8 @@ impl Outgoing {
     }
 
     /// Takes the data of a read, if that is next. Returns the bytes that follow.
-    fn take_data<'a>(
-        &mut self,
-        bytes: &'a [u8],
-        finish: &mut impl FnMut(Finished),
-    ) -> Result<&'a [u8], Violation> {
-        let Some(mut arriving) = self.stream.responses.arriving.take() else { return Ok(bytes) };
+    fn take_data<'a>(&mut self, bytes: &'a [u8], finish: &mut impl FnMut(Finished)) -> &'a [u8] {
+        let Some(mut arriving) = self.stream.responses.arriving.take() else { return bytes };
         let (data, rest) = bytes.split_at(arriving.left.min(bytes.len()));
         if let Some(operation) = self.operations.get_mut(arriving.operation) {
             operation.take(arriving.offset, data);
@@ -495,9 +567,13 @@ impl Outgoing {
         if arriving.left > 0 {
             self.stream.responses.arriving = Some(arriving);
         } else {
-            self.finish_frames(arriving.sequence, 1, Ok(()), finish)?;
+            self.turned_away = None;
+            if let Some(place) = self.place_of(arriving.sequence) {
+                self.finish_frame(place, Ok(()), finish);
+            }
+            self.pop_finished();
         }
-        Ok(rest)
+        rest
     }
 
     fn settle(
@@ -507,56 +583,102 @@ impl Outgoing {
         result: Result<(), Status>,
         finish: &mut impl FnMut(Finished),
     ) -> Result<(), Violation> {
-        // The response to a successful read is its data.
-        let from = first.wrapping_sub(self.base) as usize;
-        let named = self.in_flight.iter().skip(from).take(count.into()).flatten();
-        let is_read =
-            |frame: &Frame| matches!(frame, Frame::Piece(_, piece) if piece.wanted.is_some());
-        if result.is_ok() && named.into_iter().any(is_read) {
-            return Err(Violation::Response { first, count });
-        }
-        self.finish_frames(first, count, result, finish)
-    }
-
-    fn finish_frames(
-        &mut self,
-        first: u32,
-        count: u16,
-        result: Result<(), Status>,
-        finish: &mut impl FnMut(Finished),
-    ) -> Result<(), Violation> {
         let wrong = Violation::Response { first, count };
-        let from = first.wrapping_sub(self.base) as usize;
-        let to = from.saturating_add(usize::from(count));
         // Empty ones are wrong too, as there could be any number of them.
-        if count == 0 || to > self.unsent {
+        if count == 0 {
             return Err(wrong);
         }
-        self.turned_away = None;
-        for place in from..to {
-            let frame = self.in_flight.get_mut(place).and_then(Option::take).ok_or(wrong)?;
-            self.outstanding -= 1;
-            match frame {
-                Frame::Datagram(posted) => finish(Finished::Send(posted, result)),
-                Frame::Piece(place, _) => {
-                    self.pieces -= 1;
-                    if let Some(operation) = self.operations.get_mut(place) {
-                        operation.end(result);
-                        // After the last response of a write its immediate data is sent.
-                        if operation.result().is_none() && !self.beginning.contains(&place) {
-                            self.beginning.push_front(place);
-                        }
-                    }
-                    self.end_operation(place, finish);
-                }
+        let named = (0..u32::from(count)).map(|n| first.wrapping_add(n));
+        let mut early = 0;
+        for sequence in named.clone() {
+            match self.place_of(sequence) {
+                // The response to a successful read is its data.
+                Some(place) if result.is_ok() && self.is_read(place) => return Err(wrong),
+                Some(_) => {}
+                None if self.was_written(sequence) => early += 1,
+                None => return Err(wrong),
             }
         }
+        self.early = self.early.checked_sub(early).ok_or(wrong)?;
+        self.turned_away = None;
+        for sequence in named {
+            if let Some(place) = self.place_of(sequence) {
+                self.finish_frame(place, result, finish);
+            }
+        }
+        self.pop_finished();
+        Ok(())
+    }
+
+    /// Completes frames that the receiver says in front of a packet to have received. Returns their number.
+    pub(super) fn settle_early(&mut self, early: Early, mut finish: impl FnMut(Finished)) -> u64 {
+        // Its connection may have ended, or somebody pretends to be the receiver.
+        if early.token != self.hello.token {
+            return 0;
+        }
+        self.turned_away = None;
+        let before = self.early;
+        for n in 0..u32::from(early.count) {
+            if let Some(place) = self.place_of(early.first.wrapping_add(n))
+                && !self.is_read(place)
+            {
+                self.finish_frame(place, Ok(()), &mut finish);
+                self.early += 1;
+            }
+        }
+        self.pop_finished();
+        self.begin(finish);
+        self.early - before
+    }
+
+    /// The place of a frame that was written and has no response.
+    fn place_of(&self, sequence: u32) -> Option<usize> {
+        let place = sequence.wrapping_sub(self.base) as usize;
+        let frame = self.in_flight.get(place).filter(|_| place < self.unsent)?;
+        frame.as_ref().map(|_| place)
+    }
+
+    /// Whether this is the number of a frame that was written, perhaps long ago.
+    fn was_written(&self, sequence: u32) -> bool {
+        let place = sequence.wrapping_sub(self.base);
+        place > u32::MAX / 2 || (place as usize) < self.unsent
+    }
+
+    fn is_read(&self, place: usize) -> bool {
+        self.in_flight.get(place).and_then(Option::as_ref).is_some_and(Frame::is_read)
+    }
+
+    fn finish_frame(
+        &mut self,
+        place: usize,
+        result: Result<(), Status>,
+        finish: &mut impl FnMut(Finished),
+    ) {
+        let Some(frame) = self.in_flight.get_mut(place).and_then(Option::take) else { return };
+        self.outstanding -= 1;
+        match frame {
+            Frame::Datagram(posted) => finish(Finished::Send(posted, result)),
+            Frame::Piece(place, _) => {
+                self.pieces -= 1;
+                if let Some(operation) = self.operations.get_mut(place) {
+                    operation.end(result);
+                    // After the last response of a write its immediate data is sent.
+                    if operation.result().is_none() && !self.beginning.contains(&place) {
+                        self.beginning.push_front(place);
+                    }
+                }
+                self.end_operation(place, finish);
+            }
+        }
+    }
+
+    /// Forgets the frames up to the first without response.
+    fn pop_finished(&mut self) {
         while let Some(None) = self.in_flight.front() {
             self.in_flight.pop_front();
             self.base = self.base.wrapping_add(1);
             self.unsent -= 1;
         }
-        Ok(())
     }
 
     /// The end of the connection for its first socket error.
@@ -578,7 +700,8 @@ impl Outgoing {
         self.turned_away = Some(TurnedAway { since, wait });
         self.stream = Stream::new(None);
         self.in_flight.retain(Option::is_some);
-        (self.base, self.unsent, self.offset) = (0, 0, 0);
+        (self.base, self.unsent, self.offset, self.early) = (0, 0, 0, 0);
+        self.hello.token = new_token();
         (self.dirty, self.queued) = (false, false);
         let rnr_retry = self.hello.rnr_retry;
         let patience = rnr_delay.saturating_mul(rnr_retry.into());
@@ -607,6 +730,11 @@ impl Outgoing {
             finish(Finished::Rdma(operation.id, Err(status)));
         }
     }
+}
+
+/// A number that others can't guess.
+fn new_token() -> u64 {
+    RandomState::new().hash_one(())
 }
 
 /// The status of sends over a socket with this error.

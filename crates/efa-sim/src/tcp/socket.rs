@@ -63,15 +63,6 @@ pub(super) enum Received {
     End,
 }
 
-/// When the system sends bytes that it has taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum When {
-    Now,
-    /// With the next bytes, at a [`push`](Socket::push), after some 200 ms, or when the socket is closed, as it is when the
-    /// process ends.
-    Soon,
-}
-
 /// A connection.
 #[derive(Debug)]
 pub(super) struct Socket(Descriptor);
@@ -124,27 +115,27 @@ impl Socket {
         }
     }
 
-    /// Sends as much as fits the socket's buffer; `None` if that is full.
-    pub(super) fn send(&self, parts: &[IoSlice<'_>], when: When) -> Result<Option<usize>, Errno> {
-        // No SIGPIPE: the program that uses this library may not expect it.
-        let mut flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        if when == When::Soon {
-            flags |= SendFlags::MORE;
-        }
-        loop {
-            let mut control = SendAncillaryBuffer::default();
-            return match net::sendmsg(&self.0, parts, &mut control, flags) {
-                Ok(count) => Ok(Some(count)),
-                Err(Errno::AGAIN) => Ok(None),
-                Err(Errno::INTR) => continue,
-                Err(errno) => Err(errno),
-            };
-        }
+    /// Sends as much as fits the socket's buffer; `None` if that is full. For one piece the system takes less time than for
+    /// several.
+    pub(super) fn send(&self, bytes: &[u8]) -> Result<Option<usize>, Errno> {
+        sent(|flags| net::send(&self.0, bytes, flags))
     }
 
-    /// Has the system send now what was to be sent [soon](When::Soon).
-    pub(super) fn push(&self) {
+    /// Sends as much of several pieces as fits the socket's buffer; `None` if that is full.
+    pub(super) fn send_all(&self, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Errno> {
+        sent(|flags| net::sendmsg(&self.0, parts, &mut SendAncillaryBuffer::default(), flags))
+    }
+
+    /// Has the system hold back what is written from now on, until a [`push`](Self::push), for some 200 ms, or until the socket
+    /// is closed, as it is when the process ends. Or ends that, and has it send what it holds back.
+    pub(super) fn hold(&self, holds: bool) {
         // It fails only for what is no TCP socket.
+        let _ = sockopt::set_tcp_cork(&self.0, holds);
+    }
+
+    /// Has the system send now what it holds back, but not what is written later.
+    pub(super) fn push(&self) {
+        // For this setting it sends what was written, also what it holds back. It fails only for what is no TCP socket.
         let _ = sockopt::set_tcp_nodelay(&self.0, true);
     }
 
@@ -158,6 +149,19 @@ impl Socket {
                 break;
             }
         }
+    }
+}
+
+fn sent(send: impl Fn(SendFlags) -> Result<usize, Errno>) -> Result<Option<usize>, Errno> {
+    // No SIGPIPE: the program that uses this library may not expect it.
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    loop {
+        return match send(flags) {
+            Ok(count) => Ok(Some(count)),
+            Err(Errno::AGAIN) => Ok(None),
+            Err(Errno::INTR) => continue,
+            Err(errno) => Err(errno),
+        };
     }
 }
 

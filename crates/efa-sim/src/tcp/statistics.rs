@@ -30,6 +30,8 @@ pub struct TcpStatistics {
     pub receives: u64,
     /// System calls that send bytes.
     pub sends: u64,
+    /// Packets and pieces of operations that were acknowledged in front of a packet of the other side.
+    pub acknowledged_early: u64,
 }
 
 /// The number of each [`Violation`].
@@ -52,6 +54,8 @@ pub struct Violations {
     pub status: u64,
     /// [`Violation::Response`].
     pub response: u64,
+    /// [`Violation::Early`].
+    pub early: u64,
     /// [`Violation::Truncated`].
     pub truncated: u64,
     /// [`Violation::Slow`].
@@ -63,8 +67,9 @@ impl Violations {
     #[must_use]
     pub const fn total(&self) -> u64 {
         let Self { magic, version, length, short, kind, sequence, .. } = *self;
-        let Self { status, response, truncated, slow, .. } = *self;
-        magic + version + length + short + kind + sequence + status + response + truncated + slow
+        let Self { status, response, early, truncated, slow, .. } = *self;
+        let of_frames = magic + version + length + short + kind + sequence;
+        of_frames + status + response + early + truncated + slow
     }
 
     pub(super) fn count(&mut self, violation: Violation) {
@@ -77,6 +82,7 @@ impl Violations {
             Violation::Sequence { .. } => &mut self.sequence,
             Violation::Status { .. } => &mut self.status,
             Violation::Response { .. } => &mut self.response,
+            Violation::Early { .. } => &mut self.early,
             Violation::Truncated { .. } => &mut self.truncated,
             Violation::Slow { .. } => &mut self.slow,
         } += 1;

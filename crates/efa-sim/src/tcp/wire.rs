@@ -3,7 +3,8 @@
 //! ```text
 //!  sender ─► receiver                            receiver ─► sender
 //!  hello    magic 4 | version 2 | qpn 2 |        welcome  magic 4 | version 2 | zero 2
-//!           mtu 4 | rnr retry 1 | zero 3
+//!           mtu 4 | rnr retry 1 | zero 3 |
+//!           token 8
 //!  frame    kind 1 | zero 3 | length 4 |         response kind 1 | status 1 | count 2 |
 //!           sequence 4 | key 4 | bytes…                   first sequence 4 | bytes of a read…
 //!  frame    …                                    response … the last may be a close
@@ -19,6 +20,16 @@
 //!
 //! A frame reads or writes at most [`CHUNK`] bytes; a longer operation is several frames, of which some are
 //! in flight at a time.
+//!
+//! Between frames a sender can name packets of the other direction that it has received:
+//!
+//! ```text
+//!  early    kind (6) 1 | zero 1 | count 2 | first sequence 4 | token 8
+//! ```
+//!
+//! It says that these `count` frames, 64 at most, of the connection whose hello has this token ended well. That
+//! connection has a response for each of them too, which may come later. A token of no open connection to this sender is
+//! ignored, and so are frames that have ended.
 //!
 //! | response | meaning |
 //! |---|---|
@@ -36,7 +47,7 @@ use efa_device::{Qpn, Status};
 /// Largest datagram of the link in bytes.
 pub(super) const MAX_MTU: usize = 1 << 16;
 /// Bytes of a hello.
-pub(super) const HELLO: usize = 16;
+pub(super) const HELLO: usize = 24;
 /// Bytes of a frame's header.
 pub(super) const HEADER: usize = 16;
 /// Most bytes between the header and the payload.
@@ -45,13 +56,19 @@ pub(super) const PREFIX: usize = 12;
 pub(super) const CHUNK: usize = 1 << 15;
 /// Bytes of the longest frame.
 pub(super) const LONGEST: usize = HEADER + PREFIX + MAX_MTU;
+/// Bytes of an early acknowledgement.
+pub(super) const EARLY: usize = 16;
+/// Most frames that an early acknowledgement names.
+pub(super) const MOST_EARLY: u16 = 64;
 /// Bytes of a welcome, and of a response without the data of a read.
 pub(super) const RESPONSE: usize = 8;
 
 /// The version of the byte format of connections. Both sides need the same.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 const HELLO_MAGIC: u32 = u32::from_le_bytes(*b"EfaS");
 const WELCOME_MAGIC: u32 = u32::from_le_bytes(*b"EfaR");
+/// The kind of an early acknowledgement, after those of frames.
+const EARLY_KIND: u8 = 6;
 const ACKNOWLEDGE: u8 = 1;
 const CLOSE: u8 = 2;
 const DATA: u8 = 3;
@@ -121,6 +138,14 @@ pub enum Violation {
         /// How many.
         count: u16,
     },
+    /// An early acknowledgement names no frame, or too many.
+    #[error("{count} frames acknowledged early, 1 to {limit} allowed")]
+    Early {
+        /// How many.
+        count: u16,
+        /// The most.
+        limit: u16,
+    },
     /// The connection ended within a hello or frame.
     #[error("the connection ended after {bytes} bytes of a hello or frame")]
     Truncated {
@@ -144,6 +169,10 @@ fn u32_at<const N: usize>(bytes: &[u8; N], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
+fn u64_at<const N: usize>(bytes: &[u8; N], at: usize) -> u64 {
+    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
+}
+
 fn check_start<const N: usize>(bytes: &[u8; N], expected: u32) -> Result<(), Violation> {
     let (magic, version) = (u32_at(bytes, 0), u16_at(bytes, 4));
     if magic != expected {
@@ -162,6 +191,8 @@ pub(super) struct Hello {
     /// Its longest datagram.
     pub(super) mtu: u32,
     pub(super) rnr_retry: u8,
+    /// Names the connection in early acknowledgements. Nobody but the receiver knows it.
+    pub(super) token: u64,
 }
 
 impl Hello {
@@ -172,6 +203,7 @@ impl Hello {
         bytes[6..8].copy_from_slice(&self.qpn.0.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.mtu.to_le_bytes());
         bytes[12] = self.rnr_retry;
+        bytes[16..].copy_from_slice(&self.token.to_le_bytes());
         bytes
     }
 
@@ -182,7 +214,8 @@ impl Hello {
         if mtu > limit {
             return Err(Violation::Length { length: mtu, limit });
         }
-        Ok(Self { qpn: Qpn(u16_at(bytes, 6)), mtu, rnr_retry: bytes[12] })
+        let (qpn, rnr_retry) = (Qpn(u16_at(bytes, 6)), bytes[12]);
+        Ok(Self { qpn, mtu, rnr_retry, token: u64_at(bytes, 16) })
     }
 }
 
@@ -324,7 +357,6 @@ impl Prefix {
         let (prefix, payload) = bytes.split_at_checked(least as usize).ok_or(short)?;
         let mut whole = [0; PREFIX];
         whole[..prefix.len()].copy_from_slice(prefix);
-        let u64_at = |at| u64::from(u32_at(&whole, at)) | u64::from(u32_at(&whole, at + 4)) << 32;
         let prefix = match kind {
             Kind::Datagram => Self::Datagram,
             Kind::Immediate => Self::Immediate(u32_at(&whole, 0)),
@@ -333,12 +365,54 @@ impl Prefix {
                 if count > limit {
                     return Err(Violation::Length { length: count, limit });
                 }
-                Self::Read { address: u64_at(0), count }
+                Self::Read { address: u64_at(&whole, 0), count }
             }
-            Kind::Write => Self::Write { address: u64_at(0) },
-            Kind::Written => Self::Written { immediate: u32_at(&whole, 0), length: u64_at(4) },
+            Kind::Write => Self::Write { address: u64_at(&whole, 0) },
+            Kind::Written => {
+                Self::Written { immediate: u32_at(&whole, 0), length: u64_at(&whole, 4) }
+            }
         };
         Ok((prefix, payload))
+    }
+}
+
+/// Says early, on the connection of the other direction, that frames ended well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Early {
+    /// Of the hello of the frames' connection.
+    pub(super) token: u64,
+    pub(super) first: u32,
+    pub(super) count: u16,
+}
+
+impl Early {
+    pub(super) fn emit(self) -> [u8; EARLY] {
+        let mut bytes = [0; EARLY];
+        bytes[0] = EARLY_KIND;
+        bytes[2..4].copy_from_slice(&self.count.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.first.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.token.to_le_bytes());
+        bytes
+    }
+
+    /// `None` if it is something else.
+    pub(super) fn parse(bytes: &[u8; EARLY]) -> Result<Option<Self>, Violation> {
+        if bytes[0] != EARLY_KIND {
+            return Ok(None);
+        }
+        let (count, limit) = (u16_at(bytes, 2), MOST_EARLY);
+        if count == 0 || count > limit {
+            return Err(Violation::Early { count, limit });
+        }
+        Ok(Some(Self { token: u64_at(bytes, 8), first: u32_at(bytes, 4), count }))
+    }
+
+    /// The frames of both, if those of `other` follow or overlap with this one's and they are not too many.
+    pub(super) fn with(self, other: Self) -> Option<Self> {
+        let skipped = u16::try_from(other.first.wrapping_sub(self.first)).ok()?;
+        let count = self.count.max(skipped.checked_add(other.count)?);
+        let is_one = self.token == other.token && skipped <= self.count && count <= MOST_EARLY;
+        is_one.then_some(Self { count, ..self })
     }
 }
 
@@ -415,8 +489,13 @@ mod tests {
 
     #[test]
     fn bytes_have_the_documented_layout() {
-        let hello = Hello { qpn: Qpn(0x1234), mtu: 0x22e0, rnr_retry: 3 };
-        assert_eq!(hello.emit(), *b"EfaS\x03\0\x34\x12\xe0\x22\0\0\x03\0\0\0");
+        let hello =
+            Hello { qpn: Qpn(0x1234), mtu: 0x22e0, rnr_retry: 3, token: 0x0102_0304_0506_0708 };
+        let emitted = *b"EfaS\x04\0\x34\x12\xe0\x22\0\0\x03\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01";
+        assert_eq!((hello.emit(), Hello::parse(&emitted)), (emitted, Ok(hello)));
+        let early = Early { token: 0x0102_0304_0506_0708, first: 0x090a_0b0c, count: 0x1e };
+        let emitted = [6, 0, 0x1e, 0, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1];
+        assert_eq!((early.emit(), Early::parse(&emitted)), (emitted, Ok(Some(early))));
         let (kind, length) = (Kind::Datagram, 0x0102);
         let header = Header { kind, length, sequence: 0x0304_0506, key: 0x0708_090a };
         assert_eq!(header.emit(), *b"\x01\0\0\0\x02\x01\0\0\x06\x05\x04\x03\x0a\x09\x08\x07");
@@ -432,7 +511,7 @@ mod tests {
         assert_eq!(prefix(Prefix::Write { address }), read[..8]);
         let written = Prefix::Written { immediate: count, length: address };
         assert_eq!(prefix(written), [12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1]);
-        assert_eq!(emit_welcome(), *b"EfaR\x03\0\0\0");
+        assert_eq!(emit_welcome(), *b"EfaR\x04\0\0\0");
         let result = Err(Status::ReceiverNotReady);
         let verdict = Response::Acknowledge { first: 0x0102_0304, count: 0x0506, result };
         assert_eq!(verdict.emit(), [1, 10, 6, 5, 4, 3, 2, 1]);
@@ -445,7 +524,7 @@ mod tests {
 
     #[test]
     fn each_violation_is_detected() {
-        let good = Hello { qpn: Qpn(1), mtu: 65536, rnr_retry: 7 }.emit();
+        let good = Hello { qpn: Qpn(1), mtu: 65536, rnr_retry: 7, token: 0 }.emit();
         assert!(Hello::parse(&good).is_ok());
         let mut other = good;
         other[..4].copy_from_slice(b"GET ");
@@ -454,7 +533,7 @@ mod tests {
         assert_eq!(Hello::parse(&other), Err(Violation::Magic { found, expected }));
         other = good;
         other[4] = 1;
-        assert_eq!(Hello::parse(&other), Err(Violation::Version { found: 1, known: 3 }));
+        assert_eq!(Hello::parse(&other), Err(Violation::Version { found: 1, known: 4 }));
         other = good;
         other[8] = 1;
         let long = Violation::Length { length: 65537, limit: 65536 };
@@ -465,6 +544,12 @@ mod tests {
         );
         assert_eq!(Response::parse(&[2, 0, 0, 0, 0, 0, 0, 0]), Err(Violation::Status { code: 0 }));
         assert_eq!(Response::parse(&[5, 0, 0, 0, 0, 0, 0, 0]), Err(Violation::Kind { found: 5 }));
+        let early = |count| Early::parse(&Early { token: 1, first: 2, count }.emit());
+        let limit = MOST_EARLY;
+        assert!(early(1).is_ok() && early(limit).is_ok());
+        for count in [0, limit + 1, u16::MAX] {
+            assert_eq!(early(count), Err(Violation::Early { count, limit }));
+        }
         // The shortest and the longest of each kind, and one beyond.
         for (kind, least, limit) in
             [(1, 0, 100), (2, 4, 104), (3, 12, 12), (4, 8, 8 + CHUNK as u32), (5, 12, 12)]
@@ -488,6 +573,19 @@ mod tests {
         assert_eq!(Prefix::parse(Kind::Written, &greedy[..11]), Err(short));
     }
 
+    #[test]
+    fn early_acknowledgements_of_frames_in_a_row_become_one_up_to_the_limit() {
+        let early = |first, count| Early { token: 1, first, count };
+        assert_eq!(early(u32::MAX, 1).with(early(0, 2)), Some(early(u32::MAX, 3)));
+        assert_eq!(early(5, 63).with(early(68, 1)), Some(early(5, 64)));
+        assert_eq!(early(5, 63).with(early(68, 2)), None);
+        assert_eq!(early(5, 1).with(early(5, 3)), Some(early(5, 3)));
+        assert_eq!(early(5, 9).with(early(7, 1)), Some(early(5, 9)));
+        assert_eq!(early(5, 1).with(early(7, 1)), None);
+        assert_eq!(early(5, 1).with(early(4, 3)), None);
+        assert_eq!(early(5, 1).with(Early { token: 2, ..early(6, 1) }), None);
+    }
+
     proptest! {
         #[test]
         fn parsed_headers_are_emitted_identically(bytes in any::<[u8; 16]>(), small in any::<u8>(), mtu in 0..=MAX_MTU as u32) {
@@ -504,6 +602,10 @@ mod tests {
                 if let Ok(header) = Header::parse(&bytes, mtu) {
                     prop_assert!(header.length <= mtu.max(CHUNK as u32) + PREFIX as u32);
                     prop_assert_eq!(Header::parse(&header.emit(), mtu), Ok(header));
+                }
+                if let Ok(Some(early)) = Early::parse(&bytes) {
+                    prop_assert_eq!(Early::parse(&early.emit()), Ok(Some(early)));
+                    prop_assert_eq!(Header::parse(&bytes, mtu), Err(Violation::Kind { found: 6 }));
                 }
                 let [a, b, c, d, e, f, g, h, ..] = bytes;
                 if let Ok(response) = Response::parse(&[a, b % 18, c, d, e, f, g, h]) {

@@ -27,7 +27,8 @@ pub(crate) enum Connections {
 }
 
 /// Between the version and the end: queue pair number, MTU, RNR retries.
-const HELLO: [&[u8]; 3] = [b"EfaS", &VERSION.to_le_bytes(), b"\x34\x12\0\x01\0\0\x03\0\0\0"];
+const HELLO: [&[u8]; 3] =
+    [b"EfaS", &VERSION.to_le_bytes(), b"\x34\x12\0\x01\0\0\x03\0\0\0a-token!"];
 
 /// Connections that are held at a time: more than a queue pair accepts.
 const HELD: usize = 400;

@@ -5,7 +5,6 @@ use rustix::io::Errno;
 
 use super::super::outgoing::{Ending, Outgoing, status_of};
 use super::super::socket::{Socket, Token, address_of, endpoint};
-use super::super::wire::Hello;
 use super::{TcpLink, complete, scratch};
 use crate::link::{QueueState, system};
 use crate::record::QueuePairId;
@@ -29,7 +28,11 @@ impl TcpLink {
         outgoing.queued = false;
         let peer = outgoing.peer();
         let calls = &mut self.statistics.receives;
-        let finish = |finished| complete(state, peer, finished);
+        let attention = &mut self.attention;
+        let finish = |finished| {
+            attention.acknowledged(false);
+            complete(state, peer, finished);
+        };
         match outgoing.poll(scratch(&mut self.scratch), calls, finish) {
             Ok(()) => {
                 if outgoing.wants_flush() && !std::mem::replace(&mut outgoing.dirty, true) {
@@ -113,7 +116,10 @@ impl TcpLink {
     ) -> Result<Result<usize, Status>, DeviceError> {
         if let Some(&key) = self.connections.get(&peer) {
             // An idle one may have been closed, and `peer` be another queue pair by now.
-            let is_open = |outgoing: &Outgoing| outgoing.is_idle() && outgoing.socket().is_some();
+            let turn = self.turn;
+            let is_open = |outgoing: &Outgoing| {
+                outgoing.is_idle() && outgoing.socket().is_some() && !outgoing.is_heard_in(turn)
+            };
             if self.outgoing.get(key).is_some_and(is_open) {
                 if let Some(outgoing) = self.outgoing.get_mut(key) {
                     outgoing.note(true, false, false);
@@ -146,8 +152,8 @@ impl TcpLink {
         };
         let key = self.outgoing.vacant_key();
         let mtu = u32::try_from(state.attributes().mtu).unwrap_or(u32::MAX);
-        let hello = Hello { qpn: self.me.qpn, mtu, rnr_retry: self.rnr_retry };
-        self.outgoing.insert(Outgoing::new(peer, socket, hello));
+        let outgoing = Outgoing::new(peer, socket, self.me.qpn, mtu, self.rnr_retry);
+        self.outgoing.insert(outgoing);
         self.connections.insert(peer, key);
         Ok(Ok(key))
     }
@@ -198,11 +204,36 @@ impl TcpLink {
     /// a thread that sleeps; otherwise the next flush does.
     pub(super) fn write_soon(&mut self, state: &mut QueueState, key: usize) {
         let Some(outgoing) = self.outgoing.get_mut(key) else { return };
-        self.attention.posted(key);
         if outgoing.is_first_in(self.turn) || self.is_armed {
             self.flush_outgoing(state, key);
         } else if outgoing.wants_flush() && !std::mem::replace(&mut outgoing.dirty, true) {
             self.dirty.push(Token::Outgoing(key));
         }
+    }
+
+    /// Takes acknowledgements that came in front of packets of `peer`.
+    pub(super) fn serve_early(&mut self, state: &mut QueueState, peer: QueuePairId) {
+        let last = self
+            .attention
+            .written_to()
+            .filter(|&key| self.outgoing.get(key).is_some_and(|outgoing| outgoing.peer() == peer));
+        let key = last.or_else(|| self.connections.get(&peer).copied());
+        if let Some(key) = key
+            && let Some(outgoing) = self.outgoing.get_mut(key)
+        {
+            let before = self.statistics.acknowledged_early;
+            for &early in &self.early {
+                let finish = |finished| complete(state, peer, finished);
+                self.statistics.acknowledged_early += outgoing.settle_early(early, finish);
+            }
+            if self.statistics.acknowledged_early > before {
+                self.attention.acknowledged(true);
+                outgoing.heard(self.turn);
+            }
+            if outgoing.wants_flush() && !std::mem::replace(&mut outgoing.dirty, true) {
+                self.dirty.push(Token::Outgoing(key));
+            }
+        }
+        self.early.clear();
     }
 }
