@@ -34,6 +34,7 @@ mod faults;
 mod flight;
 mod injection;
 mod network;
+mod shared;
 mod sleep;
 
 use std::ops::Range;
@@ -50,7 +51,8 @@ use efa_device::{
 
 use self::endpoints::EndpointId;
 pub use self::faults::{Faults, Statistics};
-use self::network::{HostId, Network, Shared};
+use self::network::{HostId, Network};
+use self::shared::Shared;
 use crate::book::{DomainId, HeldHandles};
 use crate::link::granted;
 use crate::record::{QueuePairId, Sink};

@@ -12,8 +12,8 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use efa_device::{
@@ -31,26 +31,6 @@ use crate::book::{AddressBook, DomainId};
 use crate::link::{Packet, RNR_RETRY_INFINITE};
 use crate::record::{PacketEvent, QueuePairId, Record, Sink};
 use crate::region::{KeyTable, SoftRegion, copy};
-
-/// A shared handle of the network.
-#[derive(Clone)]
-pub(super) struct Shared(Arc<Mutex<Network>>);
-
-impl Shared {
-    pub(super) fn new(network: Network) -> Self {
-        Self(Arc::new(Mutex::new(network)))
-    }
-
-    pub(super) fn lock(&self) -> MutexGuard<'_, Network> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl std::fmt::Debug for Shared {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Network")
-    }
-}
 
 /// An opened device: its index in the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
