@@ -107,6 +107,7 @@ mod attention;
 mod incoming;
 mod link;
 mod outgoing;
+mod schedule;
 mod socket;
 mod statistics;
 mod wire;

@@ -11,7 +11,7 @@
 
 mod sending;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +28,7 @@ use super::admission;
 use super::attention::Attention;
 use super::incoming::{Found, Incoming, Target, When};
 use super::outgoing::{Finished, Outgoing, Posted};
+use super::schedule::{Leaving, Schedule};
 use super::socket::{Event, Listener, Poller, Socket, Token, endpoint, gid_of};
 use super::statistics::TcpStatistics;
 use super::wire::{CHUNK, Early, Violation};
@@ -40,11 +41,6 @@ use crate::link::{
 use crate::record::QueuePairId;
 use crate::region::SoftRegion;
 
-/// How often connections whose senders are slow are looked for.
-const SWEEP_EVERY: Duration = Duration::from_secs(1);
-/// How long the socket of a connection that was closed stays open, and how many such sockets there are at most.
-const LEAVES_AFTER: Duration = Duration::from_secs(1);
-const MOST_LEAVING: usize = 64;
 /// Idle polls between two questions to the system. Asking in each makes an idle poll take five times
 /// as long, and ping-pong no faster: with sends outstanding each poll asks anyway.
 const SOCKET_POLL_INTERVAL: u32 = 8;
@@ -72,17 +68,12 @@ pub struct TcpLink {
     me: QueuePairId,
     rnr_retry: u8,
     options: Arc<TcpOptions>,
-    next_sweep: Time,
-    /// When to connect again to receivers that had no room; keys in `outgoing`.
-    retries: BTreeSet<(Time, usize)>,
-    /// The earlier of the next sweep and the first retry.
-    next_due: Time,
+    schedule: Schedule,
     statistics: TcpStatistics,
     reorder: Option<Rng>,
 
     incoming: Slab<Incoming>,
-    /// Sockets whose last words are on their way, and when to close them, oldest first.
-    leaving: VecDeque<(Time, Socket)>,
+    leaving: Leaving,
     outgoing: Slab<Outgoing>,
     /// Keys in `outgoing`.
     connections: HashMap<QueuePairId, usize>,
@@ -139,13 +130,11 @@ pub(super) fn create(
         me: QueuePairId { gid, qpn },
         rnr_retry: options.rnr_retry,
         options: Arc::clone(settings),
-        next_sweep: Time::ZERO,
-        retries: BTreeSet::new(),
-        next_due: Time::ZERO,
+        schedule: Schedule::default(),
         statistics: TcpStatistics::default(),
         reorder: settings.reorder.map(|seed| Rng::with_seed(seed ^ u64::from(qpn.0))),
         incoming: Slab::new(),
-        leaving: VecDeque::new(),
+        leaving: Leaving::default(),
         outgoing: Slab::new(),
         connections: HashMap::new(),
         listener,
@@ -298,7 +287,7 @@ impl TcpLink {
                     return;
                 }
                 Err(Errno::MFILE | Errno::NFILE)
-                    if self.leaving.pop_front().is_some() || self.close_idle() => {}
+                    if self.leaving.close_oldest() || self.close_idle() => {}
                 Err(errno) => {
                     // Tried again in the next sweep: the system doesn't report when it can.
                     self.accept_pending = false;
@@ -353,15 +342,11 @@ impl TcpLink {
         }
     }
 
-    /// Keeps the socket of a connection that was closed, until its last words have arrived. Of too many the oldest is
-    /// closed before.
+    /// Keeps the socket of a connection that was closed, until its last words have arrived.
     fn leave(&mut self, incoming: Incoming, now: Time) {
         let socket = incoming.into_socket();
         self.poller.remove(&socket);
-        if self.leaving.len() >= MOST_LEAVING {
-            self.leaving.pop_front();
-        }
-        self.leaving.push_back((now + LEAVES_AFTER, socket));
+        self.leaving.add(socket, now);
     }
 
     /// Looks whether something has arrived on a connection, though the system has reported nothing.
@@ -461,22 +446,12 @@ impl TcpLink {
     #[cold]
     fn due(&mut self, state: &mut QueueState) {
         let now = state.now();
-        if now >= self.next_sweep {
-            self.next_sweep = now + SWEEP_EVERY;
+        if self.schedule.take_sweep(now) {
             self.sweep(state);
         }
-        while let Some(&(at, key)) = self.retries.first()
-            && at <= now
-        {
-            self.retries.pop_first();
+        while let Some(key) = self.schedule.take_retry(now) {
             self.try_again(state, key);
         }
-        self.note_due();
-    }
-
-    fn note_due(&mut self) {
-        let retry = self.retries.first().map(|&(at, _)| at);
-        self.next_due = retry.map_or(self.next_sweep, |at| at.min(self.next_sweep));
     }
 
     /// Accepts connections, and closes those whose senders don't finish a hello or a frame.
@@ -485,9 +460,7 @@ impl TcpLink {
             self.scratch = Vec::new();
             self.incoming.iter_mut().for_each(|(_, incoming)| incoming.free_memory());
         }
-        while self.leaving.front().is_some_and(|&(until, _)| until <= state.now()) {
-            self.leaving.pop_front();
-        }
+        self.leaving.close(state.now());
         self.accept_pending = true;
         self.accept(state);
         let (now, options) = (state.now(), Arc::clone(&self.options));
@@ -579,7 +552,7 @@ impl Link for TcpLink {
         if !self.ready.is_empty() {
             self.serve(state);
         }
-        if state.now() >= self.next_due {
+        if state.now() >= self.schedule.next() {
             self.due(state);
         }
         // What was received is acknowledged at once: the program may not poll again.
@@ -606,7 +579,7 @@ impl Link for TcpLink {
         if !self.ready.is_empty() {
             self.serve(state);
         }
-        if state.now() >= self.next_due {
+        if state.now() >= self.schedule.next() {
             self.due(state);
         }
         if !self.dirty.is_empty() {
@@ -616,9 +589,9 @@ impl Link for TcpLink {
         self.push(waited);
         self.is_armed = true;
         let until = match self.ready.is_empty() && self.dirty.is_empty() {
-            true => self.next_due,
+            true => self.schedule.next(),
             false if state.has_posted() => return Armed::Pending,
-            false => self.next_due.min(state.now() + LOOK_FOR_BUFFERS),
+            false => self.schedule.next().min(state.now() + LOOK_FOR_BUFFERS),
         };
         Armed::Quiet { until: Some(until) }
     }

@@ -84,8 +84,7 @@ impl TcpLink {
         let (now, rnr_delay) = (state.now(), self.options.rnr_delay);
         let at = outgoing.turn_away(now, rnr_delay, |finished| complete(state, peer, finished));
         self.forget(Token::Outgoing(key));
-        self.retries.insert((at, key));
-        self.note_due();
+        self.schedule.retry_at(at, key);
     }
 
     /// Connects again to a receiver that had no room, if there still is something to send.
