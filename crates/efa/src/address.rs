@@ -65,6 +65,10 @@ impl Address {
         self.0.connid.0
     }
 
+    pub(crate) const fn from_raw(raw: RawAddress) -> Self {
+        Self(raw)
+    }
+
     pub(crate) fn raw(&self) -> RawAddress {
         self.0
     }

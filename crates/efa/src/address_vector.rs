@@ -20,6 +20,7 @@ use std::hash::BuildHasher;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use efa_device::{DeviceError, Gid};
+use efa_proto::{Connid, RawAddress};
 use hashbrown::{DefaultHashBuilder, HashTable};
 
 pub use contexts::ContextError;
@@ -162,8 +163,8 @@ struct Table {
     slots: Vec<Slot>,
     /// Free slots below the end of `slots`.
     free: BTreeSet<u32>,
-    /// Indices of the taken slots.
-    by_address: HashTable<u32>,
+    /// The taken slots.
+    by_address: HashTable<Place>,
     /// Randomly seeded: hostile addresses may be inserted.
     hasher: DefaultHashBuilder,
     generations: Generations,
@@ -186,15 +187,32 @@ enum Generations {
     OfSlots(Vec<u32>),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Slot {
-    Free,
-    Taken(Address),
-    /// Being removed: in use until all endpoints have ended the peer.
-    Removing,
+/// Where an address is, and its [`hash`], so that the table grows without a look at the addresses.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    hash: u32,
+    index: u32,
 }
 
-const _: () = assert!(size_of::<Slot>() <= 28, "a peer takes at most 28 bytes");
+/// A peer's address. A GID of zeros is of no interface, and stands for slots without one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Slot(Address);
+
+impl Slot {
+    const FREE: Self = Self::without_peer(0);
+    /// Being removed: in use until all endpoints have ended the peer.
+    const REMOVING: Self = Self::without_peer(1);
+
+    const fn without_peer(qpn: u16) -> Self {
+        Self(Address::from_raw(RawAddress { gid: Gid::ZERO.0, qpn, connid: Connid(0) }))
+    }
+
+    fn peer(self) -> Option<Address> {
+        (self.0.gid() != Gid::ZERO).then_some(self.0)
+    }
+}
+
+const _: () = assert!(size_of::<Slot>() <= 24, "a peer takes at most 24 bytes here");
 
 /// Most peers; that is also the limit of an endpoint.
 const MOST_PEERS: usize = 1 << 31;
@@ -261,7 +279,7 @@ impl AddressVector {
                         endpoint.peer_removed(peer, &address);
                     }
                 }
-                self.0.table().slots[index as usize] = Slot::Free;
+                self.0.table().slots[index as usize] = Slot::FREE;
             }
             if let Some((upper, address)) = theirs {
                 inserted.push((self.0.table().put(index, upper, address), address));
@@ -474,7 +492,7 @@ impl Table {
         };
         let count = options.count.min(MOST_RESERVED);
         table.slots.reserve(count);
-        table.by_address.reserve(count, |_| 0);
+        table.by_address.reserve(count, |place| spread(place.hash));
         table
     }
 
@@ -494,16 +512,14 @@ impl Table {
 
     /// The upper half of its address, and the peer in a slot.
     fn entry(&self, index: u32) -> Option<(u32, Address)> {
-        match self.slots.get(index as usize)? {
-            Slot::Taken(address) => Some((self.upper(index), *address)),
-            Slot::Free | Slot::Removing => None,
-        }
+        let address = self.slots.get(index as usize)?.peer()?;
+        Some((self.upper(index), address))
     }
 
     /// Puts a peer into a free slot, where another process has it.
     fn put(&mut self, index: u32, upper: u32, address: Address) -> FiAddr {
         let length = self.slots.len().max(index as usize + 1);
-        self.slots.resize(length, Slot::Free);
+        self.slots.resize(length, Slot::FREE);
         if let Generations::OfSlots(generations) = &mut self.generations {
             generations.resize(length, 0);
             generations[index as usize] = upper;
@@ -524,7 +540,7 @@ impl Table {
 
     fn address(&self, peer: FiAddr) -> Option<Address> {
         let (index, context) = self.locate(peer)?;
-        let Slot::Taken(first) = *self.slots.get(index as usize)? else { return None };
+        let first = self.slots.get(index as usize)?.peer()?;
         match context.checked_sub(1) {
             None => Some(first),
             Some(other) => {
@@ -539,9 +555,11 @@ impl Table {
     }
 
     #[inline(always)]
-    fn find_hashed(&self, address: &Address, hash: u64) -> Option<FiAddr> {
-        let same = |index: &u32| self.slots[*index as usize] == Slot::Taken(*address);
-        self.by_address.find(hash, same).map(|index| self.addr(*index))
+    fn find_hashed(&self, address: &Address, hash: u32) -> Option<FiAddr> {
+        let same = |place: &Place| {
+            place.hash == hash && self.slots[place.index as usize] == Slot(*address)
+        };
+        self.by_address.find(spread(hash), same).map(|place| self.addr(place.index))
     }
 
     #[inline(always)]
@@ -559,7 +577,7 @@ impl Table {
             return Err(DeviceError::LimitReached { object: "peer", limit });
         }
         let index = self.free.pop_first().unwrap_or_else(|| {
-            self.slots.push(Slot::Free);
+            self.slots.push(Slot::FREE);
             if let Generations::OfSlots(generations) = &mut self.generations {
                 generations.push(1);
             }
@@ -570,31 +588,28 @@ impl Table {
     }
 
     #[inline(always)]
-    fn take(&mut self, index: u32, address: Address, hash_of_address: u64) {
-        self.slots[index as usize] = Slot::Taken(address);
-        let Self { slots, by_address, hasher, .. } = self;
-        by_address.insert_unique(hash_of_address, index, |index| match &slots[*index as usize] {
-            Slot::Taken(address) => hash(hasher, address),
-            // Only taken slots are in the table.
-            Slot::Free | Slot::Removing => 0,
-        });
+    fn take(&mut self, index: u32, address: Address, hash: u32) {
+        self.slots[index as usize] = Slot(address);
+        let place = Place { hash, index };
+        self.by_address.insert_unique(spread(hash), place, |place| spread(place.hash));
     }
 
     /// Removes a peer from the table; its index stays in use. Returns its address, and its other queue pairs.
     fn begin_removal(&mut self, peer: FiAddr) -> Option<(Address, Contexts)> {
         let (index, 0) = self.locate(peer)? else { return None };
-        let Slot::Taken(address) = *self.slots.get(index as usize)? else { return None };
-        let same = |other: &u32| *other == index;
-        if let Ok(entry) = self.by_address.find_entry(hash(&self.hasher, &address), same) {
+        let address = self.slots.get(index as usize)?.peer()?;
+        let same = |other: &Place| other.index == index;
+        let hash = spread(hash(&self.hasher, &address));
+        if let Ok(entry) = self.by_address.find_entry(hash, same) {
             entry.remove();
         }
-        self.slots[index as usize] = Slot::Removing;
+        self.slots[index as usize] = Slot::REMOVING;
         Some((address, self.remove_contexts(index)))
     }
 
     fn free(&mut self, peer: FiAddr) {
         let Some((index, _)) = self.locate(peer) else { return };
-        self.slots[index as usize] = Slot::Free;
+        self.slots[index as usize] = Slot::FREE;
         self.free.insert(index);
         if let Generations::OfSlots(generations) = &mut self.generations {
             let last = u32::MAX >> self.context_bits;
@@ -604,16 +619,21 @@ impl Table {
     }
 }
 
-fn hash(hasher: &DefaultHashBuilder, address: &Address) -> u64 {
+fn hash(hasher: &DefaultHashBuilder, address: &Address) -> u32 {
     let gid = u128::from_le_bytes(address.gid().0);
     let incarnation = u64::from(address.connid()) << 16 | u64::from(address.qpn().0);
-    hasher.hash_one((gid, incarnation))
+    let hash = hasher.hash_one((gid, incarnation));
+    (hash ^ hash >> 32) as u32
+}
+
+/// A hash of as many bits as the table wants: it takes the place from the lower ones, which stay different, and compares the
+/// upper ones.
+fn spread(hash: u32) -> u64 {
+    u64::from(hash).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 #[cfg(test)]
 mod tests {
-    use efa_proto::{Connid, RawAddress};
-
     use super::*;
 
     fn address(number: u32) -> Address {

@@ -9,6 +9,8 @@ use crate::address_vector::AddressVectorOptions;
 use crate::error::Error;
 
 #[cfg(feature = "sim")]
+use efa_device::Gid;
+#[cfg(feature = "sim")]
 use efa_sim::address_table::{Entry, TableReader, TableWriter};
 #[cfg(feature = "sim")]
 use parking_lot::Mutex;
@@ -86,7 +88,9 @@ impl Named {
             #[cfg(feature = "sim")]
             Self::Reads(reader) => {
                 let Entry { upper, address } = reader.get(index as usize)?;
-                Some((upper, Address::from_bytes(address)))
+                let address = Address::from_bytes(address);
+                // No address vector has an address of no interface; only the writer's memory can.
+                (address.gid() != Gid::ZERO).then_some((upper, address))
             }
             _ => {
                 let _ = index;
@@ -102,5 +106,29 @@ impl Named {
             Self::Reads(reader) => u32::try_from(reader.used()).unwrap_or(u32::MAX),
             _ => 0,
         }
+    }
+}
+
+#[cfg(all(test, feature = "sim"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entry_with_a_gid_of_zeros_is_no_peer_for_readers() {
+        let options = AddressVectorOptions::new().name(format!(
+            "efa-test-zeros-{}-{:016x}",
+            std::process::id(),
+            fastrand::u64(..)
+        ));
+        let writer = Named::open(&options.clone().count(2)).unwrap();
+        let reader = Named::open(&options.read_only()).unwrap();
+        let mut bytes = [0; Address::SIZE];
+        bytes[16] = 1;
+        let nowhere = Address::from_bytes(bytes);
+        bytes[0] = 1;
+        let somewhere = Address::from_bytes(bytes);
+        writer.set(0, || Some((0, nowhere)));
+        writer.set(1, || Some((0, somewhere)));
+        assert_eq!((reader.used(), reader.get(0), reader.get(1)), (2, None, Some((0, somewhere))));
     }
 }
