@@ -380,13 +380,12 @@ impl TcpLink {
             deliveries.push(sender, source, delivered);
         });
         let sender = incoming.sender();
+        let mut answer = None;
         if known.is_some() {
             self.attention.delivered(key);
+            let answers = self.attention.answers();
+            answer = answers.filter(|&key| leads_to(&self.outgoing, key, sender));
         }
-        let answer = self.attention.answers().filter(|&answer| {
-            let outgoing = self.outgoing.get(answer);
-            known.is_some() && outgoing.is_some_and(|outgoing| outgoing.peer() == sender)
-        });
         match found {
             Ok(found) => {
                 let token = Token::Incoming(key);
@@ -613,6 +612,11 @@ impl Link for TcpLink {
             incoming.close(Status::BadDestinationQpn, scratch(&mut self.scratch));
         }
     }
+}
+
+/// Whether the connection with this key is to `peer`.
+fn leads_to(outgoing: &Slab<Outgoing>, key: usize, peer: QueuePairId) -> bool {
+    outgoing.get(key).is_some_and(|outgoing| outgoing.peer() == peer)
 }
 
 /// Memory to receive into.

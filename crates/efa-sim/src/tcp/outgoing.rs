@@ -567,11 +567,7 @@ impl Outgoing {
         if arriving.left > 0 {
             self.stream.responses.arriving = Some(arriving);
         } else {
-            self.turned_away = None;
-            if let Some(place) = self.place_of(arriving.sequence) {
-                self.finish_frame(place, Ok(()), finish);
-            }
-            self.pop_finished();
+            self.finish_frames(std::iter::once(arriving.sequence), Ok(()), finish);
         }
         rest
     }
@@ -600,13 +596,7 @@ impl Outgoing {
             }
         }
         self.early = self.early.checked_sub(early).ok_or(wrong)?;
-        self.turned_away = None;
-        for sequence in named {
-            if let Some(place) = self.place_of(sequence) {
-                self.finish_frame(place, result, finish);
-            }
-        }
-        self.pop_finished();
+        self.finish_frames(named, result, finish);
         Ok(())
     }
 
@@ -646,6 +636,22 @@ impl Outgoing {
 
     fn is_read(&self, place: usize) -> bool {
         self.in_flight.get(place).and_then(Option::as_ref).is_some_and(Frame::is_read)
+    }
+
+    /// Completes those of the frames that have no response yet.
+    fn finish_frames(
+        &mut self,
+        named: impl Iterator<Item = u32>,
+        result: Result<(), Status>,
+        finish: &mut impl FnMut(Finished),
+    ) {
+        self.turned_away = None;
+        for sequence in named {
+            if let Some(place) = self.place_of(sequence) {
+                self.finish_frame(place, result, finish);
+            }
+        }
+        self.pop_finished();
     }
 
     fn finish_frame(

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use efa_device::Gid;
 use rustix::event::{Timespec, epoll};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     self, AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketFlags,
     SocketType, sockopt,
@@ -104,14 +104,11 @@ impl Socket {
 
     /// Receives bytes. If they don't fill `into`, there are no more for now.
     pub(super) fn receive(&self, into: &mut [u8]) -> Result<Received, Errno> {
-        loop {
-            return match net::recv(&self.0, &mut *into, RecvFlags::DONTWAIT) {
-                Ok((_, 0)) if !into.is_empty() => Ok(Received::End),
-                Ok((_, count)) => Ok(Received::Bytes(count.min(into.len()))),
-                Err(Errno::AGAIN) => Ok(Received::Nothing),
-                Err(Errno::INTR) => continue,
-                Err(errno) => Err(errno),
-            };
+        match retry_on_intr(|| net::recv(&self.0, &mut *into, RecvFlags::DONTWAIT)) {
+            Ok((_, 0)) if !into.is_empty() => Ok(Received::End),
+            Ok((_, count)) => Ok(Received::Bytes(count.min(into.len()))),
+            Err(Errno::AGAIN) => Ok(Received::Nothing),
+            Err(errno) => Err(errno),
         }
     }
 
@@ -155,13 +152,10 @@ impl Socket {
 fn sent(send: impl Fn(SendFlags) -> Result<usize, Errno>) -> Result<Option<usize>, Errno> {
     // No SIGPIPE: the program that uses this library may not expect it.
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    loop {
-        return match send(flags) {
-            Ok(count) => Ok(Some(count)),
-            Err(Errno::AGAIN) => Ok(None),
-            Err(Errno::INTR) => continue,
-            Err(errno) => Err(errno),
-        };
+    match retry_on_intr(|| send(flags)) {
+        Ok(count) => Ok(Some(count)),
+        Err(Errno::AGAIN) => Ok(None),
+        Err(errno) => Err(errno),
     }
 }
 

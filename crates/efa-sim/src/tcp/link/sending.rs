@@ -5,7 +5,7 @@ use rustix::io::Errno;
 
 use super::super::outgoing::{Ending, Outgoing, status_of};
 use super::super::socket::{Socket, Token, address_of, endpoint};
-use super::{TcpLink, complete, scratch};
+use super::{TcpLink, complete, leads_to, scratch};
 use crate::link::{QueueState, system};
 use crate::record::QueuePairId;
 
@@ -34,11 +34,7 @@ impl TcpLink {
             complete(state, peer, finished);
         };
         match outgoing.poll(scratch(&mut self.scratch), calls, finish) {
-            Ok(()) => {
-                if outgoing.wants_flush() && !std::mem::replace(&mut outgoing.dirty, true) {
-                    self.dirty.push(Token::Outgoing(key));
-                }
-            }
+            Ok(()) => self.write_later(key),
             Err(ending) => self.end(state, key, ending),
         }
     }
@@ -205,17 +201,25 @@ impl TcpLink {
         let Some(outgoing) = self.outgoing.get_mut(key) else { return };
         if outgoing.is_first_in(self.turn) || self.is_armed {
             self.flush_outgoing(state, key);
-        } else if outgoing.wants_flush() && !std::mem::replace(&mut outgoing.dirty, true) {
+        } else {
+            self.write_later(key);
+        }
+    }
+
+    /// Leaves to the next flush what there is to write to a peer.
+    fn write_later(&mut self, key: usize) {
+        if let Some(outgoing) = self.outgoing.get_mut(key)
+            && outgoing.wants_flush()
+            && !std::mem::replace(&mut outgoing.dirty, true)
+        {
             self.dirty.push(Token::Outgoing(key));
         }
     }
 
     /// Takes acknowledgements that came in front of packets of `peer`.
     pub(super) fn serve_early(&mut self, state: &mut QueueState, peer: QueuePairId) {
-        let last = self
-            .attention
-            .written_to()
-            .filter(|&key| self.outgoing.get(key).is_some_and(|outgoing| outgoing.peer() == peer));
+        let last = self.attention.written_to();
+        let last = last.filter(|&key| leads_to(&self.outgoing, key, peer));
         let key = last.or_else(|| self.connections.get(&peer).copied());
         if let Some(key) = key
             && let Some(outgoing) = self.outgoing.get_mut(key)
@@ -229,9 +233,7 @@ impl TcpLink {
                 self.attention.acknowledged(true);
                 outgoing.heard(self.turn);
             }
-            if outgoing.wants_flush() && !std::mem::replace(&mut outgoing.dirty, true) {
-                self.dirty.push(Token::Outgoing(key));
-            }
+            self.write_later(key);
         }
         self.early.clear();
     }
