@@ -4,17 +4,22 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "common/queue_pairs.rs"]
+mod queue_pairs;
+#[path = "common/tcp_bytes.rs"]
+mod tcp_bytes;
+
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use efa_device::*;
 use efa_sim::tcp::{TcpDevice, TcpOptions, TcpQueuePair, TcpStatistics};
+use tcp_bytes::HELLO;
 
 /// Limit for a hanging test; a passing test takes a small fraction of it.
 const DEADLINE: Duration = Duration::from_secs(60);
 const MTU: usize = 256;
-const HELLO: usize = 24;
 const WELCOME: &[u8; 8] = b"EfaR\x04\0\0\0";
 const TRY_AGAIN: &[u8; 8] = b"\x04\0\0\0\0\0\0\0";
 
@@ -25,12 +30,15 @@ fn queue_pair() -> TcpQueuePair {
     device.create_queue_pair(endless).unwrap()
 }
 
+/// The queue pair with this number; all have one GID and one key.
+fn destination(qp: &mut TcpQueuePair, qpn: Qpn) -> Destination {
+    let to = QueuePairAddress { qpn, ..qp.address() };
+    queue_pairs::destination(qp, to)
+}
+
 fn send(qp: &mut TcpQueuePair, to: Qpn, id: u64) {
-    let QueuePairAddress { gid, qkey, .. } = qp.address();
-    let address_handle = qp.create_address_handle(gid).unwrap();
-    let destination = Destination { address_handle, qpn: to, qkey };
-    let (id, packet) = (WorkId(id), [7; 4].into());
-    qp.post_send(SendRequest { id, packet, length: 4, destination, immediate: None }).unwrap();
+    let destination = destination(qp, to);
+    queue_pairs::send(qp, destination, id, &[7; 4]).unwrap();
 }
 
 /// Calls `step` until it returns something.
@@ -56,6 +64,11 @@ fn completed(qp: &mut TcpQueuePair) -> Vec<(u64, Result<(), Status>)> {
         .collect()
 }
 
+/// The sends that complete in the first polls in which any does.
+fn next_completed(qp: &mut TcpQueuePair) -> Vec<(u64, Result<(), Status>)> {
+    until(|| Some(completed(qp)).filter(|ended| !ended.is_empty()))
+}
+
 /// A peer that is no queue pair: the one connection comes to it, the other it makes.
 struct FakePeer {
     listener: TcpListener,
@@ -69,8 +82,9 @@ impl FakePeer {
         let mut back = TcpStream::connect((Ipv4Addr::LOCALHOST, qp.address().qpn.0)).unwrap();
         back.set_nodelay(true).unwrap();
         let port = listener.local_addr().unwrap().port();
-        let hello = [b"EfaS\x04\0", &port.to_le_bytes()[..], b"\0\x01\0\0\x07\0\0\0a-token!"];
-        back.write_all(&hello.concat()).unwrap();
+        let mut hello = *HELLO;
+        hello[6..8].copy_from_slice(&port.to_le_bytes());
+        back.write_all(&hello).unwrap();
         Self { listener, back }
     }
 
@@ -91,13 +105,13 @@ impl FakePeer {
             }
         });
         stream.set_nonblocking(true).unwrap();
-        let (mut bytes, mut filled) = (vec![0; HELLO + length], 0);
+        let (mut bytes, mut filled) = (vec![0; HELLO.len() + length], 0);
         until(|| {
             assert!(qp.poll(now).is_none());
             filled += stream.read(&mut bytes[filled..]).unwrap_or(0);
             (filled == bytes.len()).then_some(())
         });
-        (stream, bytes[16..HELLO].try_into().unwrap())
+        (stream, bytes[16..HELLO.len()].try_into().unwrap())
     }
 
     /// Says early that frames ended well.
@@ -108,8 +122,8 @@ impl FakePeer {
 }
 
 /// An acknowledgement on the connection of the frames.
-fn acknowledgement(first: u8, count: u8, status: u8) -> [u8; 8] {
-    [1, status, count, 0, first, 0, 0, 0]
+fn acknowledgement(first: u8, count: u8) -> [u8; 8] {
+    [1, 0, count, 0, first, 0, 0, 0]
 }
 
 #[test]
@@ -119,8 +133,7 @@ fn packets_of_a_ping_pong_are_acknowledged_by_the_answers() {
     let mut sent = 0;
     for n in 0..2 * rounds {
         let (from, to) = (n % 2, 1 - n % 2);
-        let buffer = sides[to].allocate_packet().unwrap();
-        sides[to].post_receive(buffer).unwrap();
+        queue_pairs::post_receives(&mut sides[to], 1);
         let target = sides[to].address().qpn;
         send(&mut sides[from], target, n as u64);
         until(|| {
@@ -166,13 +179,13 @@ fn early_acknowledgement_completes_a_send_once() {
     assert!(matches!(ended, Completion::Send { id: WorkId(2), result: Ok(()), .. }));
     // Once more, with frames that were never sent; and the acknowledgement on the other connection.
     peer.acknowledge_early(token, 1, 3);
-    stream.write_all(&[&WELCOME[..], &acknowledgement(0, 2, 0)].concat()).unwrap();
-    assert_eq!(until(|| Some(completed(&mut qp)).filter(|ended| !ended.is_empty())), [(1, Ok(()))]);
+    stream.write_all(&[&WELCOME[..], &acknowledgement(0, 2)].concat()).unwrap();
+    assert_eq!(next_completed(&mut qp), [(1, Ok(()))]);
     assert_eq!(qp.statistics().violations.total(), 0);
     // There is nothing left that this could acknowledge.
     send(&mut qp, peer.qpn(), 3);
-    stream.write_all(&acknowledgement(1, 1, 0)).unwrap();
-    let ended = until(|| Some(completed(&mut qp)).filter(|ended| !ended.is_empty()));
+    stream.write_all(&acknowledgement(1, 1)).unwrap();
+    let ended = next_completed(&mut qp);
     assert_eq!(ended, [(3, Err(Status::BadStatus))]);
     assert_eq!(qp.statistics().violations.response, 1);
 }
@@ -192,7 +205,7 @@ fn early_acknowledgement_with_a_wrong_token_completes_nothing() {
     peer.acknowledge_early([0; 8], 0, 64);
     assert_eq!(completed(&mut qp), []);
     peer.acknowledge_early(token, 0, 64);
-    assert_eq!(until(|| Some(completed(&mut qp)).filter(|ended| !ended.is_empty())), [(1, Ok(()))]);
+    assert_eq!(next_completed(&mut qp), [(1, Ok(()))]);
     assert_eq!(qp.statistics().violations.total(), 0);
 }
 
@@ -216,7 +229,7 @@ fn early_acknowledgement_for_a_connection_that_was_turned_away_completes_nothing
     peer.acknowledge_early(old, 0, 1);
     assert_eq!(completed(&mut qp), []);
     peer.acknowledge_early(new, 0, 1);
-    assert_eq!(until(|| Some(completed(&mut qp)).filter(|ended| !ended.is_empty())), [(1, Ok(()))]);
+    assert_eq!(next_completed(&mut qp), [(1, Ok(()))]);
 }
 
 /// Its data comes on the connection of the request.
@@ -226,16 +239,14 @@ fn early_acknowledgement_of_a_read_does_not_complete_it() {
     let mut peer = FakePeer::new(&qp);
     let region = qp.register(vec![0; 4].into(), Access::default()).unwrap();
     let local = RegionRange { region: region.clone(), offset: 0, length: 4 };
-    let QueuePairAddress { gid, qkey, .. } = qp.address();
-    let address_handle = qp.create_address_handle(gid).unwrap();
-    let destination = Destination { address_handle, qpn: peer.qpn(), qkey };
+    let destination = destination(&mut qp, peer.qpn());
     let remote = RemoteMemory { address: 8, key: 9 };
     qp.post_read(RdmaRequest { id: WorkId(1), local, remote, destination }).unwrap();
     let (mut stream, token) = peer.accept(&mut qp, Time::ZERO, 28);
     peer.acknowledge_early(token, 0, 1);
     assert_eq!(completed(&mut qp), []);
     stream.write_all(&[&WELCOME[..], &[3, 0, 4, 0, 0, 0, 0, 0], b"data"].concat()).unwrap();
-    assert_eq!(until(|| Some(completed(&mut qp)).filter(|ended| !ended.is_empty())), [(1, Ok(()))]);
+    assert_eq!(next_completed(&mut qp), [(1, Ok(()))]);
     let mut got = [0; 4];
     region.read(0, &mut got);
     assert_eq!(&got, b"data");

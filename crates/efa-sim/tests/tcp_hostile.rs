@@ -5,17 +5,20 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "common/tcp_bytes.rs"]
+mod tcp_bytes;
+
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use efa_device::*;
 use efa_sim::tcp::{TcpDevice, TcpOptions, TcpQueuePair, TcpStatistics, Violations};
+use tcp_bytes::HELLO;
 
 /// Limit for a hanging test; a passing test takes a small fraction of it.
 const DEADLINE: Duration = Duration::from_secs(60);
 const MTU: usize = 256;
-const HELLO: &[u8; 24] = b"EfaS\x04\0\x34\x12\0\x01\0\0\x07\0\0\0a-token!";
 const WELCOME: &[u8; 8] = b"EfaR\x04\0\0\0";
 const TRY_AGAIN: &[u8; 8] = b"\x04\0\0\0\0\0\0\0";
 

@@ -6,6 +6,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "common/tcp_bytes.rs"]
+mod tcp_bytes;
+
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -14,13 +17,13 @@ use efa_device::*;
 use efa_sim::tcp::{TcpDevice, TcpOptions, TcpQueuePair, TcpStatistics};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tcp_bytes::HELLO;
 
 /// Limit for a hanging test.
 const DEADLINE: Duration = Duration::from_secs(60);
 /// How long a new peer may take for its first message.
 const SOON: Duration = Duration::from_secs(3);
 const KEY: Qkey = Qkey(0x77);
-const HELLO: &[u8; 24] = b"EfaS\x04\0\x34\x12\0\x01\0\0\x07\0\0\0a-token!";
 const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 

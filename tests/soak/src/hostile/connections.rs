@@ -26,7 +26,7 @@ pub(crate) enum Connections {
     Claims,
 }
 
-/// Between the version and the end: queue pair number, MTU, RNR retries.
+/// Between the version and the end: queue pair number, MTU, RNR retries, token.
 const HELLO: [&[u8]; 3] =
     [b"EfaS", &VERSION.to_le_bytes(), b"\x34\x12\0\x01\0\0\x03\0\0\0a-token!"];
 
