@@ -13,6 +13,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use crate::process;
+use crate::profile::Profile;
 use crate::workspace::Workspace;
 
 const TOOL: &str = "efa";
@@ -49,11 +50,11 @@ fn cargo_home() -> Option<PathBuf> {
 /// Builds both, copies them, and runs the tool with the library once.
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     let prefix = args.prefix()?;
-    let (profile, directory) = if args.debug { ("dev", "debug") } else { ("release", "release") };
+    let profile = if args.debug { Profile::Dev } else { Profile::Release };
     let mut build = workspace.cargo();
     build.args(["build", "--locked", "--package=efa-cli", "--package=efa-softverbs"]);
-    process::run(build.arg(format!("--profile={profile}")))?;
-    let built = workspace.metadata()?.target_directory.join(directory);
+    process::run(build.arg(profile.argument()))?;
+    let built = profile.directory(workspace)?;
     let bin = prefix.join("bin");
     install(&built.join(LIBRARY), &prefix.join("lib"))?;
     let tool = install(&built.join(TOOL), &bin)?;

@@ -21,14 +21,15 @@
 mod output;
 
 mod bench;
+mod checked;
 mod conformance;
 mod fuzz;
 mod install;
 mod interop;
 mod package;
 mod process;
+mod profile;
 mod provider;
-mod release;
 mod setup;
 mod soak;
 mod steps;

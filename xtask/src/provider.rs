@@ -8,10 +8,11 @@
 //! libfabric takes files whose names end with `-fi.so` from the directories in `FI_PROVIDER_PATH`; cargo can't
 //! name a library so.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use crate::profile::Profile;
 use crate::workspace::Workspace;
 use crate::{install, process};
 
@@ -32,23 +33,28 @@ pub(crate) struct Args {
 
 /// Builds the library, and says how a program finds it.
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
-    let directory = build(workspace, args)?;
+    let profile = if args.debug { Profile::Dev } else { Profile::Release };
+    let directory = match &args.directory {
+        Some(directory) => std::path::absolute(directory)
+            .with_context(|| format!("cannot resolve {}", directory.display()))?,
+        None => workspace.metadata()?.target_directory.join("provider"),
+    };
+    build(workspace, profile, &directory)?;
     say!("built {}", directory.join(LIBRARY).display());
     say!("use it: export FI_PROVIDER_PATH={} FI_PROVIDER=efars", directory.display());
     say!("see it: fi_info -p efars; if it is missing there: efa doctor");
     Ok(())
 }
 
-/// Builds the library; returns its directory, for `FI_PROVIDER_PATH`.
-pub(crate) fn build(workspace: &Workspace, args: &Args) -> Result<PathBuf> {
-    let target = workspace.metadata()?.target_directory;
-    let directory = args.directory.clone().unwrap_or_else(|| target.join("provider"));
-    let directory = std::path::absolute(&directory)
-        .with_context(|| format!("cannot resolve {}", directory.display()))?;
-    let (profile, built) = if args.debug { ("dev", "debug") } else { ("release", "release") };
+/// Builds the library, and copies it into a directory for `FI_PROVIDER_PATH`.
+pub(crate) fn build(workspace: &Workspace, profile: Profile, directory: &Path) -> Result<()> {
     let mut build = workspace.cargo();
-    build.args(["build", "--locked", "--lib", "--package", PACKAGE]);
-    process::run(build.arg(format!("--profile={profile}")))?;
-    install::replace(&target.join(built).join(BUILT), &directory.join(LIBRARY))?;
-    Ok(directory)
+    build.args(["build", "--locked", "--lib", "--package", PACKAGE, profile.argument()]);
+    process::run(&mut build)?;
+    copy(&profile.directory(workspace)?, directory)
+}
+
+/// Copies a library that was built into a directory for `FI_PROVIDER_PATH`.
+pub(crate) fn copy(built: &Path, directory: &Path) -> Result<()> {
+    install::replace(&built.join(BUILT), &directory.join(LIBRARY))
 }

@@ -8,10 +8,11 @@ use std::process::Command;
 use anyhow::Result;
 use clap::ValueEnum;
 
+use crate::profile::Profile;
 use crate::setup::{self, Tool};
 use crate::verbs::{self, SoftInterface};
 use crate::workspace::Workspace;
-use crate::{bench, interop, process, release};
+use crate::{bench, checked, interop, process};
 
 /// Arguments of `cargo xtask soak`: those of the program `efa-soak`.
 #[derive(Debug, Default, clap::Args)]
@@ -79,7 +80,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
         (_, true) => STREAMS,
         _ => RANDOM,
     };
-    let built = release::build(workspace, &[name])?;
+    let built = checked::build(workspace, &[name])?;
     let mut program = Command::new(built.join(name));
     program.current_dir(workspace.root());
     // A victim on libfabric too, where that is installed.
@@ -95,7 +96,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
 fn run_wakeups(workspace: &Workspace, rounds: u64) -> Result<()> {
     let mut cargo = workspace.cargo();
     // Optimized, and compiled as the benches are, for which the step `bench` compiles the same crates.
-    cargo.args(["test", "--quiet", "--profile=bench"]).args(bench::selection(workspace)?);
+    cargo.args(["test", "--quiet", Profile::Bench.argument()]).args(bench::selection(workspace)?);
     cargo.args(["--test=waiting", "--"]);
     // One after the other, so that a thread sleeps because there is nothing, and not for lack of a processor.
     cargo.args(["--test-threads=1", "always_woken", "stopped::"]);
@@ -106,7 +107,7 @@ fn run_wakeups(workspace: &Workspace, rounds: u64) -> Result<()> {
 
 fn run_on_verbs(workspace: &Workspace, arguments: &[OsString]) -> Result<()> {
     let interface = SoftInterface::new(workspace)?;
-    let program = release::build(workspace, &[ON_VERBS])?.join(ON_VERBS);
+    let program = checked::build(workspace, &[ON_VERBS])?.join(ON_VERBS);
     DEVICES.iter().try_for_each(|settings| {
         let mut program = Command::new(&program);
         program.args(arguments).envs(settings.iter().copied());
@@ -116,7 +117,7 @@ fn run_on_verbs(workspace: &Workspace, arguments: &[OsString]) -> Result<()> {
 
 /// The step of `cargo xtask test`, always with the same seeds: a change must not fail by what it didn't do.
 pub(crate) fn gate(workspace: &Workspace) -> Result<()> {
-    release::build(workspace, &[RANDOM, HOSTILE, STREAMS])?;
+    checked::build(workspace, &[RANDOM, HOSTILE, STREAMS])?;
     run(workspace, &Args { arguments: vec!["--minutes".into(), GATE.into()], ..Args::default() })?;
     run(workspace, &Args { hostile: true, ..Args::default() })?;
     let few = ["--minutes", "0.2"].map(OsString::from).to_vec();

@@ -25,6 +25,7 @@ use comfy_table::{CellAlignment, Table};
 use super::counting::{Place, cost, total};
 use super::soft::two_processors;
 use crate::process::{self, Running};
+use crate::profile::Profile;
 use crate::provider;
 use crate::setup::{self, Tool};
 use crate::verbs;
@@ -208,6 +209,9 @@ impl Range {
         let scratch = target.join("bench-provider");
         std::fs::create_dir_all(&scratch)
             .with_context(|| format!("cannot make {}", scratch.display()))?;
+        // For `Device::Shm`, whose times are figures, and for counts alike.
+        let directory = scratch.join("built");
+        provider::build(workspace, Profile::Bench, &directory)?;
         let program = scratch.join("provider");
         let source = workspace.root().join("tests/bench/provider/provider.c");
         let mut cc = Command::new("cc");
@@ -216,7 +220,7 @@ impl Range {
         let status = std::fs::read_to_string("/proc/self/status")?;
         Ok(Self {
             soft_efa: verbs::soft_library(workspace)?,
-            directory: provider::build(workspace, &provider::Args::default())?,
+            directory,
             program,
             scratch,
             processors: two_processors(&status).context("this needs two processors")?,

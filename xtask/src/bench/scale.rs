@@ -18,6 +18,7 @@ use comfy_table::{CellAlignment, Table};
 
 use super::counting::total;
 use crate::process::{self, Running};
+use crate::profile::Profile;
 use crate::setup::{self, Tool};
 use crate::workspace::Workspace;
 
@@ -143,9 +144,9 @@ impl Program {
         setup::provide(workspace, [Tool::Valgrind])?;
         // As the instruction benches are built, which have compiled what it needs.
         let mut cargo = workspace.cargo();
-        cargo.args(["build", "--quiet", "--profile=bench", "--package=efa-bench-scale"]);
+        cargo.args(["build", "--quiet", Profile::Bench.argument(), "--package=efa-bench-scale"]);
         process::run(&mut cargo)?;
-        let file = workspace.metadata()?.target_directory.join("release/efa-bench-scale");
+        let file = Profile::Bench.directory(workspace)?.join("efa-bench-scale");
         ensure!(file.exists(), "{} was not built", file.display());
         let place = tempfile::tempdir().context("cannot make a directory")?;
         Ok(Self { file, place, deadline })

@@ -27,8 +27,9 @@ use comfy_table::{CellAlignment, Table};
 use super::counting::{Fit, Place, Run, cost};
 use super::soft::two_processors;
 use crate::process::{self, Running};
-use crate::release;
+use crate::profile::Profile;
 use crate::setup::{self, Tool};
+use crate::verbs;
 use crate::workspace::Workspace;
 
 /// Goal: most instructions of ours for one of libfabric's.
@@ -57,10 +58,10 @@ pub(crate) struct Args {
     gate: bool,
 }
 
-/// Whose instructions are counted.
 /// The client on `efa-verbs`.
-pub(crate) const OURS: &str = "efa-bench-vs-libfabric";
+const OURS: &str = "efa-bench-vs-libfabric";
 
+/// Whose instructions are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Contestant {
     Ours,
@@ -165,7 +166,9 @@ impl Range {
     fn build(workspace: &Workspace, args: &Args) -> Result<Self> {
         let there = process::find_in_path("taskset").is_some();
         ensure!(there, "there is no taskset on PATH; Debian has it in util-linux");
-        let built = release::build(workspace, &[OURS])?;
+        let mut cargo = workspace.cargo();
+        cargo.args(["build", "--quiet", Profile::Bench.argument(), "--package", OURS]);
+        process::run(&mut cargo)?;
         let target = workspace.metadata()?.target_directory;
         let scratch = target.join("vs-libfabric");
         std::fs::create_dir_all(&scratch)
@@ -177,8 +180,8 @@ impl Range {
         process::run(cc.arg(source).args(["-lfabric", "-o"]).arg(&libfabric))?;
         let status = std::fs::read_to_string("/proc/self/status")?;
         Ok(Self {
-            library: built.join("libefa_soft.so"),
-            ours: built.join(OURS),
+            library: verbs::soft_library(workspace)?,
+            ours: Profile::Bench.directory(workspace)?.join(OURS),
             libfabric,
             scratch,
             processors: two_processors(&status).context("this needs two processors")?,

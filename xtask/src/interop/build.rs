@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use super::matrix::{Device, Devices};
 use crate::workspace::Workspace;
-use crate::{process, provider, release};
+use crate::{checked, process, provider};
 
 /// Where the programs are.
 #[derive(Debug)]
@@ -64,12 +64,12 @@ impl fmt::Display for Release {
 impl Built {
     pub(crate) fn build(workspace: &Workspace, devices: Devices) -> Result<Self> {
         let programs = ["efa", "efa-interop-peer", "efa-interop-corpus"];
-        let built = release::build(workspace, &programs)?;
-        let provider = match devices.has(Device::Provider) {
-            true => Some(provider::build(workspace, &provider::Args::default())?),
-            false => None,
-        };
+        let built = checked::build(workspace, &programs)?;
         let interop = workspace.metadata()?.target_directory.join("interop");
+        let provider = devices.has(Device::Provider).then(|| interop.join("provider"));
+        if let Some(directory) = &provider {
+            provider::copy(&built, directory)?;
+        }
         Ok(Self {
             efa: built.join("efa"),
             c_peer: c_peer(workspace)?,

@@ -26,11 +26,12 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use self::document::Style;
 use self::point::Point;
-use self::programs::{Contestant, Profile, Range};
+use self::programs::{Contestant, Range};
 use self::results::{QUIET, Results, Round};
 use super::soft::Usage;
 use crate::output;
 use crate::process;
+use crate::profile::Profile;
 use crate::setup::{self, Tool};
 use crate::workspace::Workspace;
 

@@ -15,6 +15,7 @@ use super::namespaces::Namespaces;
 use super::point::{Form, Kind, Point};
 use crate::bench::soft::{listens, two_processors};
 use crate::process::{self, Running};
+use crate::profile::Profile;
 use crate::workspace::Workspace;
 
 /// The C programs.
@@ -174,28 +175,6 @@ fn of_perftest(said: &str) -> Option<f64> {
     Some(microseconds / 1e6)
 }
 
-/// How our program is built.
-#[derive(Clone, Copy)]
-pub(super) enum Profile {
-    /// For figures.
-    Release,
-    /// For a look at whether it works.
-    Dev,
-}
-
-impl Profile {
-    fn option(self) -> Option<&'static str> {
-        matches!(self, Self::Release).then_some("--release")
-    }
-
-    fn directory(self) -> &'static str {
-        match self {
-            Self::Release => "release",
-            Self::Dev => "debug",
-        }
-    }
-}
-
 /// The programs.
 pub(super) struct Range {
     /// Who was built.
@@ -232,7 +211,7 @@ impl Range {
         ensure!(there, "there is no taskset on PATH; Debian has it in util-linux");
         let target = workspace.metadata()?.target_directory;
         let mut cargo = workspace.cargo();
-        cargo.args(["build", "--quiet", "--package=efa-bench-peers"]).args(profile.option());
+        cargo.args(["build", "--quiet", "--package=efa-bench-peers", profile.argument()]);
         process::run(&mut cargo)?;
         let built = target.join("bench/peers");
         std::fs::create_dir_all(&built)
@@ -241,7 +220,7 @@ impl Range {
         let mut range = Self {
             there: Vec::new(),
             missing: Vec::new(),
-            ours: target.join(profile.directory()).join("efa-bench-peers"),
+            ours: profile.directory(workspace)?.join("efa-bench-peers"),
             built,
             processors: two_processors(&status).context("this needs two processors")?,
             hosts: Namespaces::new(),

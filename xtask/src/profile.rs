@@ -1,0 +1,42 @@
+//! The profiles of Cargo.toml, and where cargo puts what it builds by them.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use crate::workspace::Workspace;
+
+/// A profile of Cargo.toml.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Profile {
+    /// As `cargo build` builds.
+    Dev,
+    /// For users, and for figures.
+    Release,
+    /// For programs that tests run: optimized, with the checks of `Dev`.
+    Checked,
+    /// For counts of instructions, whose limits were measured with it.
+    Bench,
+}
+
+impl Profile {
+    /// The argument of cargo.
+    pub(crate) fn argument(self) -> &'static str {
+        match self {
+            Self::Dev => "--profile=dev",
+            Self::Release => "--profile=release",
+            Self::Checked => "--profile=checked",
+            Self::Bench => "--profile=bench",
+        }
+    }
+
+    /// Where programs and libraries are. What is built by `Release` replaces what was built by `Bench`, and the other
+    /// way round.
+    pub(crate) fn directory(self, workspace: &Workspace) -> Result<PathBuf> {
+        Ok(workspace.metadata()?.target_directory.join(match self {
+            Self::Dev => "debug",
+            Self::Release | Self::Bench => "release",
+            Self::Checked => "checked",
+        }))
+    }
+}
