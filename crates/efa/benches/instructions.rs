@@ -334,9 +334,9 @@ const INSERT_100K: u64 = 370;
 const INSERT_1M: u64 = 420;
 const ENABLE: u64 = 640_000;
 const POST: u64 = 248;
-const IDLE: u64 = 98;
-const TRANSFER: u64 = 5_660;
+const IDLE: u64 = 97;
+const TRANSFER: u64 = 5_540;
 /// A message over a connection, and over one of 64 on the same queues, which may cost 1.3 times as much.
-const ONE_OF_ONE: u64 = 5_620;
-const ONE_OF_64: u64 = 7_280;
+const ONE_OF_ONE: u64 = 5_500;
+const ONE_OF_64: u64 = 7_150;
 const _: () = assert!(ONE_OF_64 * 10 <= ONE_OF_ONE * 13);

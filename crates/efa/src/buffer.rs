@@ -105,13 +105,15 @@ impl Buffer {
     #[must_use]
     #[inline]
     pub fn len(&self) -> usize {
-        self.as_slice().map_or_else(|| self.len_elsewhere(), <[u8]>::len)
+        match &self.0 {
+            Memory::Region(slice) => slice.len(),
+            _ => self.as_slice().map_or_else(|| self.len_elsewhere(), <[u8]>::len),
+        }
     }
 
     #[inline(never)]
     fn len_elsewhere(&self) -> usize {
         match &self.0 {
-            Memory::Region(slice) => slice.len(),
             Memory::Pieces(pieces) => pieces.len(),
             Memory::Foreign(memory) => memory.len(),
             _ => 0,

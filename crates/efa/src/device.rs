@@ -205,12 +205,12 @@ impl efa_device::Region for AnyRegion {
         each!(Self in self, region => region.is_mapped())
     }
 
-    #[inline(never)]
+    #[inline]
     fn read(&self, offset: usize, into: &mut [u8]) -> usize {
         each!(Self in self, region => region.read(offset, into))
     }
 
-    #[inline(never)]
+    #[inline]
     fn write(&self, offset: usize, from: &[u8]) -> usize {
         each!(Self in self, region => region.write(offset, from))
     }

@@ -308,14 +308,13 @@ impl RegionSlice {
         bytes
     }
 
-    // Out of line, as `write`, so that buffers of other kinds don't execute its prologue.
-    #[inline(never)]
+    #[inline]
     pub(crate) fn read(&self, offset: usize, into: &mut [u8]) {
         let count = into.len().min(self.len().saturating_sub(offset));
         self.region.read(self.range.start.saturating_add(offset), &mut into[..count]);
     }
 
-    #[inline(never)]
+    #[inline]
     pub(crate) fn write(&self, offset: usize, from: &[u8]) {
         let count = from.len().min(self.len().saturating_sub(offset));
         self.region.write(self.range.start.saturating_add(offset), &from[..count]);

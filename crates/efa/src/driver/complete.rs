@@ -47,7 +47,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         reader: &mut Reader<'_>,
     ) -> Option<bool> {
         match completion {
-            // The most frequent case, taken apart here so that nothing is moved twice.
+            // The most frequent cases, taken apart here so that nothing is moved twice.
             Some(EngineCompletion::Receive(ReceiveCompletion {
                 context,
                 peer,
@@ -68,6 +68,27 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
                     ..self.completion(Kind::Receive, context, length, buffer, from)
                 }));
                 self.receive.end();
+                Some(true)
+            }
+            Some(EngineCompletion::Send(SendCompletion {
+                context,
+                peer,
+                tag,
+                length,
+                subprotocol,
+                buffer: Some(Slot { buffer, role: Role::Whole }),
+                result: Ok(()),
+            })) if self.transmit.is_read_by(reader) => {
+                if let Some(accounts) = &self.accounts {
+                    accounts.ended(Kind::Send, false, true, true);
+                }
+                let to = self.name(peer);
+                *reader.entry = Some(Ok(Completion {
+                    tag,
+                    subprotocol,
+                    ..self.completion(Kind::Send, context, length, buffer, to)
+                }));
+                self.transmit.end();
                 Some(true)
             }
             None => None,

@@ -3,13 +3,14 @@
 
 use std::fs;
 use std::net::IpAddr;
+use std::ops::Range;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use efa::{
-    Access, Address, AddressVector, CompletionQueue, CompletionQueueOptions, Direction, Endpoint,
-    EndpointOptions, Fabric, FiAddr, Kind, LocalAccess, MemoryRegion, Message, Receive,
+    Access, Address, AddressVector, Buffer, CompletionQueue, CompletionQueueOptions, Direction,
+    Endpoint, EndpointOptions, Fabric, FiAddr, Kind, LocalAccess, MemoryRegion, Message, Receive,
     RegionSlice, ShmOptions, Statistics, TcpOptions,
 };
 
@@ -46,6 +47,40 @@ impl Over {
     }
 }
 
+/// The buffers of one direction that their operations have returned, by slot: the next operation of a slot takes its
+/// buffer again.
+struct Slots([Option<RegionSlice>; MAX_WINDOW]);
+
+impl Slots {
+    fn new() -> Self {
+        Self([const { None }; MAX_WINDOW])
+    }
+
+    /// The bytes of a slot, whose operation is about to start.
+    fn take(
+        &mut self,
+        slot: usize,
+        region: &MemoryRegion,
+        range: Range<usize>,
+    ) -> Result<RegionSlice> {
+        match self.0[slot].take() {
+            Some(slice) if slice.range() == range => Ok(slice),
+            _ => Ok(region.slice(range)?),
+        }
+    }
+
+    /// Keeps the buffer of an operation that has ended.
+    fn give(&mut self, slot: u64, buffer: Buffer) -> Result<()> {
+        let slice = buffer.into_region().ok().context("another buffer came back")?;
+        self.0[slot as usize] = Some(slice);
+        Ok(())
+    }
+
+    fn has(&self, slot: usize) -> bool {
+        self.0[slot].is_some()
+    }
+}
+
 pub(crate) struct Ours {
     endpoint: Endpoint,
     queue: CompletionQueue,
@@ -55,8 +90,8 @@ pub(crate) struct Ours {
     /// Where page-aligned memory begins in each.
     out_at: usize,
     into_at: usize,
-    received: [bool; MAX_WINDOW],
-    sent: [bool; MAX_WINDOW],
+    received: Slots,
+    sent: Slots,
     told: bool,
     heard: Option<u64>,
     /// When the point began.
@@ -105,8 +140,8 @@ impl Ours {
             into,
             out_at,
             into_at,
-            received: [false; MAX_WINDOW],
-            sent: [false; MAX_WINDOW],
+            received: Slots::new(),
+            sent: Slots::new(),
             told: false,
             heard: None,
             is_server: role == "server",
@@ -124,13 +159,13 @@ impl Ours {
         let completion = entry.map_err(|failed| failed.error)?;
         match (completion.kind == Kind::Send, completion.context) {
             (true, NUMBER) => self.told = true,
-            (true, slot) => self.sent[slot as usize] = true,
+            (true, slot) => self.sent.give(slot, completion.buffer)?,
             (false, NUMBER) => {
                 let bytes = completion.buffer.into_vec();
                 let number = <[u8; 8]>::try_from(bytes).ok().context("a number of other length")?;
                 self.heard = Some(u64::from_le_bytes(number));
             }
-            (false, slot) => self.received[slot as usize] = true,
+            (false, slot) => self.received.give(slot, completion.buffer)?,
         }
         Ok(())
     }
@@ -160,16 +195,14 @@ fn meet(directory: &Path, role: &str, ours: Address, to: &AddressVector) -> Resu
 impl Transport for Ours {
     fn receive(&mut self, point: Point, slot: usize) -> Result<()> {
         let at = self.into_at + point.offset(slot);
-        let slice = self.into.slice(at..at + point.size)?;
-        self.received[slot] = false;
+        let slice = self.received.take(slot, &self.into, at..at + point.size)?;
         self.endpoint.receive(Receive::tagged(DATA), slice, slot as u64)?;
         Ok(())
     }
 
     fn send(&mut self, point: Point, slot: usize) -> Result<()> {
         let at = self.out_at + point.offset(slot);
-        let mut slice = self.out.region().slice(at..at + point.size)?;
-        self.sent[slot] = false;
+        let mut slice = self.sent.take(slot, self.out.region(), at..at + point.size)?;
         let message = Message::to(self.peer).tagged(DATA);
         while let Err(refused) = self.endpoint.send(message, slice, slot as u64) {
             ensure!(refused.error.is_busy(), "{}", refused.error);
@@ -180,14 +213,14 @@ impl Transport for Ours {
     }
 
     fn await_receive(&mut self, _point: Point, slot: usize) -> Result<()> {
-        while !self.received[slot] {
+        while !self.received.has(slot) {
             self.progress()?;
         }
         Ok(())
     }
 
     fn await_send(&mut self, slot: usize) -> Result<()> {
-        while !self.sent[slot] {
+        while !self.sent.has(slot) {
             self.progress()?;
         }
         Ok(())
