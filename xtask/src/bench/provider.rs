@@ -209,7 +209,7 @@ impl Range {
         let scratch = target.join("bench-provider");
         std::fs::create_dir_all(&scratch)
             .with_context(|| format!("cannot make {}", scratch.display()))?;
-        // For `Device::Shm`, whose times are figures, and for counts alike.
+        // Not that of the profile `checked`, whose assertions would be counted.
         let directory = scratch.join("built");
         provider::build(workspace, Profile::Bench, &directory)?;
         let program = scratch.join("provider");
