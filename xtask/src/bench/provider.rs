@@ -211,7 +211,7 @@ impl Range {
             .with_context(|| format!("cannot make {}", scratch.display()))?;
         // Not that of the profile `checked`, whose assertions would be counted.
         let directory = scratch.join("built");
-        provider::build(workspace, Profile::Bench, &directory)?;
+        provider::build(workspace, Profile::Release, &directory)?;
         let program = scratch.join("provider");
         let source = workspace.root().join("tests/bench/provider/provider.c");
         let mut cc = Command::new("cc");

@@ -167,7 +167,7 @@ impl Range {
         let there = process::find_in_path("taskset").is_some();
         ensure!(there, "there is no taskset on PATH; Debian has it in util-linux");
         let mut cargo = workspace.cargo();
-        cargo.args(["build", "--quiet", Profile::Bench.argument(), "--package", OURS]);
+        cargo.args(["build", "--quiet", Profile::Release.argument(), "--package", OURS]);
         process::run(&mut cargo)?;
         let target = workspace.metadata()?.target_directory;
         let scratch = target.join("vs-libfabric");
@@ -181,7 +181,7 @@ impl Range {
         let status = std::fs::read_to_string("/proc/self/status")?;
         Ok(Self {
             library: verbs::soft_library(workspace)?,
-            ours: Profile::Bench.directory(workspace)?.join(OURS),
+            ours: Profile::Release.directory(workspace)?.join(OURS),
             libfabric,
             scratch,
             processors: two_processors(&status).context("this needs two processors")?,
