@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
+use crate::process;
 use crate::workspace::Workspace;
 
 /// A profile of Cargo.toml.
@@ -11,11 +12,11 @@ use crate::workspace::Workspace;
 pub(crate) enum Profile {
     /// As `cargo build` builds.
     Dev,
-    /// For users, and for figures.
+    /// For users, and for what is compared with other libraries.
     Release,
     /// For programs that tests run: optimized, with the checks of `Dev`.
     Checked,
-    /// For counts of instructions, whose limits were measured with it.
+    /// For the instruction benches of crates, whose limits were measured with it.
     Bench,
 }
 
@@ -38,5 +39,14 @@ impl Profile {
             Self::Release | Self::Bench => "release",
             Self::Checked => "checked",
         }))
+    }
+
+    /// Builds the program that has the name of its package; returns its file.
+    pub(crate) fn program(self, workspace: &Workspace, name: &str) -> Result<PathBuf> {
+        let mut cargo = workspace.cargo();
+        process::run(cargo.args(["build", "--quiet", self.argument(), "--package", name]))?;
+        let program = self.directory(workspace)?.join(name);
+        ensure!(program.exists(), "{} was not built", program.display());
+        Ok(program)
     }
 }

@@ -7,11 +7,12 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
 use comfy_table::{CellAlignment, Table};
 
 use crate::process::{self, Running};
+use crate::profile::Profile;
 use crate::setup::{self, Tool};
 use crate::workspace::Workspace;
 
@@ -64,16 +65,13 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
 }
 
 fn build(workspace: &Workspace) -> Result<Vec<Contestant>> {
-    let mut cargo = workspace.cargo();
-    process::run(cargo.args(["build", "--quiet", "--release", "--package=efa-bench-asleep"]))?;
+    let ours = Profile::Release.program(workspace, "efa-bench-asleep")?;
     let target = workspace.metadata()?.target_directory;
     let libfabric = target.join("asleep-libfabric");
     let source = workspace.root().join("tests/bench/asleep/libfabric.c");
     let mut cc = Command::new("cc");
     cc.args(["-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror"]);
     process::run(cc.arg(source).args(["-lfabric", "-o"]).arg(&libfabric))?;
-    let ours = target.join("release/efa-bench-asleep");
-    ensure!(ours.exists(), "{} was not built", ours.display());
     let of = |name: &str, program: &PathBuf, arguments: &[&'static str]| Contestant {
         name: name.to_owned(),
         program: program.clone(),

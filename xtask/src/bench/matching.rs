@@ -28,6 +28,7 @@ use efa_plot::{Corner, Plot, Series};
 use super::soft::{BUSY, load, median};
 use crate::output;
 use crate::process::{self, Running};
+use crate::profile::Profile;
 use crate::setup::{self, Tool};
 use crate::workspace::Workspace;
 
@@ -240,10 +241,7 @@ struct Range {
 
 impl Range {
     fn build(workspace: &Workspace, target: &Path, args: &Args) -> Result<Self> {
-        let mut cargo = workspace.cargo();
-        cargo.args(["build", "--quiet", "--release", "--package=efa-bench-match"]);
-        process::run(&mut cargo)?;
-        let ours = target.join("release/efa-bench-match");
+        let ours = Profile::Release.program(workspace, "efa-bench-match")?;
         let built = target.join("bench/match/programs");
         let scratch = target.join(format!("bench/match/scratch-{}", std::process::id()));
         for directory in [&built, &scratch] {

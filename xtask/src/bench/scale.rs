@@ -143,11 +143,7 @@ impl Program {
     fn build(workspace: &Workspace, deadline: Duration) -> Result<Self> {
         setup::provide(workspace, [Tool::Valgrind])?;
         // As the instruction benches are built, which have compiled what it needs.
-        let mut cargo = workspace.cargo();
-        cargo.args(["build", "--quiet", Profile::Bench.argument(), "--package=efa-bench-scale"]);
-        process::run(&mut cargo)?;
-        let file = Profile::Bench.directory(workspace)?.join("efa-bench-scale");
-        ensure!(file.exists(), "{} was not built", file.display());
+        let file = Profile::Bench.program(workspace, "efa-bench-scale")?;
         let place = tempfile::tempdir().context("cannot make a directory")?;
         Ok(Self { file, place, deadline })
     }

@@ -29,6 +29,7 @@ use comfy_table::{CellAlignment, Table};
 
 use crate::output;
 use crate::process::{self, Running};
+use crate::profile::Profile;
 use crate::setup::{self, Tool};
 use crate::workspace::Workspace;
 
@@ -202,9 +203,9 @@ impl Range {
             );
         }
         let mut cargo = workspace.cargo();
-        cargo.args(["build", "--quiet", "--release", "--package=efa-softverbs"]);
+        cargo.args(["build", "--quiet", Profile::Release.argument(), "--package=efa-softverbs"]);
         process::run(cargo.args(["--lib", "--example=latency"]))?;
-        let built = workspace.metadata()?.target_directory.join("release");
+        let built = Profile::Release.directory(workspace)?;
         let status = std::fs::read_to_string("/proc/self/status")?;
         Ok(Self {
             library: built.join("libefa_soft.so"),

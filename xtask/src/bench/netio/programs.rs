@@ -11,6 +11,7 @@ use clap::ValueEnum;
 use tempfile::TempDir;
 
 use crate::process::{self, Running};
+use crate::profile::Profile;
 use crate::workspace::Workspace;
 
 /// Who is measured.
@@ -150,10 +151,7 @@ impl Range {
         who: &[Contestant],
         deadline: u64,
     ) -> Result<Self> {
-        let mut cargo = workspace.cargo();
-        cargo.args(["build", "--quiet", "--release", "--package=efa-bench-netio"]);
-        process::run(&mut cargo)?;
-        let ours = target.join("release/efa-bench-netio");
+        let ours = Profile::Release.program(workspace, "efa-bench-netio")?;
         let (mut programs, mut missing) = (Vec::new(), Vec::new());
         for &who in who {
             match who.peer() {

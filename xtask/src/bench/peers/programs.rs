@@ -210,9 +210,7 @@ impl Range {
         let there = process::find_in_path("taskset").is_some();
         ensure!(there, "there is no taskset on PATH; Debian has it in util-linux");
         let target = workspace.metadata()?.target_directory;
-        let mut cargo = workspace.cargo();
-        cargo.args(["build", "--quiet", "--package=efa-bench-peers", profile.argument()]);
-        process::run(&mut cargo)?;
+        let ours = profile.program(workspace, "efa-bench-peers")?;
         let built = target.join("bench/peers");
         std::fs::create_dir_all(&built)
             .with_context(|| format!("cannot make {}", built.display()))?;
@@ -220,7 +218,7 @@ impl Range {
         let mut range = Self {
             there: Vec::new(),
             missing: Vec::new(),
-            ours: profile.directory(workspace)?.join("efa-bench-peers"),
+            ours,
             built,
             processors: two_processors(&status).context("this needs two processors")?,
             hosts: Namespaces::new(),
