@@ -122,7 +122,8 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
                 .with_context(|| format!("--minutes {minutes}: a second to a year is expected"))?;
             targets_among(targets, &workspace.root().join("fuzz"))?;
             setup::provide(workspace, TOOLS)?;
-            let fuzzer = Fuzzer::build(workspace, targets, *sanitizer)?;
+            let fuzzer = Fuzzer::of(workspace, targets, *sanitizer)?;
+            process::run(&mut fuzzer.build()?)?;
             fuzzer.run(time, (*jobs).max(1), None)
         }
     }
@@ -130,10 +131,19 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
 
 /// The step of `cargo xtask test`: every target for a short time, from a fixed seed, so that a change doesn't fail
 /// by what it didn't do. A target keeps one processor busy, so as many run at a time as there are. The tests replay the
-/// regressions.
+/// regressions. The build is the longer part: it is optimized less than that of a long run, which gives a half of the
+/// runs.
 pub(crate) fn gate(workspace: &Workspace) -> Result<()> {
     let jobs = std::thread::available_parallelism().map_or(1, NonZero::get);
-    Fuzzer::build(workspace, &[], Sanitizer::None)?.run(GATE, jobs, Some(1))
+    process::run(&mut build_of_gate(workspace)?)?;
+    Fuzzer::of(workspace, &[], Sanitizer::None)?.run(GATE, jobs, Some(1))
+}
+
+/// The command that builds the targets for [`gate`].
+pub(crate) fn build_of_gate(workspace: &Workspace) -> Result<Command> {
+    let mut cargo_fuzz = Fuzzer::of(workspace, &[], Sanitizer::None)?.build()?;
+    cargo_fuzz.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1").env("CARGO_PROFILE_RELEASE_DEBUG", "0");
+    Ok(cargo_fuzz)
 }
 
 /// Runs `efa-hostile`, which has the targets without a fuzzer.
@@ -152,10 +162,11 @@ fn text(file: &Path) -> Result<&str> {
     file.to_str().with_context(|| format!("{} is no text", file.display()))
 }
 
-/// Built targets.
+/// Some targets, and how they are built.
 struct Fuzzer<'a> {
     workspace: &'a Workspace,
     folder: PathBuf,
+    sanitizer: Sanitizer,
     /// Directory of the programs.
     built: PathBuf,
     targets: Vec<String>,
@@ -165,23 +176,27 @@ struct Fuzzer<'a> {
 const REPORT: usize = 16;
 
 impl<'a> Fuzzer<'a> {
-    fn build(workspace: &'a Workspace, wanted: &[String], sanitizer: Sanitizer) -> Result<Self> {
+    fn of(workspace: &'a Workspace, wanted: &[String], sanitizer: Sanitizer) -> Result<Self> {
         let folder = workspace.root().join("fuzz");
         let targets = targets_among(wanted, &folder)?;
-        let target_folder = sanitizer.target_folder(&folder);
-        let mut cargo_fuzz = Command::new(setup::cargo_fuzz(workspace)?);
-        cargo_fuzz.current_dir(&folder).args(["fuzz", "build", "--sanitizer", sanitizer.name()]);
-        if sanitizer != Sanitizer::None {
+        let built = sanitizer.target_folder(&folder).join(host()?).join("release");
+        Ok(Self { workspace, folder, sanitizer, built, targets })
+    }
+
+    /// The command that builds them.
+    fn build(&self) -> Result<Command> {
+        let Self { folder, sanitizer, targets, .. } = self;
+        let mut cargo_fuzz = Command::new(setup::cargo_fuzz(self.workspace)?);
+        cargo_fuzz.current_dir(folder).args(["fuzz", "build", "--sanitizer", sanitizer.name()]);
+        if *sanitizer != Sanitizer::None {
             // The stable compiler includes the sanitizer, but the flag for it is unstable.
             cargo_fuzz.env("RUSTC_BOOTSTRAP", "1");
         }
-        cargo_fuzz.arg("--target-dir").arg(&target_folder);
+        cargo_fuzz.arg("--target-dir").arg(sanitizer.target_folder(folder));
         if let [target] = &targets[..] {
             cargo_fuzz.arg(target);
         }
-        process::run(&mut cargo_fuzz)?;
-        let built = target_folder.join(host()?).join("release");
-        Ok(Self { workspace, folder, built, targets })
+        Ok(cargo_fuzz)
     }
 
     /// Runs all, `jobs` at a time.

@@ -20,6 +20,7 @@
 #[macro_use]
 mod output;
 
+mod ahead;
 mod bench;
 mod checked;
 mod conformance;

@@ -1,6 +1,7 @@
 //! The profiles of Cargo.toml, and where cargo puts what it builds by them.
 
 use std::path::PathBuf;
+use std::process::Command;
 
 use anyhow::{Result, ensure};
 
@@ -41,10 +42,16 @@ impl Profile {
         }))
     }
 
+    /// The command that builds the program that has the name of its package.
+    pub(crate) fn build_of(self, workspace: &Workspace, name: &str) -> Command {
+        let mut cargo = workspace.cargo();
+        cargo.args(["build", "--quiet", self.argument(), "--package", name]);
+        cargo
+    }
+
     /// Builds the program that has the name of its package; returns its file.
     pub(crate) fn program(self, workspace: &Workspace, name: &str) -> Result<PathBuf> {
-        let mut cargo = workspace.cargo();
-        process::run(cargo.args(["build", "--quiet", self.argument(), "--package", name]))?;
+        process::run(&mut self.build_of(workspace, name))?;
         let program = self.directory(workspace)?.join(name);
         ensure!(program.exists(), "{} was not built", program.display());
         Ok(program)

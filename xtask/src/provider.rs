@@ -9,6 +9,7 @@
 //! name a library so.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result};
 
@@ -48,10 +49,15 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
 
 /// Builds the library, and copies it into a directory for `FI_PROVIDER_PATH`.
 pub(crate) fn build(workspace: &Workspace, profile: Profile, directory: &Path) -> Result<()> {
-    let mut build = workspace.cargo();
-    build.args(["build", "--locked", "--lib", "--package", PACKAGE, profile.argument()]);
-    process::run(&mut build)?;
+    process::run(&mut build_of(workspace, profile))?;
     copy(&profile.directory(workspace)?, directory)
+}
+
+/// The command that builds the library.
+pub(crate) fn build_of(workspace: &Workspace, profile: Profile) -> Command {
+    let mut cargo = workspace.cargo();
+    cargo.args(["build", "--locked", "--lib", "--package", PACKAGE, profile.argument()]);
+    cargo
 }
 
 /// Copies a library that was built into a directory for `FI_PROVIDER_PATH`.

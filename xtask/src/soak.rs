@@ -94,15 +94,28 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
 /// Runs the tests of sleeping threads with more rounds than `cargo test` does: two readers and a peer on each link,
 /// with both kinds of progress, and a peer that is stopped now and then.
 fn run_wakeups(workspace: &Workspace, rounds: u64) -> Result<()> {
-    let mut cargo = workspace.cargo();
-    // Optimized, and compiled as the benches are, for which the step `bench` compiles the same crates.
-    cargo.args(["test", "--quiet", Profile::Bench.argument()]).args(bench::selection(workspace)?);
-    cargo.args(["--test=waiting", "--"]);
+    let mut cargo = wakeups(workspace)?;
+    cargo.arg("--");
     // One after the other, so that a thread sleeps because there is nothing, and not for lack of a processor.
     cargo.args(["--test-threads=1", "always_woken", "stopped::"]);
     process::run(cargo.env("EFA_ROUNDS", rounds.to_string()))?;
     say!("soak: no wake-up was lost in {rounds} rounds of each test");
     Ok(())
+}
+
+fn wakeups(workspace: &Workspace) -> Result<Command> {
+    let mut cargo = workspace.cargo();
+    // Optimized, and compiled as the benches are, for which the step `bench` compiles the same crates.
+    cargo.args(["test", "--quiet", Profile::Bench.argument()]).args(bench::selection(workspace)?);
+    cargo.arg("--test=waiting");
+    Ok(cargo)
+}
+
+/// The command that builds the tests of sleeping threads.
+pub(crate) fn build_of_wakeups(workspace: &Workspace) -> Result<Command> {
+    let mut cargo = wakeups(workspace)?;
+    cargo.arg("--no-run");
+    Ok(cargo)
 }
 
 fn run_on_verbs(workspace: &Workspace, arguments: &[OsString]) -> Result<()> {

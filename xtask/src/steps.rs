@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use clap::ValueEnum;
 
+use crate::ahead::Ahead;
 use crate::setup::{self, Tool};
 use crate::workspace::Workspace;
 use crate::{bench, conformance, fuzz, interop, package, process, soak, verbs};
@@ -53,13 +54,13 @@ pub(crate) enum Step {
     Package,
     /// Each claimed row of the checklist has a test, and docs/conformance.md is up to date
     Conformance,
-    /// Every fuzz target runs for some seconds
-    Fuzz,
     /// The matrix of scenarios between this stack and libfabric
     Interop,
     /// A minute of random operations under faults, a minute or two of attacks on each link and libfabric, some
     /// seconds of sleeping threads
     Soak,
+    /// Every fuzz target runs for some seconds
+    Fuzz,
     /// The instruction benches keep their limits
     Bench,
 }
@@ -99,9 +100,9 @@ impl Step {
         Self::Doc,
         Self::Package,
         Self::Conformance,
-        Self::Fuzz,
         Self::Interop,
         Self::Soak,
+        Self::Fuzz,
         Self::Bench,
     ];
 
@@ -264,6 +265,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     }
     setup::provide(workspace, runnable.iter().flat_map(|step| step.tools().iter().copied()))?;
 
+    let ahead = Ahead::start(workspace, &runnable)?;
     for (index, step) in runnable.iter().enumerate() {
         say!("\n==> [{}/{}] {}", index + 1, runnable.len(), step.name());
         let report = Report::of(*step, workspace);
@@ -274,6 +276,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
             break;
         }
     }
+    drop(ahead);
     conclude(&mut reports, runnable.len(), started.elapsed())
 }
 

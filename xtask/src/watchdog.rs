@@ -19,14 +19,19 @@ pub(crate) fn watch(parent: u32, patience: Duration, heard: &Receiver<()>) {
                     "no output for {} s: killing what process {parent} started",
                     patience.as_secs()
                 );
-                for pid in descendants(parent, &parents()) {
-                    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-                        // It may have ended by now.
-                        let _ = kill_process(pid, Signal::KILL);
-                    }
-                }
+                kill_descendants(parent);
             }
             Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
+/// Kills what the process has started, and what these have, not itself.
+pub(crate) fn kill_descendants(parent: u32) {
+    for pid in descendants(parent, &parents()) {
+        if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+            // It may have ended by now.
+            let _ = kill_process(pid, Signal::KILL);
         }
     }
 }

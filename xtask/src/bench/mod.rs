@@ -22,6 +22,7 @@ mod soft;
 pub(crate) mod vs_libfabric;
 
 use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
@@ -119,6 +120,22 @@ pub(crate) fn gate(workspace: &Workspace) -> Result<()> {
     scale::gate(workspace)
 }
 
+/// The commands that build what [`gate`] runs.
+pub(crate) fn builds_of_gate(workspace: &Workspace) -> Result<[Command; 2]> {
+    let mut benches = instructions(workspace)?;
+    benches.args(selection(workspace)?).arg("--no-run");
+    Ok([benches, scale::build_of_program(workspace)])
+}
+
+/// The command that builds and runs the instruction benches of packages to be named.
+fn instructions(workspace: &Workspace) -> Result<Command> {
+    let mut cargo = workspace.cargo();
+    // Benches take in the path of the runner when they are compiled.
+    cargo.env("GUNGRAUN_RUNNER", setup::gungraun_runner(workspace)?);
+    cargo.args(["bench", "--no-fail-fast", "--bench", INSTRUCTIONS]);
+    Ok(cargo)
+}
+
 fn count_instructions(
     workspace: &Workspace,
     metadata: &Metadata,
@@ -126,9 +143,7 @@ fn count_instructions(
     judge: Judge,
     passed_on: &[String],
 ) -> Result<()> {
-    let mut cargo = workspace.cargo();
-    // Benches take in the path of the runner when they are compiled.
-    cargo.env("GUNGRAUN_RUNNER", setup::gungraun_runner(workspace)?);
+    let mut cargo = instructions(workspace)?;
     // A bench runs on one processor, and its count doesn't depend on what others do.
     cargo.env("GUNGRAUN_PARALLEL", "auto");
     let results = match judge {
@@ -142,8 +157,7 @@ fn count_instructions(
         }
     };
     cargo.env("GUNGRAUN_HOME", &results);
-    cargo.args(["bench", "--no-fail-fast", "--bench", INSTRUCTIONS]).args(named(packages));
-    process::run(cargo.arg("--").args(passed_on))
+    process::run(cargo.args(named(packages)).arg("--").args(passed_on))
         .context("an instruction bench is over its limit, or could not run")?;
     // Whoever chooses benches may leave out some that the difference needs.
     match packages.contains(&added::PACKAGE) && passed_on.is_empty() {

@@ -44,6 +44,9 @@ const IN_VAIN: &str = "--toggle-collect=in_vain";
 /// Instructions of a pass of the caller's loop.
 const LOOP: u64 = 7;
 
+/// Not `checked`, whose assertions would be counted.
+const PROFILE: Profile = Profile::Release;
+
 /// Arguments of `cargo xtask bench provider`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -114,6 +117,11 @@ struct Counted {
     provider: &'static str,
     instructions: f64,
     limit: Option<f64>,
+}
+
+/// The command that builds our provider.
+pub(crate) fn build_of_ours(workspace: &Workspace) -> Command {
+    provider::build_of(workspace, PROFILE)
 }
 
 /// `cargo xtask bench provider`
@@ -209,9 +217,8 @@ impl Range {
         let scratch = target.join("bench-provider");
         std::fs::create_dir_all(&scratch)
             .with_context(|| format!("cannot make {}", scratch.display()))?;
-        // Not that of the profile `checked`, whose assertions would be counted.
         let directory = scratch.join("built");
-        provider::build(workspace, Profile::Release, &directory)?;
+        provider::build(workspace, PROFILE, &directory)?;
         let program = scratch.join("provider");
         let source = workspace.root().join("tests/bench/provider/provider.c");
         let mut cc = Command::new("cc");

@@ -24,6 +24,9 @@ use crate::workspace::Workspace;
 
 /// Most growth of instructions when there are ten times as many; the goal of issue 26.
 const GROWTH: f64 = 1.1;
+const PROGRAM: &str = "efa-bench-scale";
+/// As the instruction benches are built, which have compiled what it needs.
+const PROFILE: Profile = Profile::Bench;
 /// What callgrind counts.
 const COUNTED: &str = "--toggle-collect=efa_bench_scale::counted*";
 /// Milliseconds that threads are measured.
@@ -142,8 +145,7 @@ struct Program {
 impl Program {
     fn build(workspace: &Workspace, deadline: Duration) -> Result<Self> {
         setup::provide(workspace, [Tool::Valgrind])?;
-        // As the instruction benches are built, which have compiled what it needs.
-        let file = Profile::Bench.program(workspace, "efa-bench-scale")?;
+        let file = PROFILE.program(workspace, PROGRAM)?;
         let place = tempfile::tempdir().context("cannot make a directory")?;
         Ok(Self { file, place, deadline })
     }
@@ -190,6 +192,11 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     }
     ensure!(broken.is_empty(), "over a limit: {}", broken.join("; "));
     Ok(())
+}
+
+/// The command that builds the program.
+pub(super) fn build_of_program(workspace: &Workspace) -> Command {
+    PROFILE.build_of(workspace, PROGRAM)
 }
 
 /// A part of the step `bench`.

@@ -35,6 +35,8 @@ use crate::workspace::Workspace;
 /// Goal: most instructions of ours for one of libfabric's.
 const GOAL: f64 = 0.5;
 
+const PROFILE: Profile = Profile::Release;
+
 /// Arguments of `cargo xtask bench vs-libfabric`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -75,6 +77,11 @@ impl fmt::Display for Contestant {
             Self::Libfabric => "libfabric's EFA provider",
         })
     }
+}
+
+/// The command that builds our program.
+pub(crate) fn build_of_ours(workspace: &Workspace) -> Command {
+    PROFILE.build_of(workspace, OURS)
 }
 
 /// `cargo xtask bench vs-libfabric`
@@ -166,7 +173,7 @@ impl Range {
     fn build(workspace: &Workspace, args: &Args) -> Result<Self> {
         let there = process::find_in_path("taskset").is_some();
         ensure!(there, "there is no taskset on PATH; Debian has it in util-linux");
-        let ours = Profile::Release.program(workspace, OURS)?;
+        let ours = PROFILE.program(workspace, OURS)?;
         let target = workspace.metadata()?.target_directory;
         let scratch = target.join("vs-libfabric");
         std::fs::create_dir_all(&scratch)
