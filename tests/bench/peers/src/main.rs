@@ -2,7 +2,7 @@
 //! `cargo xtask bench peers`. The C programs beside it measure libfabric's providers and MPI.
 //!
 //! ```text
-//! efa-bench-peers ours|mapped|overtcp|ring|tcp|readv|memcpy client|server DIRECTORY SECONDS MILLISECONDS POINT...
+//! efa-bench-peers ours|mapped|overtcp|device|ring|tcp|readv|memcpy client|server DIRECTORY SECONDS MILLISECONDS POINT...
 //!
 //!   DIRECTORY      where both sides meet, empty
 //!   SECONDS        after which the process ends in any case
@@ -18,6 +18,7 @@
 //! 4096 16 each 1.0059 0`.
 
 mod copies;
+mod device;
 mod measure;
 mod ours;
 mod ring;
@@ -31,6 +32,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use crate::copies::{By, Copies};
+use crate::device::Device;
 use crate::measure::{Point, Transport, client, server};
 use crate::ours::{Ours, Over};
 use crate::ring::Ring;
@@ -53,9 +55,12 @@ fn main() -> Result<()> {
     });
     let least = Duration::from_millis(milliseconds.parse().context("MILLISECONDS")?);
     let mut points = points.iter().map(|point| point.parse()).collect::<Result<Vec<Point>>>()?;
-    if what == "ring" {
-        points.retain(|point| point.size <= ring::MOST);
-    }
+    let most = match what.as_str() {
+        "ring" => ring::MOST,
+        "device" => device::MOST,
+        _ => usize::MAX,
+    };
+    points.retain(|point| point.size <= most);
     let bytes = points.iter().map(|point| point.bytes()).max().unwrap_or_default();
     let directory = Path::new(directory);
     match (what.as_str(), role.as_str()) {
@@ -69,6 +74,11 @@ fn main() -> Result<()> {
             run(&mut ours, role, &points, least)?;
             ours.close()
         }
+        ("device", role) => {
+            let mut device = Device::open(directory, role, bytes)?;
+            run(&mut device, role, &points, least)?;
+            device.close()
+        }
         ("ring", role) => run(&mut Ring::open(directory, role)?, role, &points, least),
         ("tcp", role) => {
             run(&mut Tcp::open(directory, role, address()?, bytes)?, role, &points, least)
@@ -77,7 +87,9 @@ fn main() -> Result<()> {
             let by = if what == "memcpy" { By::Memcpy } else { By::Kernel };
             run(&mut Copies::open(by, directory, role, bytes)?, role, &points, least)
         }
-        (other, _) => bail!("`{other}` is none of ours, mapped, overtcp, ring, tcp, readv, memcpy"),
+        (other, _) => {
+            bail!("`{other}` is none of ours, mapped, overtcp, device, ring, tcp, readv, memcpy")
+        }
     }
 }
 

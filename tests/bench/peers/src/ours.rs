@@ -22,7 +22,7 @@ const CONTROL: u64 = 8;
 const NUMBER: u64 = u64::MAX;
 /// Bytes of a page. The C programs have their buffers at the start of one.
 const PAGE: usize = 4096;
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The link, and whose memory messages are sent from.
 #[derive(Clone, Copy)]
@@ -130,7 +130,8 @@ impl Ours {
         let memory = vec![UNSENT; bytes + PAGE];
         let into_at = to_page(&memory);
         let into = domain.register_for(memory, Access::default(), LocalAccess::RECV)?;
-        let peer = meet(directory, role, endpoint.address(), &addresses)?;
+        let peer = meet(directory, role, &endpoint.address().to_string())?;
+        let peer = addresses.insert(peer.parse::<Address>()?)?;
         Ok(Self {
             before: endpoint.statistics(),
             endpoint,
@@ -177,15 +178,15 @@ fn to_page(memory: &[u8]) -> usize {
 }
 
 /// Writes our address into the directory, and waits for that of the other side.
-fn meet(directory: &Path, role: &str, ours: Address, to: &AddressVector) -> Result<FiAddr> {
+pub(crate) fn meet(directory: &Path, role: &str, ours: &str) -> Result<String> {
     let theirs = directory.join(if role == "client" { "server" } else { "client" });
     let unfinished = directory.join(format!("{role}.new"));
-    fs::write(&unfinished, ours.to_string())?;
+    fs::write(&unfinished, ours)?;
     fs::rename(unfinished, directory.join(role))?;
     let begin = Instant::now();
     loop {
         if let Ok(text) = fs::read_to_string(&theirs) {
-            return Ok(to.insert(text.parse::<Address>()?)?);
+            return Ok(text);
         }
         ensure!(begin.elapsed() < PATIENCE, "no {}", theirs.display());
         std::thread::sleep(Duration::from_millis(2));

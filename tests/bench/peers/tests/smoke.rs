@@ -96,6 +96,12 @@ fn ring_is_timed_with_messages_that_fit_a_line() {
 }
 
 #[test]
+fn bare_device_is_timed_with_messages_that_fit_a_packet() {
+    let short: Vec<&str> = POINTS.into_iter().filter(|point| !point.contains("1048576")).collect();
+    every_point_has_a_time(&pair("device")[0], &short);
+}
+
+#[test]
 fn unknown_points_are_refused() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_efa-bench-peers"));
     command.args(["ring", "client", ".", "5", "1", "stream:8:65:one"]);

@@ -43,6 +43,8 @@ pub(super) enum Contestant {
     Ucx,
     /// Open MPI with its own shared memory.
     Mpi,
+    /// Packets of the device that `Ours` uses, without a protocol.
+    Device,
     Ring,
     Memcpy,
     Readv,
@@ -51,7 +53,7 @@ pub(super) enum Contestant {
 }
 
 impl Contestant {
-    pub(super) const ALL: [Self; 11] = [
+    pub(super) const ALL: [Self; 12] = [
         Self::Ours,
         Self::Mapped,
         Self::OverTcp,
@@ -59,6 +61,7 @@ impl Contestant {
         Self::Tcp,
         Self::Ucx,
         Self::Mpi,
+        Self::Device,
         Self::Ring,
         Self::Memcpy,
         Self::Readv,
@@ -89,6 +92,7 @@ impl Contestant {
             Self::Tcp => "tcp",
             Self::Ucx => "ucx",
             Self::Mpi => "mpi",
+            Self::Device => "device",
             Self::Ring => "ring",
             Self::Memcpy => "memcpy",
             Self::Readv => "readv",
@@ -111,6 +115,9 @@ impl Contestant {
         match self {
             // It sends from one buffer and receives into one, whatever is under way.
             Self::Ucx => point.form == Form::One,
+            // A packet.
+            Self::Device => point.size <= 8192,
+            // A line.
             Self::Ring => point.size <= 56,
             // Nothing would be sent.
             Self::BareTcp => point.size > 0,
@@ -129,6 +136,7 @@ impl fmt::Display for Contestant {
             Self::Tcp => "libfabric tcp",
             Self::Ucx => "UCX",
             Self::Mpi => "Open MPI",
+            Self::Device => "bare device",
             Self::Ring => "bare ring",
             Self::Memcpy => "memcpy",
             Self::Readv => "process_vm_readv",
