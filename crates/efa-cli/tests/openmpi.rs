@@ -50,10 +50,12 @@ fn mpi_programs_run_on_the_software_device() {
     let everything = ["EAGER_TAGRTM", "MEDIUM_TAGRTM", "HANDSHAKE"];
     let long = ["LONGCTS_TAGRTM", "CTSDATA"];
     let read = ["LONGREAD_TAGRTM", "EOR"];
+    // None with RNR: where a packet that was sent again is delivered after its peer was removed, as at the end of
+    // MPI_Finalize, libfabric 1.17 reads memory at 0x868 (`rxr_pkt_entry_release_tx`).
     for (options, types) in [
         (&[][..], &read),
         (&["--device-rdma", "none", "--reorder", "5"], &long),
-        (&["--device-rdma", "read", "--reorder", "6", "--rnr", "0.01"], &read),
+        (&["--device-rdma", "read", "--reorder", "6"], &read),
         (&["--link", "tcp", "--address", "127.0.0.1"], &read),
     ] {
         let summary = ranks(&program, options);
