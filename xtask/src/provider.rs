@@ -9,7 +9,6 @@
 //! name a library so.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, Result};
 
@@ -17,7 +16,7 @@ use crate::profile::Profile;
 use crate::workspace::Workspace;
 use crate::{install, process};
 
-const PACKAGE: &str = "efa-provider";
+pub(crate) const PACKAGE: &str = "efa-provider";
 const BUILT: &str = "libefars_fi.so";
 const LIBRARY: &str = "libefars-fi.so";
 
@@ -48,16 +47,11 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
 }
 
 /// Builds the library, and copies it into a directory for `FI_PROVIDER_PATH`.
-pub(crate) fn build(workspace: &Workspace, profile: Profile, directory: &Path) -> Result<()> {
-    process::run(&mut build_of(workspace, profile))?;
+fn build(workspace: &Workspace, profile: Profile, directory: &Path) -> Result<()> {
+    let mut build = workspace.cargo();
+    build.args(["build", "--locked", "--lib", "--package", PACKAGE, profile.argument()]);
+    process::run(&mut build)?;
     copy(&profile.directory(workspace)?, directory)
-}
-
-/// The command that builds the library.
-pub(crate) fn build_of(workspace: &Workspace, profile: Profile) -> Command {
-    let mut cargo = workspace.cargo();
-    cargo.args(["build", "--locked", "--lib", "--package", PACKAGE, profile.argument()]);
-    cargo
 }
 
 /// Copies a library that was built into a directory for `FI_PROVIDER_PATH`.

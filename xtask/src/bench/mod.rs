@@ -12,7 +12,7 @@
 
 mod added;
 mod asleep;
-mod counting;
+pub(crate) mod counting;
 mod matching;
 mod netio;
 pub(crate) mod peers;

@@ -22,10 +22,9 @@ use clap::ValueEnum;
 use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
 use comfy_table::{CellAlignment, Table};
 
-use super::counting::{Place, cost, total};
+use super::counting::{self, Place, cost, total};
 use super::soft::two_processors;
 use crate::process::{self, Running};
-use crate::profile::Profile;
 use crate::provider;
 use crate::setup::{self, Tool};
 use crate::verbs;
@@ -43,9 +42,6 @@ const READS: u32 = 20_000;
 const IN_VAIN: &str = "--toggle-collect=in_vain";
 /// Instructions of a pass of the caller's loop.
 const LOOP: u64 = 7;
-
-/// Not `checked`, whose assertions would be counted.
-const PROFILE: Profile = Profile::Release;
 
 /// Arguments of `cargo xtask bench provider`.
 #[derive(Debug, clap::Args)]
@@ -117,11 +113,6 @@ struct Counted {
     provider: &'static str,
     instructions: f64,
     limit: Option<f64>,
-}
-
-/// The command that builds our provider.
-pub(crate) fn build_of_ours(workspace: &Workspace) -> Command {
-    provider::build_of(workspace, PROFILE)
 }
 
 /// `cargo xtask bench provider`
@@ -218,7 +209,7 @@ impl Range {
         std::fs::create_dir_all(&scratch)
             .with_context(|| format!("cannot make {}", scratch.display()))?;
         let directory = scratch.join("built");
-        provider::build(workspace, PROFILE, &directory)?;
+        provider::copy(&counting::build(workspace)?, &directory)?;
         let program = scratch.join("provider");
         let source = workspace.root().join("tests/bench/provider/provider.c");
         let mut cc = Command::new("cc");

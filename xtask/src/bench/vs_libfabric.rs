@@ -24,18 +24,15 @@ use anyhow::{Context, Result, ensure};
 use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
 use comfy_table::{CellAlignment, Table};
 
-use super::counting::{Fit, Place, Run, cost};
+use super::counting::{self, Fit, Place, Run, cost};
 use super::soft::two_processors;
 use crate::process::{self, Running};
-use crate::profile::Profile;
 use crate::setup::{self, Tool};
 use crate::verbs;
 use crate::workspace::Workspace;
 
 /// Goal: most instructions of ours for one of libfabric's.
 const GOAL: f64 = 0.5;
-
-const PROFILE: Profile = Profile::Release;
 
 /// Arguments of `cargo xtask bench vs-libfabric`.
 #[derive(Debug, clap::Args)]
@@ -61,7 +58,7 @@ pub(crate) struct Args {
 }
 
 /// The client on `efa-verbs`.
-const OURS: &str = "efa-bench-vs-libfabric";
+pub(super) const OURS: &str = "efa-bench-vs-libfabric";
 
 /// Whose instructions are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,11 +74,6 @@ impl fmt::Display for Contestant {
             Self::Libfabric => "libfabric's EFA provider",
         })
     }
-}
-
-/// The command that builds our program.
-pub(crate) fn build_of_ours(workspace: &Workspace) -> Command {
-    PROFILE.build_of(workspace, OURS)
 }
 
 /// `cargo xtask bench vs-libfabric`
@@ -173,7 +165,7 @@ impl Range {
     fn build(workspace: &Workspace, args: &Args) -> Result<Self> {
         let there = process::find_in_path("taskset").is_some();
         ensure!(there, "there is no taskset on PATH; Debian has it in util-linux");
-        let ours = PROFILE.program(workspace, OURS)?;
+        let ours = counting::build(workspace)?.join(OURS);
         let target = workspace.metadata()?.target_directory;
         let scratch = target.join("vs-libfabric");
         std::fs::create_dir_all(&scratch)
