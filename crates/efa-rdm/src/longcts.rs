@@ -19,6 +19,7 @@ use crate::event::DropReason;
 use crate::ids::PeerId;
 use crate::operations::{Operations, Reached, ReceiveRole, SendRole};
 use crate::payload::Payload;
+use crate::segment::Segment;
 use crate::select::Subprotocol;
 use crate::work::{Advance, InFlight, Work};
 
@@ -141,9 +142,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         advance
     }
 
-    /// Handles a CTSDATA packet. Drops it if it lies beyond the granted window.
+    /// Handles a CTSDATA packet: queues a CTS if the granted window is used up, and completes the receive with the last
+    /// one. Drops a packet that lies beyond the window.
     pub(crate) fn ctsdata_arrived(&mut self, peer: PeerId, data: &CtsData, payload: &[u8]) {
-        let receive = self.receives.get(data.recv_id);
+        let id = data.recv_id;
+        let receive = self.receives.get_mut(id);
         let receive =
             receive.filter(|of| of.peer == peer && of.subprotocol == Some(Subprotocol::LongCts));
         let Some(receive) = receive else {
@@ -153,7 +156,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         if payload.is_empty() || end.is_none_or(|end| end > receive.granted) {
             return self.core.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
         }
-        self.windowed_segment_arrived(data.recv_id, data.seg_offset, payload);
+        match receive.take_segment(data.seg_offset, payload) {
+            Ok(Segment::Partial) if receive.coverage.bytes() == receive.granted => {
+                self.core.enqueue(peer, Work::Cts(id));
+            }
+            Ok(Segment::Partial) => {}
+            taken => self.last_or_bad_segment_taken(id, peer, taken),
+        }
     }
 }
 

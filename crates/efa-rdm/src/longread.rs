@@ -25,6 +25,7 @@ use crate::event::DropReason;
 use crate::ids::PeerId;
 use crate::operations::{Assembly, Operations, Reading, ReceiveRole};
 use crate::payload::Payload;
+use crate::peer::Active;
 use crate::remote::{NO_PIECES, Remote};
 use crate::select::Subprotocol;
 use crate::shape::Shape;
@@ -44,7 +45,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Whether messages to a peer may be sent by runting read. The runt uses the link until the peer's
     /// RDMA read starts; if the peer is reading another message, the link is in use already.
     pub(crate) fn may_runt(&self, peer: PeerId) -> bool {
-        let runting = |active: &crate::peer::Active<_, _>| {
+        let runting = |active: &Active<_, _>| {
             active.reads_under_way == 0
                 && active.handshake.supports(Extras::RUNTING_READ) == Support::Yes
         };
@@ -61,8 +62,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     }
 
     fn can_nack(&self, peer: PeerId) -> bool {
-        let support =
-            |active: &crate::peer::Active<_, _>| active.handshake.supports(Extras::READ_NACK);
+        let support = |active: &Active<_, _>| active.handshake.supports(Extras::READ_NACK);
         self.config.profile.extras.contains(Extras::READ_NACK)
             && self.peers.active(peer).is_some_and(|active| support(active) == Support::Yes)
     }
@@ -267,7 +267,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             None => {
                 let (send_id, recv_id) = (receive.send_id, id);
                 let complete = receive.coverage.bytes() == length;
-                self.core.queue_response(peer, Work::Eor { send_id, recv_id });
+                self.confirm_reading(peer, send_id, recv_id);
                 if complete {
                     self.end_receive(id, None);
                 }
@@ -282,6 +282,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                 self.end_receive(id, Some(error))
             }
             Some(error) => self.refuse_reading(id, error),
+        }
+    }
+
+    /// Tells a sender that its memory was read: at once, unless something waits to be sent to it.
+    fn confirm_reading(&mut self, peer: PeerId, send_id: OpId, recv_id: OpId) {
+        let clear = self.core.peers.active(peer).is_some_and(Active::is_clear);
+        if !clear || self.send_eor(peer, send_id, recv_id).goes_on() {
+            self.core.queue_response(peer, Work::Eor { send_id, recv_id });
         }
     }
 

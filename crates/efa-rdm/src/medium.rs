@@ -21,6 +21,7 @@ use crate::ids::PeerId;
 use crate::memory::Memory;
 use crate::operations::{Assembly, Operations, Send};
 use crate::payload::Payload;
+use crate::segment::Segment;
 use crate::select::Subprotocol;
 use crate::shape::Shape;
 use crate::work::Advance;
@@ -91,8 +92,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             && end.is_some_and(|end| end <= msg_length);
         if agrees {
             core.statistics.received.count(medium.packet_type());
-            let id = *id;
-            self.segment_arrived(id, seg_offset, payload);
+            let taken = receive.take_segment(seg_offset, payload);
+            if taken != Ok(Segment::Partial) {
+                let id = *id;
+                self.last_or_bad_segment_taken(id, peer, taken);
+            }
         }
         agrees
     }

@@ -22,6 +22,8 @@ use crate::peer::Active;
 #[derive(Debug)]
 pub(crate) struct Schedule<B> {
     due: Time,
+    /// What is due without the completions.
+    due_besides: Time,
     completions: VecDeque<Completion<B>>,
     ready: VecDeque<PeerId>,
     /// The device's queue was full when `ready` peers were last served.
@@ -34,6 +36,7 @@ impl<B> Schedule<B> {
     pub(crate) fn new() -> Self {
         Self {
             due: Time::ZERO,
+            due_besides: Time::ZERO,
             completions: VecDeque::new(),
             ready: VecDeque::new(),
             blocked: false,
@@ -51,22 +54,23 @@ impl<B> Schedule<B> {
     /// Makes the next call find work.
     #[inline(always)]
     pub(crate) fn at_once(&mut self) {
+        self.due_besides = Time::ZERO;
         self.due = Time::ZERO;
     }
 
     /// Computes the due time after all work was done: at once if completions or peers wait, else the
     /// earlier of `next` and the end of the first backoff.
     pub(crate) fn settle(&mut self, next: Time) {
-        let pending =
-            !(self.completions.is_empty() && self.ready.is_empty() && self.pausing.is_empty());
+        let waits = !(self.ready.is_empty() && self.pausing.is_empty());
         let backoff = self.next_backoff().unwrap_or(next);
-        self.due = if pending { Time::ZERO } else { next.min(backoff) };
+        self.due_besides = if waits { Time::ZERO } else { next.min(backoff) };
+        self.due = if self.completions.is_empty() { self.due_besides } else { Time::ZERO };
     }
 
     /// Queues a completion for the application.
     pub(crate) fn complete(&mut self, completion: Completion<B>) {
         self.completions.push_back(completion);
-        self.at_once();
+        self.due = Time::ZERO;
     }
 
     #[inline]
@@ -76,7 +80,11 @@ impl<B> Schedule<B> {
 
     #[inline]
     pub(crate) fn next_completion(&mut self) -> Option<Completion<B>> {
-        self.completions.pop_front()
+        let completion = self.completions.pop_front();
+        if self.completions.is_empty() {
+            self.due = self.due_besides;
+        }
+        completion
     }
 
     /// Queues a peer to be served, if it has a backlog and is neither queued nor in backoff.
@@ -114,6 +122,7 @@ impl<B> Schedule<B> {
     /// Starts a peer's RNR backoff, which ends at `until`.
     pub(crate) fn back_off_until(&mut self, peer: PeerId, until: Time) {
         self.backing_off.push(Reverse((until, peer)));
+        self.due_besides = self.due_besides.min(until);
         self.due = self.due.min(until);
     }
 

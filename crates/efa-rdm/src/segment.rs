@@ -15,7 +15,7 @@ use crate::memory::Memory;
 use crate::operations::{Operations, Reading, Receive, Send};
 use crate::payload::Payload;
 use crate::transmit::{PostFailure, Unposted};
-use crate::work::{Advance, InFlight, Purpose, Work};
+use crate::work::{Advance, InFlight, Purpose};
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Bytes of payload that fit a packet with a header of this length.
@@ -93,6 +93,7 @@ impl<B: Payload<R>, R: Region> Receive<Memory<B, R>> {
     /// Copies a segment that the caller has checked to lie within the message. Bytes beyond the
     /// buffer's length count as arrived but aren't copied. Fails if the segment overlaps bytes that
     /// have arrived, or leaves too many holes.
+    #[inline]
     pub(crate) fn take_segment(
         &mut self,
         offset: u64,
@@ -121,22 +122,20 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         match receive.take_segment(offset, payload) {
             Ok(Segment::Partial) if receive.reading == Reading::Refused => self.nack_if_due(id),
             Ok(Segment::Partial) => {}
-            Ok(Segment::Last) => self.end_receive(id, None),
-            Err(reason) => self.core.drop_packet(Some(peer), reason),
+            taken => self.last_or_bad_segment_taken(id, peer, taken),
         }
     }
 
-    /// Handles a segment of a receive under flow control: queues a CTS if the granted window is used up,
-    /// completes the receive with the last segment.
-    pub(crate) fn windowed_segment_arrived(&mut self, id: OpId, offset: u64, payload: &[u8]) {
-        let Some(receive) = self.receives.get_mut(id) else { return };
-        let peer = receive.peer;
-        match receive.take_segment(offset, payload) {
-            Ok(Segment::Partial) if receive.coverage.bytes() == receive.granted => {
-                self.core.enqueue(peer, Work::Cts(id));
-            }
-            Ok(Segment::Partial) => {}
+    /// Completes a receive, or drops a segment.
+    pub(crate) fn last_or_bad_segment_taken(
+        &mut self,
+        id: OpId,
+        peer: PeerId,
+        taken: Result<Segment, DropReason>,
+    ) {
+        match taken {
             Ok(Segment::Last) => self.end_receive(id, None),
+            Ok(Segment::Partial) => {}
             Err(reason) => self.core.drop_packet(Some(peer), reason),
         }
     }

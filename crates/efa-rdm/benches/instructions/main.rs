@@ -9,6 +9,7 @@
 #![allow(missing_docs, unused_qualifications)]
 #![allow(clippy::unwrap_used, reason = "a bench that can't go on fails")]
 
+mod barest;
 #[path = "../../tests/null/mod.rs"]
 mod null;
 mod segmented;
@@ -22,6 +23,7 @@ use efa_rdm::{
 };
 use gungraun::{Callgrind, EntryPoint, EventKind, LibraryBenchmarkConfig, prelude::*};
 
+use crate::barest::Barest;
 use crate::null::{Direct, Order, Packet, Silent};
 use crate::segmented::Exchange;
 use crate::worst::Stage;
@@ -256,6 +258,19 @@ fn device_alone(mut devices: Box<Devices>) -> Box<Devices> {
     devices
 }
 
+// What the work of the engine takes at least: see [`barest`]. With limits, so that the figures stay true.
+#[library_benchmark(setup = Barest::new, config = at_most(BAREST))]
+fn barest_message(mut barest: Box<Barest>) -> Box<Barest> {
+    barest.messages(MESSAGES, WINDOW);
+    barest
+}
+
+#[library_benchmark(setup = Barest::new, config = counted_at_most(BAREST_SEGMENT * 118 * segmented::OPERATIONS))]
+fn barest_segments(mut barest: Box<Barest>) -> Box<Barest> {
+    assert_eq!(barest.long_messages(segmented::OPERATIONS, 1 << 20), 118);
+    barest
+}
+
 struct Devices {
     ends: [Direct; 2],
     packets: Vec<Packet>,
@@ -438,6 +453,8 @@ library_benchmark_group!(
         receive,
         complete,
         device_alone,
+        barest_message,
+        barest_segments,
         idle,
         insert_peers,
         segments,
@@ -457,6 +474,9 @@ const RECEIVE: u64 = 292;
 const COMPLETE: u64 = 83;
 /// Not of the engine's making, but counted in all of the above.
 const DEVICE: u64 = 74;
+/// Of a message, and of a packet of many, by a program that does nothing else.
+const BAREST: u64 = 330;
+const BAREST_SEGMENT: u64 = 126;
 /// The goal.
 const IDLE: u64 = 30;
 const PEER: u64 = 361;

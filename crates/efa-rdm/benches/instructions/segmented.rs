@@ -61,27 +61,27 @@ use Operation as O;
 use Subprotocol as S;
 
 // The last two numbers are the work requests and the limit for each: what was measured and 1 %.
-pub(crate) const MEDIUM_64K: Case = case(O::Send, S::Medium, KIB_64, Rdma::NONE, 8, 992);
-pub(crate) const MEDIUM_1M: Case = case(O::Send, S::Medium, MIB_1, Rdma::NONE, 118, 668);
-pub(crate) const LONG_CTS_64K: Case = case(O::Send, S::LongCts, KIB_64, Rdma::NONE, 9, 986);
+pub(crate) const MEDIUM_64K: Case = case(O::Send, S::Medium, KIB_64, Rdma::NONE, 8, 939);
+pub(crate) const MEDIUM_1M: Case = case(O::Send, S::Medium, MIB_1, Rdma::NONE, 118, 633);
+pub(crate) const LONG_CTS_64K: Case = case(O::Send, S::LongCts, KIB_64, Rdma::NONE, 9, 969);
 pub(crate) const LONG_CTS_1M: Case = case(O::Send, S::LongCts, MIB_1, Rdma::NONE, 122, 632);
-pub(crate) const LONG_READ_64K: Case = case(O::Send, S::LongRead, KIB_64, READ_ONLY, 3, 1704);
-pub(crate) const LONG_READ_1M: Case = case(O::Send, S::LongRead, MIB_1, READ_ONLY, 3, 1704);
-pub(crate) const RUNTING_READ_1M: Case = case(O::Send, S::RuntRead, MIB_1, READ_ONLY, 10, 1336);
-pub(crate) const EMULATED_WRITE_64K: Case = case(O::Write, S::LongCts, KIB_64, Rdma::NONE, 9, 1047);
+pub(crate) const LONG_READ_64K: Case = case(O::Send, S::LongRead, KIB_64, READ_ONLY, 3, 1539);
+pub(crate) const LONG_READ_1M: Case = case(O::Send, S::LongRead, MIB_1, READ_ONLY, 3, 1539);
+pub(crate) const RUNTING_READ_1M: Case = case(O::Send, S::RuntRead, MIB_1, READ_ONLY, 10, 1287);
+pub(crate) const EMULATED_WRITE_64K: Case = case(O::Write, S::LongCts, KIB_64, Rdma::NONE, 9, 1042);
 pub(crate) const EMULATED_WRITE_1M: Case = case(O::Write, S::LongCts, MIB_1, Rdma::NONE, 122, 683);
 pub(crate) const LONG_READ_WRITE_64K: Case =
-    case(O::Write, S::LongRead, KIB_64, READ_ONLY, 3, 1767);
-pub(crate) const LONG_READ_WRITE_1M: Case = case(O::Write, S::LongRead, MIB_1, READ_ONLY, 3, 1767);
-pub(crate) const EMULATED_READ_64K: Case = case(O::Read, S::LongCts, KIB_64, Rdma::NONE, 9, 967);
+    case(O::Write, S::LongRead, KIB_64, READ_ONLY, 3, 1637);
+pub(crate) const LONG_READ_WRITE_1M: Case = case(O::Write, S::LongRead, MIB_1, READ_ONLY, 3, 1637);
+pub(crate) const EMULATED_READ_64K: Case = case(O::Read, S::LongCts, KIB_64, Rdma::NONE, 9, 961);
 pub(crate) const EMULATED_READ_1M: Case = case(O::Read, S::LongCts, MIB_1, Rdma::NONE, 123, 677);
 pub(crate) const DIRECT_WRITE_64K: Case =
-    case(O::Write, S::Direct, KIB_64, Rdma::READ_WRITE, 1, 2283);
+    case(O::Write, S::Direct, KIB_64, Rdma::READ_WRITE, 1, 2195);
 pub(crate) const DIRECT_WRITE_1M: Case =
-    case(O::Write, S::Direct, MIB_1, Rdma::READ_WRITE, 1, 2283);
+    case(O::Write, S::Direct, MIB_1, Rdma::READ_WRITE, 1, 2195);
 pub(crate) const DIRECT_READ_64K: Case =
-    case(O::Read, S::Direct, KIB_64, Rdma::READ_WRITE, 1, 2110);
-pub(crate) const DIRECT_READ_1M: Case = case(O::Read, S::Direct, MIB_1, Rdma::READ_WRITE, 1, 2110);
+    case(O::Read, S::Direct, KIB_64, Rdma::READ_WRITE, 1, 2019);
+pub(crate) const DIRECT_READ_1M: Case = case(O::Read, S::Direct, MIB_1, Rdma::READ_WRITE, 1, 2019);
 
 impl Case {
     /// The limit for a run.

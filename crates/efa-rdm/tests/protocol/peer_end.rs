@@ -649,6 +649,14 @@ fn operation_whose_response_excludes_the_peer_is_complete() {
         let before = world.endpoint(1).packets_held();
         let peer = world.peer(1, 0);
         let under_way = operation.start(&mut world, Receive::Posted);
+        if response == PacketType::Eor {
+            while world.endpoint(1).statistics().rdma_reads == 0 {
+                world.step();
+            }
+            // It is posted at once, and queued if the device takes nothing.
+            let responder = place(&world.ends[1]);
+            world.network.refuse_sends(responder, 1).unwrap();
+        }
         world.drive();
         let excluded =
             Event::PeerExcluded { peer, excess: Excess::Responses { packets: 1, limit: 0 } };

@@ -1,0 +1,204 @@
+//! The least that the work of an engine takes over the same seam and with the same packets: programs for one peer, one
+//! message at a time and packets in order. They check nothing, count nothing, and end at the first surprise. What the
+//! engine takes beyond that is for many peers, any order, hostile bytes, failures and statistics.
+
+use std::collections::VecDeque;
+
+use efa_device::{Completion as Done, Destination, QueuePair, SendRequest, Time, WorkId};
+use efa_proto::{Connid, EagerConnid, MediumConnid, MsgId};
+
+use crate::null::{self, Direct, Order, Packet};
+
+/// A side: its queue pair, and packets to send.
+struct Side {
+    queue_pair: Direct,
+    free: Vec<Packet>,
+}
+
+/// A receive that waits.
+struct Posted {
+    tag: u64,
+    buffer: Vec<u8>,
+}
+
+pub(crate) struct Barest {
+    sender: Side,
+    receiver: Side,
+    posted: VecDeque<Posted>,
+    /// Buffers of sends under way, in order.
+    sending: VecDeque<Vec<u8>>,
+    sent: u32,
+    received: u32,
+    /// Bytes of the message of many packets that have been sent, and that have arrived.
+    progress: [u64; 2],
+}
+
+const CONNID: Connid = Connid(7);
+/// Bytes of payload of a packet of many: what the engine has.
+const SEGMENT: u64 = 8928 - 32;
+const PACKETS: usize = 64;
+
+impl Barest {
+    pub(crate) fn new() -> Box<Self> {
+        let [sender, receiver] = null::pair(Order::Sent).map(|mut queue_pair| {
+            for _ in 0..PACKETS {
+                let packet = queue_pair.allocate_packet().unwrap();
+                queue_pair.post_receive(packet).unwrap();
+            }
+            let free = (0..PACKETS).map(|_| queue_pair.allocate_packet().unwrap()).collect();
+            Side { queue_pair, free }
+        });
+        Box::new(Self {
+            sender,
+            receiver,
+            posted: VecDeque::with_capacity(PACKETS),
+            sending: VecDeque::with_capacity(PACKETS),
+            sent: 0,
+            received: 0,
+            progress: [0; 2],
+        })
+    }
+}
+
+/// The calls that are counted, as an application makes them.
+pub(crate) mod counted {
+    use super::*;
+
+    #[inline(never)]
+    pub(crate) fn receive(barest: &mut Barest, tag: u64, buffer: Vec<u8>) {
+        barest.posted.push_back(Posted { tag, buffer });
+    }
+
+    #[inline(never)]
+    pub(crate) fn send(barest: &mut Barest, tag: u64, buffer: Vec<u8>) {
+        let Side { queue_pair, free } = &mut barest.sender;
+        let mut packet = free.pop().unwrap();
+        let msg_id = MsgId(barest.sent);
+        barest.sent += 1;
+        let header = EagerConnid { msg_id, tag: Some(tag), connid: CONNID, payload: &[] };
+        let begin = header.emit(packet.as_mut()).unwrap();
+        let length = begin + buffer.len();
+        packet.as_mut()[begin..length].copy_from_slice(&buffer);
+        barest.sending.push_back(buffer);
+        post(queue_pair, packet, length);
+    }
+
+    /// The next message that arrived.
+    #[inline(never)]
+    pub(crate) fn poll_receiver(barest: &mut Barest) -> Option<Vec<u8>> {
+        let Done::Receive { packet, length, .. } = barest.receiver.queue_pair.poll(Time::ZERO)?
+        else {
+            panic!("the receiver sends nothing")
+        };
+        let eager = EagerConnid::peek(&packet.as_ref()[..length]).unwrap();
+        assert_eq!(eager.msg_id.0, barest.received);
+        barest.received += 1;
+        let Posted { tag, mut buffer } = barest.posted.pop_front().unwrap();
+        assert_eq!(eager.tag, Some(tag));
+        buffer.get_mut(..eager.payload.len()).unwrap().copy_from_slice(eager.payload);
+        barest.receiver.queue_pair.post_receive(packet).unwrap();
+        Some(buffer)
+    }
+
+    /// The next message that was delivered.
+    #[inline(never)]
+    pub(crate) fn poll_sender(barest: &mut Barest) -> Option<Vec<u8>> {
+        let Side { queue_pair, free } = &mut barest.sender;
+        let Done::Send { packet, .. } = queue_pair.poll(Time::ZERO)? else {
+            panic!("the sender receives nothing")
+        };
+        free.push(packet);
+        barest.sending.pop_front()
+    }
+
+    /// Sends as many segments of a message as there are packets for.
+    #[inline(never)]
+    pub(crate) fn send_segments(barest: &mut Barest, msg_length: u64) {
+        let Side { queue_pair, free } = &mut barest.sender;
+        while barest.progress[0] < msg_length
+            && let Some(mut packet) = free.pop()
+        {
+            let seg_offset = barest.progress[0];
+            let length = SEGMENT.min(msg_length - seg_offset);
+            let (msg_id, connid) = (MsgId(barest.sent), CONNID);
+            let header =
+                MediumConnid { msg_id, tag: None, msg_length, seg_offset, connid, payload: &[] };
+            let begin = header.emit(packet.as_mut()).unwrap();
+            barest.progress[0] += length;
+            post(queue_pair, packet, begin + length as usize);
+        }
+    }
+
+    /// Counts segments that arrived; whether the message is complete.
+    #[inline(never)]
+    pub(crate) fn poll_segments(barest: &mut Barest, msg_length: u64) -> bool {
+        while let Some(done) = barest.receiver.queue_pair.poll(Time::ZERO) {
+            let Done::Receive { packet, length, .. } = done else {
+                panic!("the receiver sends nothing")
+            };
+            let medium = MediumConnid::peek(&packet.as_ref()[..length]).unwrap();
+            assert_eq!((medium.msg_id.0, medium.seg_offset), (barest.received, barest.progress[1]));
+            barest.progress[1] += medium.payload.len() as u64;
+            barest.receiver.queue_pair.post_receive(packet).unwrap();
+        }
+        barest.progress[1] == msg_length
+    }
+
+    /// Takes back packets that were delivered.
+    #[inline(never)]
+    pub(crate) fn poll_delivered(barest: &mut Barest) {
+        let Side { queue_pair, free } = &mut barest.sender;
+        while let Some(done) = queue_pair.poll(Time::ZERO) {
+            let Done::Send { packet, .. } = done else { panic!("the sender receives nothing") };
+            free.push(packet);
+        }
+    }
+
+    #[inline(always)]
+    fn post(queue_pair: &mut Direct, packet: Packet, length: usize) {
+        let destination = Destination::default();
+        let id = WorkId(0);
+        queue_pair
+            .post_send(SendRequest { id, packet, length, destination, immediate: None })
+            .unwrap();
+    }
+}
+
+impl Barest {
+    /// Messages of 8 bytes, some at a time.
+    pub(crate) fn messages(&mut self, count: u64, window: u64) {
+        let mut buffers: Vec<_> = (0..2 * window).map(|_| vec![7; 8]).collect();
+        for _ in 0..count / window {
+            for tag in 0..window {
+                counted::receive(self, tag, buffers.pop().unwrap());
+            }
+            for tag in 0..window {
+                counted::send(self, tag, buffers.pop().unwrap());
+            }
+            while let Some(buffer) = counted::poll_receiver(self) {
+                buffers.push(buffer);
+            }
+            while let Some(buffer) = counted::poll_sender(self) {
+                buffers.push(buffer);
+            }
+        }
+    }
+
+    /// Messages of many packets, one after the other; returns how many packets each took.
+    pub(crate) fn long_messages(&mut self, count: u64, length: u64) -> u64 {
+        for _ in 0..count {
+            self.progress = [0; 2];
+            loop {
+                counted::send_segments(self, length);
+                let complete = counted::poll_segments(self, length);
+                counted::poll_delivered(self);
+                if complete {
+                    break;
+                }
+            }
+            self.sent += 1;
+            self.received += 1;
+        }
+        length.div_ceil(SEGMENT)
+    }
+}
