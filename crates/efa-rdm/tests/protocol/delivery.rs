@@ -503,3 +503,47 @@ fn refused_delivery_complete_send_uses_no_message_id() {
     assert_eq!(world.count(0, PacketType::DcEagerMsgRtm), 0);
     world.assert_clean();
 }
+
+// A round of device completions ends in a call that returns one, while a response is ready.
+#[test]
+fn messages_that_arrived_while_nobody_polled_complete_one_by_one_and_are_confirmed() {
+    const COUNT: usize = 100;
+    for length in [10, 10_000, 20_000] {
+        // More than a round handles.
+        let config = Config::default().with(|config| config.min_receive_buffers = 512);
+        let mut world = World::pair_with(length, config.clone(), config);
+        for (from, to) in [(0, 1), (1, 0)] {
+            world.receive(to, 10, 0);
+            world.send(from, to, pattern(10, 0), 0);
+            world.drive();
+            assert_eq!(
+                (world.send_done(from).result, world.receive_done(to).result),
+                (Ok(()), Ok(()))
+            );
+        }
+        for number in 0..COUNT as u64 {
+            world.receive(1, length as usize, number);
+            world.deliver(0, 1, pattern(length as usize, number), number);
+        }
+        for _ in 0..2000 {
+            let now = world.now;
+            world.endpoint(0).progress(now);
+            world.now = now + Duration::from_micros(1);
+        }
+        let mut received = 0;
+        for _ in 0..100_000 {
+            let now = world.now;
+            while let Some(completion) = world.endpoint(1).poll(now) {
+                let Completion::Receive(receive) = completion else { panic!("{completion:?}") };
+                assert_eq!(receive.result, Ok(()));
+                received += 1;
+            }
+            // What met no buffer is sent again.
+            world.endpoint(0).progress(now);
+            world.now = now + Duration::from_micros(1);
+        }
+        assert_eq!(received, COUNT, "{length}");
+        world.drive();
+        assert_eq!(world.take_sends(0).len(), COUNT, "{length}");
+    }
+}
