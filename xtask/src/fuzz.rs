@@ -120,9 +120,9 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
                 .ok()
                 .filter(|time| (1..=LONGEST_RUN).contains(&time.as_secs()))
                 .with_context(|| format!("--minutes {minutes}: a second to a year is expected"))?;
-            targets_among(targets, &workspace.root().join("fuzz"))?;
-            setup::provide(workspace, TOOLS)?;
+            // An unknown target is told before anything is installed.
             let fuzzer = Fuzzer::of(workspace, targets, *sanitizer)?;
+            setup::provide(workspace, TOOLS)?;
             process::run(&mut fuzzer.build()?)?;
             fuzzer.run(time, (*jobs).max(1), None)
         }
@@ -135,15 +135,14 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
 /// runs.
 pub(crate) fn gate(workspace: &Workspace) -> Result<()> {
     let jobs = std::thread::available_parallelism().map_or(1, NonZero::get);
-    process::run(&mut build_of_gate(workspace)?)?;
-    Fuzzer::of(workspace, &[], Sanitizer::None)?.run(GATE, jobs, Some(1))
+    let fuzzer = Fuzzer::of(workspace, &[], Sanitizer::None)?;
+    process::run(&mut fuzzer.build_for_gate()?)?;
+    fuzzer.run(GATE, jobs, Some(1))
 }
 
 /// The command that builds the targets for [`gate`].
 pub(crate) fn build_of_gate(workspace: &Workspace) -> Result<Command> {
-    let mut cargo_fuzz = Fuzzer::of(workspace, &[], Sanitizer::None)?.build()?;
-    cargo_fuzz.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1").env("CARGO_PROFILE_RELEASE_DEBUG", "0");
-    Ok(cargo_fuzz)
+    Fuzzer::of(workspace, &[], Sanitizer::None)?.build_for_gate()
 }
 
 /// Runs `efa-hostile`, which has the targets without a fuzzer.
@@ -196,6 +195,14 @@ impl<'a> Fuzzer<'a> {
         if let [target] = &targets[..] {
             cargo_fuzz.arg(target);
         }
+        Ok(cargo_fuzz)
+    }
+
+    /// The same, less optimized.
+    fn build_for_gate(&self) -> Result<Command> {
+        let mut cargo_fuzz = self.build()?;
+        cargo_fuzz.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1");
+        cargo_fuzz.env("CARGO_PROFILE_RELEASE_DEBUG", "0");
         Ok(cargo_fuzz)
     }
 
