@@ -79,7 +79,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         Ok(accept(source, receive.tag))
     }
 
-    fn describe(&self, message: &efa_rdm::UnexpectedMessage) -> UnexpectedMessage {
+    fn describe(&mut self, message: &efa_rdm::UnexpectedMessage) -> UnexpectedMessage {
         let efa_rdm::UnexpectedMessage { peer, tag, length, cq_data } = *message;
         let (peer, peer_address) = self.sender(Some(peer));
         UnexpectedMessage { peer, peer_address, tag, length, cq_data }

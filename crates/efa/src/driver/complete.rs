@@ -314,26 +314,34 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     }
 
     /// The sender of a message, if completions are to name it.
-    pub(super) fn sender(&self, peer: Option<PeerId>) -> PeerName {
+    pub(super) fn sender(&mut self, peer: Option<PeerId>) -> PeerName {
         match peer {
             Some(peer) if self.sources == Sources::Reported => self.name(peer),
             _ => UNNAMED,
         }
     }
 
-    fn name(&self, peer: PeerId) -> PeerName {
+    fn name(&mut self, peer: PeerId) -> PeerName {
         (self.addr(peer), self.engine.peer_address(peer).map(Address::from))
     }
 
     /// A peer's index in the address vector.
     #[inline]
-    fn addr(&self, peer: PeerId) -> Option<FiAddr> {
+    fn addr(&mut self, peer: PeerId) -> Option<FiAddr> {
         self.peers.addr(peer).or_else(|| self.find_addr(peer))
     }
 
+    /// Finds the index of a peer that nothing was sent to, and notes it as a send would.
     #[cold]
-    fn find_addr(&self, peer: PeerId) -> Option<FiAddr> {
-        self.addresses.find(&self.engine.peer_address(peer)?.into())
+    fn find_addr(&mut self, peer: PeerId) -> Option<FiAddr> {
+        let address = Address::from(self.engine.peer_address(peer)?);
+        let found = self.addresses.find(&address)?;
+        // A further context of a scalable endpoint isn't what its index stands for, and another process doesn't tell of
+        // the removal of a peer.
+        if !self.addresses.is_reader() && self.addresses.address(found) == Some(address) {
+            self.peers.insert(found, found, peer);
+        }
+        Some(found)
     }
 }
 

@@ -178,6 +178,33 @@ fn removed_peer_is_unknown_and_a_reinserted_one_is_new() {
 }
 
 #[test]
+fn sender_that_nothing_was_sent_to_is_named_by_its_present_address() {
+    let mut world = World::pair(10);
+    let to_bob = world.introduce(ALICE, BOB);
+    let mut names = Vec::new();
+    for other in [None, Some(FiAddr(0))] {
+        if let Some(old) = other {
+            world.drive();
+            world.ends[BOB].addresses.remove(old).unwrap();
+            world.ends[ALICE].addresses.remove(to_bob).unwrap();
+            world.drive();
+            // Another takes the place that Alice had.
+            let carol: Address = "[fe80::9]:9/0x9".parse().unwrap();
+            assert_eq!(world.ends[BOB].addresses.insert(carol).unwrap(), old);
+            assert_eq!(world.introduce(ALICE, BOB), to_bob);
+        }
+        let before = world.transfer(Message::to(to_bob), "x", Receive::untagged(), 1).1.peer;
+        let to_alice = world.introduce(BOB, ALICE);
+        for _ in 0..2 {
+            let (_, received) = world.transfer(Message::to(to_bob), "x", Receive::untagged(), 1);
+            assert_eq!(received.peer, Some(to_alice));
+        }
+        names.push((before, to_alice));
+    }
+    assert_eq!(names, [(None, FiAddr(0)), (None, FiAddr(1))]);
+}
+
+#[test]
 fn address_vector_serves_many_endpoints() {
     let mut world = World::pair(8);
     let end = &world.ends[ALICE];
