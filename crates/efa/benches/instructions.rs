@@ -19,6 +19,8 @@ use gungraun::{Callgrind, EventKind, LibraryBenchmarkConfig, prelude::*};
 
 /// Operations of a run.
 const OPERATIONS: u64 = 1024;
+/// Messages of [`transfer_many_tagged`] under way at the same time.
+const AT_ONCE: usize = 16;
 
 fn at_most(instructions: u64) -> LibraryBenchmarkConfig {
     let mut callgrind = Callgrind::default();
@@ -218,6 +220,27 @@ fn transfer_tagged_lent((pair, mut buffers): (Pair, Vec<Vec<u8>>)) -> (Pair, Vec
     (pair, buffers)
 }
 
+// As `transfer_tagged`, with several messages under way, whose completions are read together.
+#[library_benchmark(setup = pair, config = at_most(TRANSFER_MANY * OPERATIONS))]
+fn transfer_many_tagged((pair, mut buffers): (Pair, Vec<Vec<u8>>)) -> Pair {
+    let mut entries = Vec::with_capacity(AT_ONCE);
+    while !buffers.is_empty() {
+        for buffer in buffers.drain(..AT_ONCE) {
+            pair.bob.0.receive(Receive::tagged(1), buffer, 2).unwrap();
+            pair.alice.0.send(Message::to(pair.to_bob).tagged(1), "8 bytes.", 3).unwrap();
+        }
+        for (_, queue) in [&pair.bob, &pair.alice] {
+            while entries.len() < AT_ONCE {
+                if black_box(queue).read_many(&mut entries, AT_ONCE) == 0 {
+                    pair.clock.advance(Duration::from_micros(10));
+                }
+            }
+            assert!(entries.drain(..).all(|entry| entry.is_ok()));
+        }
+    }
+    pair
+}
+
 /// Two programs with some connections between them, of which all but the first are idle.
 struct Connections {
     clock: ManualClock,
@@ -320,6 +343,7 @@ library_benchmark_group!(
         read_nothing,
         transfer_tagged,
         transfer_tagged_lent,
+        transfer_many_tagged,
         transfer_over_one,
         transfer_over_one_of_64
     ]
@@ -336,6 +360,8 @@ const ENABLE: u64 = 640_000;
 const POST: u64 = 248;
 const IDLE: u64 = 97;
 const TRANSFER: u64 = 5_540;
+/// A message of several under way.
+const TRANSFER_MANY: u64 = 7_860;
 /// A message over a connection, and over one of 64 on the same queues, which may cost 1.3 times as much.
 const ONE_OF_ONE: u64 = 5_500;
 const ONE_OF_64: u64 = 7_150;

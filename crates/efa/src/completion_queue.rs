@@ -240,14 +240,14 @@ impl CompletionQueue {
         self.0.endpoints.progress();
     }
 
-    /// Appends up to `most` completions to `into` and returns their number.
+    /// Appends up to `most` completions to `into` and returns their number, which is less if no more are there.
     pub fn read_many(&self, into: &mut Vec<Entry>, most: usize) -> usize {
-        let count = self.0.pop_many(into, most);
-        if count > 0 || most == 0 {
-            return count;
+        let (mut count, mut entry) = (0, None);
+        while count < most && self.0.read_into(&mut entry) {
+            into.extend(entry.take());
+            count += 1;
         }
-        self.0.endpoints.progress();
-        self.0.pop_many(into, most)
+        count
     }
 
     /// Waits for the next completion (`fi_cq_sread`).
@@ -503,23 +503,6 @@ impl Shared {
         }
         self.waiting.store(entries.len().saturating_sub(1), Ordering::Release);
         entries.pop_front().map(|(_, entry)| entry)
-    }
-
-    fn pop_many(&self, into: &mut Vec<Entry>, most: usize) -> usize {
-        if !self.has_entries() {
-            return 0;
-        }
-        let mut entries = self.entries.lock();
-        let count = entries.len().min(most);
-        let mut credits = 0;
-        for (credit, entry) in entries.drain(..count) {
-            credits += usize::from(credit == Credit::Held);
-            into.push(entry);
-        }
-        self.waiting.store(entries.len(), Ordering::Release);
-        drop(entries);
-        self.return_credits(credits);
-        count
     }
 }
 
