@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 
 use efa_device::{Completion as Done, Destination, QueuePair, SendRequest, Time, WorkId};
-use efa_proto::{Connid, EagerConnid, MediumConnid, MsgId};
+use efa_proto::{Connid, CtsData, EagerConnid, MediumConnid, MsgId, OpId};
 
 use crate::null::{self, Direct, Order, Packet};
 
@@ -31,6 +31,56 @@ pub(crate) struct Barest {
     received: u32,
     /// Bytes of the message of many packets that have been sent, and that have arrived.
     progress: [u64; 2],
+}
+
+/// A packet of a message of many: its place in the message is in its header.
+pub(crate) trait Segment {
+    /// Writes the header; returns its length.
+    fn emit(place: Place, bytes: &mut [u8]) -> usize;
+    /// Number of the message, offset and payload.
+    fn peek(bytes: &[u8]) -> (u32, u64, &[u8]);
+}
+
+/// What a header may say of its packet.
+pub(crate) struct Place {
+    message: u32,
+    offset: u64,
+    length: u64,
+    msg_length: u64,
+}
+
+/// Of a medium message.
+pub(crate) struct Medium;
+
+impl Segment for Medium {
+    #[inline(always)]
+    fn emit(Place { message, offset, msg_length, .. }: Place, bytes: &mut [u8]) -> usize {
+        let (msg_id, seg_offset, connid) = (MsgId(message), offset, CONNID);
+        let header =
+            MediumConnid { msg_id, tag: None, msg_length, seg_offset, connid, payload: &[] };
+        header.emit(bytes).unwrap()
+    }
+    #[inline(always)]
+    fn peek(bytes: &[u8]) -> (u32, u64, &[u8]) {
+        let medium = MediumConnid::peek(bytes).unwrap();
+        (medium.msg_id.0, medium.seg_offset, medium.payload)
+    }
+}
+
+/// Of a long-CTS message, for all of which there is a grant.
+pub(crate) struct Granted;
+
+impl Segment for Granted {
+    #[inline(always)]
+    fn emit(Place { message, offset, length, .. }: Place, bytes: &mut [u8]) -> usize {
+        let (connid, recv_id) = (Some(CONNID), OpId(message));
+        CtsData { connid, recv_id, seg_length: length, seg_offset: offset }.emit(bytes).unwrap()
+    }
+    #[inline(always)]
+    fn peek(bytes: &[u8]) -> (u32, u64, &[u8]) {
+        let (data, _, payload) = CtsData::peek(bytes).unwrap();
+        (data.recv_id.0, data.seg_offset, payload)
+    }
 }
 
 const CONNID: Connid = Connid(7);
@@ -113,17 +163,15 @@ pub(crate) mod counted {
 
     /// Sends as many segments of a message as there are packets for.
     #[inline(never)]
-    pub(crate) fn send_segments(barest: &mut Barest, msg_length: u64) {
+    pub(crate) fn send_segments<S: Segment>(barest: &mut Barest, msg_length: u64) {
         let Side { queue_pair, free } = &mut barest.sender;
         while barest.progress[0] < msg_length
             && let Some(mut packet) = free.pop()
         {
-            let seg_offset = barest.progress[0];
-            let length = SEGMENT.min(msg_length - seg_offset);
-            let (msg_id, connid) = (MsgId(barest.sent), CONNID);
-            let header =
-                MediumConnid { msg_id, tag: None, msg_length, seg_offset, connid, payload: &[] };
-            let begin = header.emit(packet.as_mut()).unwrap();
+            let offset = barest.progress[0];
+            let length = SEGMENT.min(msg_length - offset);
+            let place = Place { message: barest.sent, offset, length, msg_length };
+            let begin = S::emit(place, packet.as_mut());
             barest.progress[0] += length;
             post(queue_pair, packet, begin + length as usize);
         }
@@ -131,14 +179,14 @@ pub(crate) mod counted {
 
     /// Counts segments that arrived; whether the message is complete.
     #[inline(never)]
-    pub(crate) fn poll_segments(barest: &mut Barest, msg_length: u64) -> bool {
+    pub(crate) fn poll_segments<S: Segment>(barest: &mut Barest, msg_length: u64) -> bool {
         while let Some(done) = barest.receiver.queue_pair.poll(Time::ZERO) {
             let Done::Receive { packet, length, .. } = done else {
                 panic!("the receiver sends nothing")
             };
-            let medium = MediumConnid::peek(&packet.as_ref()[..length]).unwrap();
-            assert_eq!((medium.msg_id.0, medium.seg_offset), (barest.received, barest.progress[1]));
-            barest.progress[1] += medium.payload.len() as u64;
+            let (message, offset, payload) = S::peek(&packet.as_ref()[..length]);
+            assert_eq!((message, offset), (barest.received, barest.progress[1]));
+            barest.progress[1] += payload.len() as u64;
             barest.receiver.queue_pair.post_receive(packet).unwrap();
         }
         barest.progress[1] == msg_length
@@ -185,12 +233,12 @@ impl Barest {
     }
 
     /// Messages of many packets, one after the other; returns how many packets each took.
-    pub(crate) fn long_messages(&mut self, count: u64, length: u64) -> u64 {
+    pub(crate) fn long_messages<S: Segment>(&mut self, count: u64, length: u64) -> u64 {
         for _ in 0..count {
             self.progress = [0; 2];
             loop {
-                counted::send_segments(self, length);
-                let complete = counted::poll_segments(self, length);
+                counted::send_segments::<S>(self, length);
+                let complete = counted::poll_segments::<S>(self, length);
                 counted::poll_delivered(self);
                 if complete {
                     break;

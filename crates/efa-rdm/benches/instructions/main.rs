@@ -10,6 +10,7 @@
 #![allow(clippy::unwrap_used, reason = "a bench that can't go on fails")]
 
 mod barest;
+mod barest_read;
 #[path = "../../tests/null/mod.rs"]
 mod null;
 mod segmented;
@@ -23,7 +24,8 @@ use efa_rdm::{
 };
 use gungraun::{Callgrind, EntryPoint, EventKind, LibraryBenchmarkConfig, prelude::*};
 
-use crate::barest::Barest;
+use crate::barest::{Barest, Granted, Medium};
+use crate::barest_read::BarestRead;
 use crate::null::{Direct, Order, Packet, Silent};
 use crate::segmented::Exchange;
 use crate::worst::Stage;
@@ -267,7 +269,19 @@ fn barest_message(mut barest: Box<Barest>) -> Box<Barest> {
 
 #[library_benchmark(setup = Barest::new, config = counted_at_most(BAREST_SEGMENT * 118 * segmented::OPERATIONS))]
 fn barest_segments(mut barest: Box<Barest>) -> Box<Barest> {
-    assert_eq!(barest.long_messages(segmented::OPERATIONS, 1 << 20), 118);
+    assert_eq!(barest.long_messages::<Medium>(segmented::OPERATIONS, 1 << 20), 118);
+    barest
+}
+
+#[library_benchmark(setup = Barest::new, config = counted_at_most(BAREST_GRANTED * 118 * segmented::OPERATIONS))]
+fn barest_granted_segments(mut barest: Box<Barest>) -> Box<Barest> {
+    assert_eq!(barest.long_messages::<Granted>(segmented::OPERATIONS, 1 << 20), 118);
+    barest
+}
+
+#[library_benchmark(setup = BarestRead::new, config = counted_at_most(BAREST_READ * segmented::OPERATIONS))]
+fn barest_long_read(mut barest: Box<BarestRead>) -> Box<BarestRead> {
+    barest.messages(segmented::OPERATIONS, 1 << 20);
     barest
 }
 
@@ -455,6 +469,8 @@ library_benchmark_group!(
         device_alone,
         barest_message,
         barest_segments,
+        barest_granted_segments,
+        barest_long_read,
         idle,
         insert_peers,
         segments,
@@ -474,9 +490,11 @@ const RECEIVE: u64 = 292;
 const COMPLETE: u64 = 83;
 /// Not of the engine's making, but counted in all of the above.
 const DEVICE: u64 = 74;
-/// Of a message, and of a packet of many, by a program that does nothing else.
+/// Of a message, of a packet of many, and of a long-read message, by a program that does nothing else.
 const BAREST: u64 = 330;
 const BAREST_SEGMENT: u64 = 126;
+const BAREST_GRANTED: u64 = 124;
+const BAREST_READ: u64 = 748;
 /// The goal.
 const IDLE: u64 = 30;
 const PEER: u64 = 361;

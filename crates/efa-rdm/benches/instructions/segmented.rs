@@ -103,7 +103,7 @@ impl Case {
 
 /// A buffer without bytes, in registered memory.
 #[derive(Debug)]
-pub(crate) struct Blank(u64);
+pub(crate) struct Blank(pub(crate) u64);
 
 impl Payload<Span> for Blank {
     fn length(&self) -> u64 {
@@ -160,7 +160,7 @@ pub(crate) struct WithRdma {
 }
 
 impl WithRdma {
-    fn new(packets: Direct, rdma: Rdma) -> Self {
+    pub(crate) fn new(packets: Direct, rdma: Rdma) -> Self {
         let attributes = DeviceAttributes { rdma, ..packets.attributes().clone() };
         Self { packets, attributes, done: VecDeque::with_capacity(64), rdma_operations: 0 }
     }
