@@ -97,6 +97,7 @@ pub mod record;
 pub mod region;
 pub mod shm;
 mod soft;
+mod store;
 pub mod tcp;
 pub mod tm;
 

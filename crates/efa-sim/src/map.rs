@@ -27,6 +27,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use crate::fork::Shared;
+use crate::store::Store;
 
 /// A shared mapping of a part of a file, or anonymous memory, for reading and writing.
 #[derive(Debug)]
@@ -170,11 +171,11 @@ impl Map {
     ///
     /// # Panics
     /// As [`words`](Self::words).
-    pub(crate) unsafe fn copy_to(&self, offset: usize, into: *mut u8, length: usize) {
+    pub(crate) unsafe fn copy_to(&self, offset: usize, into: *mut u8, length: usize, store: Store) {
         let from = self.pointer(offset, length);
         // SAFETY: the source is inside the mapping (checked above), the target what the caller promises. `copy` allows
         // that they overlap.
-        unsafe { std::ptr::copy(from, into, length) };
+        unsafe { store.copy(from, into, length) };
     }
 
     /// Copies `length` bytes in, from `offset` on.
@@ -184,10 +185,16 @@ impl Map {
     ///
     /// # Panics
     /// As [`words`](Self::words).
-    pub(crate) unsafe fn copy_from(&self, offset: usize, from: *const u8, length: usize) {
+    pub(crate) unsafe fn copy_from(
+        &self,
+        offset: usize,
+        from: *const u8,
+        length: usize,
+        store: Store,
+    ) {
         let into = self.pointer(offset, length);
         // SAFETY: as in `copy_to`, with source and target exchanged.
-        unsafe { std::ptr::copy(from, into, length) };
+        unsafe { store.copy(from, into, length) };
     }
 
     #[cold]

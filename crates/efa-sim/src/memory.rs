@@ -21,6 +21,7 @@ use rustix::io::Errno;
 
 use crate::fork::Descriptor;
 use crate::map::Map;
+use crate::store::Store;
 
 /// A range of memory.
 #[derive(Debug)]
@@ -110,22 +111,22 @@ impl Part {
 
     /// Copies all of it from a mapping of another process's region. Returns whether it did; a C program may have unmapped
     /// its memory.
-    pub(crate) fn fill(&self, from: &Map, at: usize) -> bool {
+    pub(crate) fn fill(&self, from: &Map, at: usize, store: Store) -> bool {
         let Self { base, length, is_sure } = *self;
         match is_sure {
             // SAFETY: the part is mapped for sure, and its region's lock is held.
-            true => unsafe { from.copy_to(at, base.cast(), length) },
+            true => unsafe { from.copy_to(at, base.cast(), length, store) },
             false => return kernel_copy(base, from.pointer(at, length).cast(), length) == length,
         }
         true
     }
 
     /// Copies all of it to a mapping of another process's region. Returns whether it did.
-    pub(crate) fn spill(&self, into: &Map, at: usize) -> bool {
+    pub(crate) fn spill(&self, into: &Map, at: usize, store: Store) -> bool {
         let Self { base, length, is_sure } = *self;
         match is_sure {
             // SAFETY: the part is mapped for sure, and its region's lock is held.
-            true => unsafe { into.copy_from(at, base.cast(), length) },
+            true => unsafe { into.copy_from(at, base.cast(), length, store) },
             false => return kernel_copy(into.pointer(at, length).cast(), base, length) == length,
         }
         true

@@ -53,6 +53,7 @@ use crate::keys::{
 use crate::map::Map;
 use crate::memory::{FilePart, Part, discard, read_process};
 use crate::region::{KeyTable, SoftRegion};
+use crate::store::Store;
 
 /// With the version of the layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"efamem8\n");
@@ -235,8 +236,14 @@ impl HostMemory {
 
     /// Copies from the memory of the process with queue pair `qpn`. `into` is a part that
     /// `SoftRegion::with_part` gave.
-    pub(super) fn read(&self, qpn: Qpn, from: RemoteMemory, into: Part) -> Result<(), Status> {
-        let copy = |window: &Map, at| into.fill(window, at);
+    pub(super) fn read(
+        &self,
+        qpn: Qpn,
+        from: RemoteMemory,
+        into: Part,
+        store: Store,
+    ) -> Result<(), Status> {
+        let copy = |window: &Map, at| into.fill(window, at, store);
         match self.copy_mapped(qpn, (from, into.length()), Use::RemoteRead, copy) {
             Some(result) => result,
             None => self.with_peer(qpn, |peer| peer.read(from, into.iovec())),
@@ -244,8 +251,14 @@ impl HostMemory {
     }
 
     /// Copies to the memory of the process with queue pair `qpn`.
-    pub(super) fn write(&self, qpn: Qpn, from: Part, into: RemoteMemory) -> Result<(), Status> {
-        let copy = |window: &Map, at| from.spill(window, at);
+    pub(super) fn write(
+        &self,
+        qpn: Qpn,
+        from: Part,
+        into: RemoteMemory,
+        store: Store,
+    ) -> Result<(), Status> {
+        let copy = |window: &Map, at| from.spill(window, at, store);
         match self.copy_mapped(qpn, (into, from.length()), Use::RemoteWrite, copy) {
             Some(result) => result,
             None => self

@@ -10,6 +10,7 @@ use super::ring::Push;
 use super::sharing::{Shared, back_part};
 use crate::link::Direction;
 use crate::region::SoftRegion;
+use crate::store::Store;
 
 /// Most bytes copied in one poll.
 pub(super) const PIECE: usize = 1 << 20;
@@ -89,9 +90,10 @@ impl Operation {
         if self.direction == Direction::Read && !region.allows_local_write() {
             return Err(Status::BadLocalKey);
         }
+        let store = Store::of_operation(self.length());
         region.with_part(offset + self.done, count, |local| match self.direction {
-            Direction::Read => memory.read(self.destination.qpn, remote, local),
-            Direction::Write(_) => memory.write(self.destination.qpn, local, remote),
+            Direction::Read => memory.read(self.destination.qpn, remote, local, store),
+            Direction::Write(_) => memory.write(self.destination.qpn, local, remote, store),
         })?;
         self.done += count;
         Ok(())

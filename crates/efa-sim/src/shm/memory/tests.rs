@@ -48,7 +48,7 @@ fn read(
     into: &SoftRegion,
     length: usize,
 ) -> Result<(), Status> {
-    into.with_part(0, length, |part| user.read(qpn, from, part))
+    into.with_part(0, length, |part| user.read(qpn, from, part, Store::Cached))
 }
 
 /// The table in the file, as any process of the user can map it.
@@ -76,7 +76,7 @@ fn peer_memory_is_read_and_written_within_key_bounds_and_access() {
     assert_eq!(read(&user, qpn, at(&source, 1), &target, 8), Ok(()));
     assert_eq!(bytes(&target), b"12345678\0\0");
     let write = |from: &SoftRegion, into, length| {
-        from.with_part(0, length, |part| user.write(qpn, part, into))
+        from.with_part(0, length, |part| user.write(qpn, part, into, Store::Cached))
     };
     assert_eq!(write(&target, at(&source, 7), 3), Ok(()));
     assert_eq!(bytes(&source), b"0123456123");
@@ -109,7 +109,8 @@ fn owner_without_address_handle_for_the_host_refuses_with_unknown_peer() {
     for (knows, result) in [(false, Err(Status::UnknownPeer)), (true, Ok(()))] {
         owner.keys().slots().unwrap().set_knows_host(knows);
         assert_eq!(read(&user, Qpn(2), at(&memory, 0), &target, 8), result);
-        let written = target.with_part(0, 8, |part| user.write(Qpn(2), part, at(&memory, 0)));
+        let written =
+            target.with_part(0, 8, |part| user.write(Qpn(2), part, at(&memory, 0), Store::Cached));
         assert_eq!(written, result);
     }
     owner.remove_queue_pair(Qpn(2));
@@ -149,7 +150,8 @@ fn access_to_unmapped_memory_fails_with_remote_bad_address() {
     let target = user.keys().register(vec![0; 8].into(), ALL).unwrap();
     let bad = Err(Status::RemoteBadAddress);
     assert_eq!(read(&user, Qpn(1), at(&nowhere, 0), &target, 8), bad);
-    let written = target.with_part(0, 8, |part| user.write(Qpn(1), part, at(&nowhere, 0)));
+    let written =
+        target.with_part(0, 8, |part| user.write(Qpn(1), part, at(&nowhere, 0), Store::Cached));
     assert_eq!(written, bad);
     owner.remove_queue_pair(Qpn(1));
 }
@@ -166,7 +168,8 @@ fn table_with_foreign_cookie_or_process_fails_as_unresponsive() {
     let cookie = file.words::<1>(HEADER_COOKIE)[0].fetch_xor(1, Ordering::Relaxed);
     let gone = Err(Status::UnresponsiveRemote);
     assert_eq!(read(&user, Qpn(3), at(&memory, 0), &target, 8), gone);
-    let written = target.with_part(0, 8, |part| user.write(Qpn(3), part, at(&memory, 0)));
+    let written =
+        target.with_part(0, 8, |part| user.write(Qpn(3), part, at(&memory, 0), Store::Cached));
     assert_eq!(written, gone);
     assert_eq!(bytes(&memory), [1; 8]);
     // No such process at all.
@@ -205,7 +208,8 @@ fn copies_are_right_whatever_is_written_to_the_file_of_the_owner() {
         knows.store(rng.u64(..2), Ordering::Relaxed);
         let expected: Vec<u8> = (0..8).map(|_| rng.u8(..)).collect();
         target.write(0, &expected);
-        let written = target.with_part(0, 8, |part| user.write(Qpn(3), part, at(&memory, 0)));
+        let written =
+            target.with_part(0, 8, |part| user.write(Qpn(3), part, at(&memory, 0), Store::Cached));
         assert_eq!((written, bytes(&memory)), (Ok(()), expected.clone()), "round {round}");
         target.write(0, &[0; 8]);
         assert_eq!(read(&user, Qpn(3), at(&memory, 0), &target, 8), Ok(()), "round {round}");
@@ -223,7 +227,7 @@ fn copies_are_right_whatever_is_written_to_the_file_of_the_owner() {
     }
     let bad = Err(Status::RemoteBadAddress);
     assert_eq!(read(&user, Qpn(3), place, &target, 8), bad);
-    assert_eq!(target.with_part(0, 8, |part| user.write(Qpn(3), part, place)), bad);
+    assert_eq!(target.with_part(0, 8, |part| user.write(Qpn(3), part, place, Store::Cached)), bad);
     owner.remove_queue_pair(Qpn(3));
     assert_eq!(bytes(&other), [0xee; 8]);
 }
@@ -245,7 +249,8 @@ fn table_of_another_or_unknown_pid_namespace_is_not_copied_from() {
         user.peers().clear();
         let refused = Err(Status::NotPermitted);
         assert_eq!(read(&user, Qpn(3), at(&memory, 0), &target, 8), refused);
-        let written = target.with_part(0, 8, |part| user.write(Qpn(3), part, at(&memory, 0)));
+        let written =
+            target.with_part(0, 8, |part| user.write(Qpn(3), part, at(&memory, 0), Store::Cached));
         assert_eq!(written, refused);
     }
     assert_eq!(user.obstacle(), None, "the process can be asked");

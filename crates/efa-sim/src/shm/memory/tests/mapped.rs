@@ -14,7 +14,7 @@ fn allocate(owner: &HostMemory, byte: u8, access: Access) -> SoftRegion {
 }
 
 fn write(user: &HostMemory, from: &SoftRegion, into: RemoteMemory) -> Result<(), Status> {
-    from.with_part(0, from.length(), |part| user.write(Qpn(1), part, into))
+    from.with_part(0, from.length(), |part| user.write(Qpn(1), part, into, Store::Cached))
 }
 
 /// Owner with the queue pair, user, and a region of the user of so many bytes.
@@ -156,4 +156,22 @@ fn region_takes_at_most_half_of_what_the_file_system_has_left() {
     let (length, limit) = (1 << 21, 1 << 20);
     let refused = owner.allocate(length as usize, ALL).unwrap_err();
     assert_eq!(refused, DeviceError::TooLong { length, limit });
+}
+
+#[test]
+fn allocated_region_is_copied_past_the_caches_byte_by_byte() {
+    let host = Host::new();
+    let (owner, user, local) = pair(&host, LENGTH);
+    let region = allocate(&owner, 0, ALL);
+    let sent: Vec<u8> = (0..LENGTH).map(|byte| (byte % 251) as u8).collect();
+    region.write(0, &sent);
+    let (from, length) = (at(&region, 5), LENGTH - 5);
+    let read = |part| user.read(Qpn(1), from, part, Store::Streamed);
+    assert_eq!(local.with_part(2, length, read), Ok(()));
+    assert_eq!(&bytes(&local)[2..2 + length], &sent[5..]);
+    let into = at(&region, 1);
+    let write = |part| user.write(Qpn(1), part, into, Store::Streamed);
+    assert_eq!(local.with_part(2, length, write), Ok(()));
+    assert_eq!(&bytes(&region)[1..1 + length], &sent[5..]);
+    owner.remove_queue_pair(Qpn(1));
 }
