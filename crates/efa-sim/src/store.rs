@@ -33,7 +33,7 @@ impl Store {
     /// As for [`std::ptr::copy`].
     pub(crate) unsafe fn copy(self, from: *const u8, into: *mut u8, length: usize) {
         #[cfg(target_arch = "x86_64")]
-        if self == Self::Streamed && from.addr().abs_diff(into.addr()) >= length {
+        if self == Self::Streamed && are_apart(from, into, length) {
             // SAFETY: the caller's, and the two don't overlap.
             return unsafe { stream(from, into, length) };
         }
@@ -54,12 +54,17 @@ impl Store {
 /// copy with `rep movsb`, which is slow on some where the target is a few bytes behind the source, pages aside (sourceware
 /// bug 30994). That is so of a page and what `malloc` returns for long memory, 16 bytes behind the begin of one. `false` if
 /// the two overlap.
-fn is_slow(from: *const u8, into: *mut u8, length: usize) -> bool {
+fn is_slow(from: *const u8, into: *const u8, length: usize) -> bool {
     const PAGE: usize = 4096;
     const FEW: usize = 32;
     length > SHORT
         && (1..FEW).contains(&(into.addr().wrapping_sub(from.addr()) % PAGE))
-        && from.addr().abs_diff(into.addr()) >= length
+        && are_apart(from, into, length)
+}
+
+/// Whether the two don't overlap.
+fn are_apart(from: *const u8, into: *const u8, length: usize) -> bool {
+    from.addr().abs_diff(into.addr()) >= length
 }
 
 /// Copies bytes past the caches.

@@ -10,9 +10,37 @@ use efa_proto::{Connid, CtsData, EagerConnid, MediumConnid, MsgId, OpId};
 use crate::null::{self, Direct, Order, Packet};
 
 /// A side: its queue pair, and packets to send.
-struct Side {
-    queue_pair: Direct,
-    free: Vec<Packet>,
+pub(crate) struct Side<Q> {
+    pub(crate) queue_pair: Q,
+    pub(crate) free: Vec<Packet>,
+}
+
+impl<Q: QueuePair<Packet = Packet>> Side<Q> {
+    /// With so many packets to send, and as many posted.
+    pub(crate) fn new(mut queue_pair: Q, packets: usize) -> Self {
+        for _ in 0..packets {
+            let packet = queue_pair.allocate_packet().unwrap();
+            queue_pair.post_receive(packet).unwrap();
+        }
+        let free = (0..packets).map(|_| queue_pair.allocate_packet().unwrap()).collect();
+        Self { queue_pair, free }
+    }
+
+    #[inline(always)]
+    pub(crate) fn post(&mut self, packet: Packet, length: usize) {
+        let (id, destination) = (WorkId(0), Destination::default());
+        let request = SendRequest { id, packet, length, destination, immediate: None };
+        self.queue_pair.post_send(request).unwrap();
+    }
+
+    /// Takes back packets that were delivered; nothing else is under way.
+    #[inline(always)]
+    pub(crate) fn take_back(&mut self) {
+        while let Some(done) = self.queue_pair.poll(Time::ZERO) {
+            let Done::Send { packet, .. } = done else { panic!("nothing else is under way") };
+            self.free.push(packet);
+        }
+    }
 }
 
 /// A receive that waits.
@@ -22,8 +50,8 @@ struct Posted {
 }
 
 pub(crate) struct Barest {
-    sender: Side,
-    receiver: Side,
+    sender: Side<Direct>,
+    receiver: Side<Direct>,
     posted: VecDeque<Posted>,
     /// Buffers of sends under way, in order.
     sending: VecDeque<Vec<u8>>,
@@ -83,21 +111,15 @@ impl Segment for Granted {
     }
 }
 
-const CONNID: Connid = Connid(7);
+pub(crate) const CONNID: Connid = Connid(7);
 /// Bytes of payload of a packet of many: what the engine has.
 const SEGMENT: u64 = 8928 - 32;
 const PACKETS: usize = 64;
 
 impl Barest {
     pub(crate) fn new() -> Box<Self> {
-        let [sender, receiver] = null::pair(Order::Sent).map(|mut queue_pair| {
-            for _ in 0..PACKETS {
-                let packet = queue_pair.allocate_packet().unwrap();
-                queue_pair.post_receive(packet).unwrap();
-            }
-            let free = (0..PACKETS).map(|_| queue_pair.allocate_packet().unwrap()).collect();
-            Side { queue_pair, free }
-        });
+        let [sender, receiver] =
+            null::pair(Order::Sent).map(|queue_pair| Side::new(queue_pair, PACKETS));
         Box::new(Self {
             sender,
             receiver,
@@ -121,8 +143,7 @@ pub(crate) mod counted {
 
     #[inline(never)]
     pub(crate) fn send(barest: &mut Barest, tag: u64, buffer: Vec<u8>) {
-        let Side { queue_pair, free } = &mut barest.sender;
-        let mut packet = free.pop().unwrap();
+        let mut packet = barest.sender.free.pop().unwrap();
         let msg_id = MsgId(barest.sent);
         barest.sent += 1;
         let header = EagerConnid { msg_id, tag: Some(tag), connid: CONNID, payload: &[] };
@@ -130,7 +151,7 @@ pub(crate) mod counted {
         let length = begin + buffer.len();
         packet.as_mut()[begin..length].copy_from_slice(&buffer);
         barest.sending.push_back(buffer);
-        post(queue_pair, packet, length);
+        barest.sender.post(packet, length);
     }
 
     /// The next message that arrived.
@@ -164,16 +185,15 @@ pub(crate) mod counted {
     /// Sends as many segments of a message as there are packets for.
     #[inline(never)]
     pub(crate) fn send_segments<S: Segment>(barest: &mut Barest, msg_length: u64) {
-        let Side { queue_pair, free } = &mut barest.sender;
         while barest.progress[0] < msg_length
-            && let Some(mut packet) = free.pop()
+            && let Some(mut packet) = barest.sender.free.pop()
         {
             let offset = barest.progress[0];
             let length = SEGMENT.min(msg_length - offset);
             let place = Place { message: barest.sent, offset, length, msg_length };
             let begin = S::emit(place, packet.as_mut());
             barest.progress[0] += length;
-            post(queue_pair, packet, begin + length as usize);
+            barest.sender.post(packet, begin + length as usize);
         }
     }
 
@@ -195,20 +215,7 @@ pub(crate) mod counted {
     /// Takes back packets that were delivered.
     #[inline(never)]
     pub(crate) fn poll_delivered(barest: &mut Barest) {
-        let Side { queue_pair, free } = &mut barest.sender;
-        while let Some(done) = queue_pair.poll(Time::ZERO) {
-            let Done::Send { packet, .. } = done else { panic!("the sender receives nothing") };
-            free.push(packet);
-        }
-    }
-
-    #[inline(always)]
-    fn post(queue_pair: &mut Direct, packet: Packet, length: usize) {
-        let destination = Destination::default();
-        let id = WorkId(0);
-        queue_pair
-            .post_send(SendRequest { id, packet, length, destination, immediate: None })
-            .unwrap();
+        barest.sender.take_back();
     }
 }
 

@@ -4,25 +4,20 @@
 use std::collections::VecDeque;
 
 use efa_device::{
-    Completion as Done, Destination, QueuePair, Rdma, RdmaRequest, RegionRange, RemoteMemory,
-    SendRequest, Time, WorkId,
+    Completion as Done, Destination, QueuePair, Rdma, RdmaRequest, RegionRange, RemoteMemory, Time,
+    WorkId,
 };
 use efa_proto::{
-    Connid, Eor, EorForm, Header, MsgId, OpId, Packet as Parsed, ReqOptions, RmaIov, Rtm, RtmKind,
+    Eor, EorForm, Header, MsgId, OpId, Packet as Parsed, ReqOptions, RmaIov, Rtm, RtmKind,
 };
 
-use crate::null::{self, Order, Packet};
+use crate::barest::{CONNID, Side};
+use crate::null::{self, Order};
 use crate::segmented::{Blank, Span, WithRdma};
 
-/// A side: its queue pair, and packets to send.
-struct Side {
-    queue_pair: WithRdma,
-    free: Vec<Packet>,
-}
-
 pub(crate) struct BarestRead {
-    sender: Side,
-    receiver: Side,
+    sender: Side<WithRdma>,
+    receiver: Side<WithRdma>,
     posted: VecDeque<Blank>,
     /// The send and the receive under way.
     sending: Option<Blank>,
@@ -31,20 +26,12 @@ pub(crate) struct BarestRead {
     received: u32,
 }
 
-const CONNID: Connid = Connid(7);
 const PACKETS: usize = 4;
 
 impl BarestRead {
     pub(crate) fn new() -> Box<Self> {
-        let [sender, receiver] = null::pair(Order::Sent).map(|packets| {
-            let mut queue_pair = WithRdma::new(packets, Rdma::READ_WRITE);
-            for _ in 0..PACKETS {
-                let packet = queue_pair.allocate_packet().unwrap();
-                queue_pair.post_receive(packet).unwrap();
-            }
-            let free = (0..PACKETS).map(|_| queue_pair.allocate_packet().unwrap()).collect();
-            Side { queue_pair, free }
-        });
+        let [sender, receiver] = null::pair(Order::Sent)
+            .map(|packets| Side::new(WithRdma::new(packets, Rdma::READ_WRITE), PACKETS));
         let posted = VecDeque::with_capacity(PACKETS);
         let (sending, reading) = (None, None);
         Box::new(Self { sender, receiver, posted, sending, reading, sent: 0, received: 0 })
@@ -150,19 +137,14 @@ pub(crate) mod counted {
     #[inline(never)]
     pub(crate) fn poll_confirmed(barest: &mut BarestRead) {
         for side in [&mut barest.sender, &mut barest.receiver] {
-            while let Some(done) = side.queue_pair.poll(Time::ZERO) {
-                let Done::Send { packet, .. } = done else { panic!("nothing else is under way") };
-                side.free.push(packet);
-            }
+            side.take_back();
         }
     }
 
     #[inline(always)]
-    fn post(side: &mut Side, emit: impl FnOnce(&mut [u8]) -> usize) {
+    fn post(side: &mut Side<WithRdma>, emit: impl FnOnce(&mut [u8]) -> usize) {
         let mut packet = side.free.pop().unwrap();
         let length = emit(packet.as_mut());
-        let (id, destination) = (WorkId(0), Destination::default());
-        let request = SendRequest { id, packet, length, destination, immediate: None };
-        side.queue_pair.post_send(request).unwrap();
+        side.post(packet, length);
     }
 }
