@@ -217,13 +217,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         &mut self,
         (packet, end): (Q::Packet, usize),
         peer: PeerId,
-        (tag, context, buffer): (Option<Tag>, u64, B),
+        (tag, context, length, buffer): (Option<Tag>, u64, usize, B),
     ) -> bool {
         self.single_packets += 1;
         let destination = self.core.peers.destination(peer);
         let record = || {
-            let length = buffer.length() as u32;
-            single_packet(peer, end, SinglePacket { tag, context, length, buffer: Some(buffer) })
+            let message =
+                SinglePacket { tag, context, length: length as u32, buffer: Some(buffer) };
+            single_packet(peer, end, message)
         };
         match self.core.transmit.post_for(packet, end as u32, None, destination, record) {
             Ok(()) => {

@@ -242,7 +242,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 self.core_mut().write_at_once(peer, &eager, |bytes| buffer.read(0, bytes));
             if let Some(packet) = written {
                 let Message { peer, tag, context, buffer, .. } = message;
-                if !self.matching.ops.post_single_packet(packet, peer, (tag, context, buffer)) {
+                if !self.matching.ops.post_single_packet(
+                    packet,
+                    peer,
+                    (tag, context, length, buffer),
+                ) {
                     self.settle();
                 }
                 return Ok(());
