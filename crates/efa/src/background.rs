@@ -71,7 +71,7 @@ impl Background {
 
     /// When this returns, the thread doesn't use the endpoint.
     pub(crate) fn unbind(&self, endpoint: &Arc<Endpoint>) {
-        self.work.endpoints.unbind(endpoint);
+        self.work.endpoints.unbind(endpoint, |_, _| {});
     }
 }
 

@@ -142,23 +142,30 @@ impl RoundRobin {
 }
 
 impl BoundEndpoints {
-    pub(crate) fn bind(&self, endpoint: Arc<Endpoint>) {
+    /// Adds an endpoint. Before any other thread sees the list, `first` is told whether the endpoint that was bound first is
+    /// the only one, if that changed.
+    pub(crate) fn bind(&self, endpoint: Arc<Endpoint>, first: impl FnOnce(&Endpoint, bool)) {
         self.first.get_or_init(|| Arc::clone(&endpoint));
-        self.add(endpoint);
+        self.add_and_tell(endpoint, first);
     }
 
     /// As [`bind`](Self::bind), but keeps no closed endpoint, whose domain may own this list.
     pub(crate) fn add(&self, endpoint: Arc<Endpoint>) {
+        self.add_and_tell(endpoint, |_, _| {});
+    }
+
+    fn add_and_tell(&self, endpoint: Arc<Endpoint>, first: impl FnOnce(&Endpoint, bool)) {
         let list = &mut *self.list.lock();
         list.endpoints.push(Bound { endpoint, activity: 0 });
         if list.endpoints.len() > FEW {
             list.rest.get_or_insert_default();
         }
-        self.note_only(list);
+        self.note_only(list, first);
     }
 
     /// Removes an endpoint, which is closed then: a thread that polls it now, or still begins to, finds it closed.
-    pub(crate) fn unbind(&self, endpoint: &Arc<Endpoint>) {
+    /// `first` as for [`bind`](Self::bind).
+    pub(crate) fn unbind(&self, endpoint: &Arc<Endpoint>, first: impl FnOnce(&Endpoint, bool)) {
         let list = &mut *self.list.lock();
         list.endpoints.retain(|bound| !bound.is(endpoint));
         list.next = 0;
@@ -166,15 +173,16 @@ impl BoundEndpoints {
             rest.endpoints.retain(|bound| !bound.is(endpoint));
             rest.visited = None;
         }
-        self.note_only(list);
+        self.note_only(list, first);
     }
 
     /// Notes whether the endpoint that was bound first is the only one.
-    fn note_only(&self, list: &RoundRobin) {
-        let first = self.first.get();
-        let is_only = list.len() == 1
-            && first.is_some_and(|first| list.endpoints.iter().any(|one| one.is(first)));
-        self.is_only.store(is_only, Ordering::Release);
+    fn note_only(&self, list: &RoundRobin, tell: impl FnOnce(&Endpoint, bool)) {
+        let Some(first) = self.first.get() else { return };
+        let is_only = list.len() == 1 && list.endpoints.iter().any(|one| one.is(first));
+        if self.is_only.swap(is_only, Ordering::AcqRel) != is_only {
+            tell(first, is_only);
+        }
     }
 
     /// The endpoint, if there is one only.

@@ -24,10 +24,11 @@ use std::time::Duration;
 use efa_device::{DeviceError, Time};
 use parking_lot::Mutex;
 
+use crate::any_driver::{AnyDriver, OtherDriver, each_driver, out_of_line};
 use crate::bound_endpoints::BoundEndpoints;
 use crate::completion::{Completion, CompletionError};
 use crate::domain::Domain;
-use crate::endpoint::Shared as EndpointShared;
+use crate::endpoint::{Shared as EndpointShared, drive};
 use crate::format::Format;
 use crate::wait::{Source, TryWaitError, Wait, WaitObject, sealed};
 
@@ -368,7 +369,7 @@ impl Shared {
     }
 
     pub(crate) fn bind(&self, endpoint: Arc<EndpointShared>) {
-        self.endpoints.bind(endpoint);
+        self.endpoints.bind(endpoint, |first, is_only| self.have_credits_kept(first, is_only));
     }
 
     /// What threads sleep on that wait for this queue.
@@ -395,7 +396,12 @@ impl Shared {
     }
 
     pub(crate) fn unbind(&self, endpoint: &Arc<EndpointShared>) {
-        self.endpoints.unbind(endpoint);
+        self.endpoints.unbind(endpoint, |first, is_only| self.have_credits_kept(first, is_only));
+    }
+
+    /// Has an endpoint keep credits or not.
+    fn have_credits_kept(&self, by: &EndpointShared, keeps: bool) {
+        drive!(by, driver => driver.keep_credits(self, keeps), _ => {});
     }
 
     /// Polls an endpoint in each read again.
@@ -407,11 +413,12 @@ impl Shared {
         self.capacity
     }
 
-    /// Takes a credit for a completion to come. Returns whether one was left.
-    #[must_use]
-    pub(crate) fn take_credit(&self) -> bool {
-        let take = |taken| (taken < self.capacity).then_some(taken + 1);
-        self.credits_taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).is_ok()
+    /// Takes up to `most` credits for completions to come. Returns how many, 0 if none was left.
+    pub(crate) fn take_credits(&self, most: usize) -> usize {
+        let available = |taken: usize| self.capacity.saturating_sub(taken).min(most);
+        let take = |taken| Some(taken + available(taken)).filter(|&after| after > taken);
+        let taken = self.credits_taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, take);
+        taken.map_or(0, available)
     }
 
     /// How many credits are left.

@@ -290,11 +290,11 @@ impl Counter {
     }
 
     pub(crate) fn bind(&self, endpoint: Arc<EndpointShared>) {
-        self.0.endpoints.bind(endpoint);
+        self.0.endpoints.bind(endpoint, |_, _| {});
     }
 
     pub(crate) fn unbind(&self, endpoint: &Arc<EndpointShared>) {
-        self.0.endpoints.unbind(endpoint);
+        self.0.endpoints.unbind(endpoint, |_, _| {});
     }
 
     /// Polls an endpoint in each read again.

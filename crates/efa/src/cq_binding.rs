@@ -4,6 +4,10 @@
 //!   operation starts ─► a credit of the queue ─► operation completes ─┬─► the reader ─► credit returned
 //!                                                                     └─► the queue ─► read ─► credit returned
 //! ```
+//!
+//! Taking and returning a credit are atomic operations, which wait until all earlier writes have left the processor. So the
+//! only endpoint of a queue keeps the credits that would be returned, for its next operations. Nobody else wants them; as
+//! soon as another endpoint is bound to the queue, they are returned.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,12 +15,19 @@ use std::sync::Arc;
 use crate::completion::StartError;
 use crate::completion_queue::{Credit, Entry, Reader, Shared as CompletionQueue};
 
+/// Most credits that are taken together if credits are kept.
+const CREDITS_AT_ONCE: usize = 64;
+
 /// A completion queue as the transmit or the receive side of one endpoint uses it.
 #[derive(Debug)]
 pub(crate) struct CqBinding {
     queue: Arc<CompletionQueue>,
     /// Operations under way. Each holds a credit of the queue.
     under_way: usize,
+    /// Whether credits are kept: the endpoint is the only one of the queue.
+    keeps: bool,
+    /// Credits kept.
+    kept: usize,
     /// Completions without a credit that the full queue did not take, and those that came after them.
     deferred: VecDeque<(Credit, Entry)>,
     /// The endpoint is being dropped: completions are deferred until its queue pair is destroyed.
@@ -25,23 +36,64 @@ pub(crate) struct CqBinding {
 
 impl CqBinding {
     pub(crate) fn new(queue: Arc<CompletionQueue>) -> Self {
-        Self { queue, under_way: 0, deferred: VecDeque::new(), closing: false }
+        Self {
+            queue,
+            under_way: 0,
+            keeps: false,
+            kept: 0,
+            deferred: VecDeque::new(),
+            closing: false,
+        }
     }
 
-    /// Takes a credit for an operation that is about to start.
-    pub(crate) fn start(&mut self) -> Result<(), StartError> {
-        if !self.queue.take_credit() {
-            return Err(StartError::QueueFull { capacity: self.queue.capacity() });
+    /// Begins or ends to keep credits, if it is a binding to this queue.
+    pub(crate) fn keep_credits(&mut self, queue: &CompletionQueue, keeps: bool) {
+        if std::ptr::eq(queue, &*self.queue) {
+            self.keeps = keeps;
+            self.return_kept();
         }
+    }
+
+    #[cold]
+    fn return_kept(&mut self) {
+        self.queue.return_credits(std::mem::take(&mut self.kept));
+    }
+
+    /// Takes a credit for an operation that is about to start. The endpoint's `other` binding may keep the last ones.
+    #[inline(always)]
+    pub(crate) fn start(&mut self, other: &mut Self) -> Result<(), StartError> {
+        if self.kept == 0 {
+            self.take_credits(other)?;
+        }
+        self.kept -= 1;
         self.under_way += 1;
         Ok(())
+    }
+
+    /// Takes at least one credit of the queue.
+    #[inline(never)]
+    fn take_credits(&mut self, other: &mut Self) -> Result<(), StartError> {
+        let most = if self.keeps { CREDITS_AT_ONCE } else { 1 };
+        self.kept = self.queue.take_credits(most);
+        if self.kept == 0 {
+            other.return_kept();
+            self.kept = self.queue.take_credits(most);
+        }
+        match self.kept {
+            0 => Err(StartError::QueueFull { capacity: self.queue.capacity() }),
+            _ => Ok(()),
+        }
     }
 
     /// Returns the credit of an operation that did not start, or whose completion went to the reader.
     #[inline]
     pub(crate) fn end(&mut self) {
         self.under_way -= 1;
-        self.queue.return_credits(1);
+        if self.keeps {
+            self.kept += 1;
+        } else {
+            self.queue.return_credits(1);
+        }
     }
 
     /// Operations that have not completed.
@@ -50,8 +102,10 @@ impl CqBinding {
     }
 
     /// How many more operations may start before the queue has no credit, or `most` are under way.
-    pub(crate) fn left(&self, most: usize) -> usize {
-        most.saturating_sub(self.under_way).min(self.queue.credits_left())
+    pub(crate) fn left(&self, other: &Self, most: usize) -> usize {
+        let others = if Arc::ptr_eq(&self.queue, &other.queue) { other.kept } else { 0 };
+        let credits = self.queue.credits_left() + self.kept + others;
+        most.saturating_sub(self.under_way).min(credits)
     }
 
     /// Whether `reader` reads this queue.
@@ -122,6 +176,6 @@ impl Drop for CqBinding {
     /// told are delivered, and buffers of the application.
     fn drop(&mut self) {
         self.queue.append(self.deferred.drain(..));
-        self.queue.return_credits(self.under_way);
+        self.queue.return_credits(self.under_way + self.kept);
     }
 }

@@ -371,9 +371,15 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     /// How many more operations may start, of so many at most.
     pub(crate) fn left(&self, direction: Direction, most: usize) -> usize {
         match direction {
-            Direction::Receive => self.receive.left(most),
-            _ => self.transmit.left(most),
+            Direction::Receive => self.receive.left(&self.transmit, most),
+            _ => self.transmit.left(&self.receive, most),
         }
+    }
+
+    /// Begins or ends to keep credits of a completion queue.
+    pub(crate) fn keep_credits(&mut self, queue: &CompletionQueue, keeps: bool) {
+        self.transmit.keep_credits(queue, keeps);
+        self.receive.keep_credits(queue, keeps);
     }
 
     pub(crate) fn set_min_multi_receive(&mut self, bytes: u64) {
@@ -392,7 +398,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     #[inline(always)]
     fn start_transmit(&mut self, to: FiAddr) -> Result<PeerId, StartError> {
         let peer = self.peer(to)?;
-        self.transmit.start()?;
+        self.transmit.start(&mut self.receive)?;
         if let Some(accounts) = &self.accounts
             && let Err(error) = accounts.start()
         {
@@ -405,7 +411,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     #[inline(always)]
     fn start_receive(&mut self, source: Option<FiAddr>) -> Result<Option<PeerId>, StartError> {
         let peer = source.map(|source| self.peer(source)).transpose()?;
-        self.receive.start()?;
+        self.receive.start(&mut self.transmit)?;
         Ok(peer)
     }
 
@@ -661,7 +667,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<InPlac
             |error, packet| Refused { error, buffer: Packet::new(packet, begin, 0).into() };
         let packet = Q::Packet::from_any(packet.into_memory())
             .map_err(|other| refused(StartError::OtherDomain, other))?;
-        if let Err(error) = self.receive.start() {
+        if let Err(error) = self.receive.start(&mut self.transmit) {
             return Err(refused(error, packet.into_any()));
         }
         self.engine.receive_in_place(packet, context).map_err(|packet| {

@@ -42,7 +42,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         buffer: Buffer,
         context: u64,
     ) -> Result<(), Refused> {
-        if let Err(error) = self.receive.start() {
+        if let Err(error) = self.receive.start(&mut self.transmit) {
             return Err(Refused { error, buffer });
         }
         // Who claims a message waits for it.

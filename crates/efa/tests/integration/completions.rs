@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use efa::{
-    CompletionQueueOptions, Direction, Endpoint, Kind, LocalOptions, Message, OperationError,
-    Receive, StartError, Status, WaitError,
+    CompletionQueue, CompletionQueueOptions, Direction, Endpoint, EndpointOptions, Fabric, Kind,
+    LocalOptions, Message, OperationError, Receive, StartError, Status, WaitError,
 };
 
 use crate::world::{ALICE, BOB, World, options, pattern, with};
@@ -242,6 +242,54 @@ fn full_queue_refuses_operations_and_loses_no_completion() {
     }
     assert!(post_refused > 0 && send_refused > 0);
     assert!(world.is_silent(BOB));
+}
+
+// conformance: C27 C117
+#[test]
+fn credits_of_ended_operations_serve_the_other_side_and_endpoints_bound_later() {
+    const CAPACITY: usize = 4;
+    let domain = Fabric::local(LocalOptions::default()).domain().unwrap();
+    let addresses = domain.address_vector();
+    let queue =
+        |capacity| domain.completion_queue(CompletionQueueOptions::new().capacity(capacity));
+    let bound_to = |queue: &CompletionQueue| {
+        let builder = domain.endpoint(EndpointOptions::default());
+        let builder = builder.bind_completion_queue(queue, Direction::Both);
+        builder.bind_address_vector(&addresses).enable().unwrap()
+    };
+    let (small, large) = (queue(CAPACITY), queue(100));
+    let (alice, bob) = (bound_to(&small), bound_to(&large));
+    let [to_alice, to_bob] = [&alice, &bob].map(|end| addresses.insert(end.address()).unwrap());
+    let full = StartError::QueueFull { capacity: CAPACITY };
+    let take = |from: &CompletionQueue| from.wait(Duration::from_secs(10)).unwrap();
+    let post = |end: &Endpoint| end.receive(Receive::untagged(), vec![0; 8], 0).map(|_| ());
+    let refused = |posted: Result<(), efa::Refused>| posted.unwrap_err().error;
+
+    for _ in 0..CAPACITY {
+        post(&alice).unwrap();
+        bob.send(Message::to(to_alice), "x", 0).unwrap();
+    }
+    assert_eq!(refused(post(&alice)), full);
+    (0..CAPACITY).for_each(|_| drop((take(&large), take(&small))));
+
+    // What the receives returned, sends take.
+    assert_eq!((alice.transmits_left(), alice.receives_left()), (CAPACITY, CAPACITY));
+    for i in 0..CAPACITY {
+        assert_eq!(alice.transmits_left(), CAPACITY - i);
+        alice.send(Message::to(to_bob), "y", 0).unwrap();
+    }
+    assert_eq!(refused(alice.send(Message::to(to_bob), "y", 0)), full);
+    (0..CAPACITY).for_each(|_| drop(take(&small)));
+
+    // Another endpoint gets all of them, and afterwards the first one again.
+    let carol = bound_to(&small);
+    (0..CAPACITY).for_each(|_| post(&carol).unwrap());
+    assert_eq!((refused(post(&carol)), refused(post(&alice))), (full.clone(), full.clone()));
+    assert_eq!(alice.receives_left(), 0);
+    drop(carol);
+    while small.read().is_some() {}
+    (0..CAPACITY).for_each(|_| post(&alice).unwrap());
+    assert_eq!(refused(post(&alice)), full);
 }
 
 // conformance: C27
