@@ -76,6 +76,8 @@ pub struct ShmLink {
     next_watched: usize,
     /// What looks look at, of the ring that was the only one that is watched when they were prepared.
     awaited: Option<Awaited>,
+    /// Whether the last poll ended after a ring in which packets were. The next one doesn't.
+    returns_early: bool,
 
     outgoing: Slab<Outgoing>,
     by_number: Keys,
@@ -141,6 +143,7 @@ pub(super) fn create(
         watched: Vec::new(),
         next_watched: 0,
         awaited: None,
+        returns_early: false,
         outgoing: Slab::new(),
         by_number: Keys::default(),
         active: Vec::new(),
@@ -623,6 +626,11 @@ impl Link for ShmLink {
         }
         if let Some(slot) = self.next_ring() {
             self.poll_ring(state, slot);
+            // Who waits for a packet need not wait until the line with acknowledgements has come.
+            self.returns_early = !self.returns_early && state.has_completions();
+            if self.returns_early {
+                return;
+            }
         }
         if self.mailbox.doorbell_rang() {
             self.answer_doorbell();

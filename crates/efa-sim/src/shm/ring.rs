@@ -3,7 +3,7 @@
 //! ```text
 //!    0  magic | version, retries | slots, MTU | from, may sleep   written once
 //!  128  sender has detached                                        written by the sender
-//!  256  head: packets acknowledged                                 ┐ written by
+//!  256  head: packets acknowledged | of these, not delivered       ┐ written by
 //!  384  entry in the mailbox, attached, watched | 1 until detached ┘ the receiver
 //!  512  slots: number + 1 | length, kind, queue key | status, immediate data | bytes …
 //! ```
@@ -11,7 +11,8 @@
 //! The sender fills a slot and then writes its number, with release order: the number and a short
 //! packet are in one cache line, so a polling receiver gets both in one transfer. The receiver copies
 //! the packet to a posted buffer and advances the head, which acknowledges the packet. If the packet
-//! was not delivered, it writes the slot's status first. Watched is one of two bits: that of a receiver which
+//! was not delivered, it writes the slot's status first, and counts it: so the sender looks at a slot again, whose line the
+//! receiver has by then, only if there is something to see. Watched is one of two bits: that of a receiver which
 //! may sleep makes the sender look whether it does (see [`handover`](super::handover)).
 //!
 //! Two more kinds of slots [ask](super::requests) the receiver to read or write memory of its process:
@@ -43,7 +44,7 @@ use rustix::io::Errno;
 use crate::map::{LINE, Map, WatchedMap, Word};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"efaring\n");
-const VERSION: u64 = 4;
+const VERSION: u64 = 5;
 const SENDER: usize = 128;
 const HEAD: usize = 256;
 const RECEIVER: usize = 384;
@@ -197,6 +198,10 @@ pub(super) struct RingSender {
     tail: u64,
     /// Packets whose acknowledgement was taken.
     acknowledged: u64,
+    /// Of these, not delivered.
+    failed: u64,
+    /// Packets that were not delivered, as the receiver said last.
+    rejected: u64,
 }
 
 impl RingSender {
@@ -223,7 +228,7 @@ impl RingSender {
         sender.store(u64::from(from.0) | sleeps, Ordering::Relaxed);
         map.words::<2>(RECEIVER)[1].store(1, Ordering::Relaxed);
         magic.store(MAGIC, Ordering::Release);
-        Ok(Self { map, layout, tail: 0, acknowledged: 0 })
+        Ok(Self { map, layout, tail: 0, acknowledged: 0, failed: 0, rejected: 0 })
     }
 
     pub(super) fn slots(&self) -> usize {
@@ -363,8 +368,10 @@ impl RingSender {
 
     /// Packets acknowledged and not yet [taken](Self::take_acknowledgement).
     #[inline]
-    pub(super) fn acknowledgements(&self) -> Result<u64, Broken> {
-        let head = self.map.words::<1>(HEAD)[0].load(Ordering::Acquire);
+    pub(super) fn acknowledgements(&mut self) -> Result<u64, Broken> {
+        let [head, rejected] = self.map.words(HEAD);
+        let head = head.load(Ordering::Acquire);
+        self.rejected = rejected.load(Ordering::Relaxed);
         if (self.acknowledged..=self.tail).contains(&head) {
             Ok(head - self.acknowledged)
         } else {
@@ -375,6 +382,11 @@ impl RingSender {
     /// The result of the oldest packet. [`acknowledgements`](Self::acknowledgements) must have counted it.
     #[inline]
     pub(super) fn oldest_result(&self) -> Result<(), Status> {
+        if self.failed == self.rejected { Ok(()) } else { self.oldest_status() }
+    }
+
+    #[cold]
+    fn oldest_status(&self) -> Result<(), Status> {
         let [_, _, status] = slot_words(&self.map, self.layout.slot(self.acknowledged));
         match status.load(Ordering::Relaxed) & 0xffff_ffff {
             0 => Ok(()),
@@ -390,6 +402,7 @@ impl RingSender {
     pub(super) fn take_acknowledgement(&mut self) -> Result<(), Status> {
         let result = self.oldest_result();
         self.acknowledged += 1;
+        self.failed += u64::from(result.is_err());
         result
     }
 
@@ -441,6 +454,8 @@ pub(super) struct RingReceiver {
     next_at: usize,
     /// Packets acknowledged to the sender.
     acknowledged: u64,
+    /// Packets rejected.
+    rejected: u64,
 }
 
 impl RingReceiver {
@@ -475,6 +490,7 @@ impl RingReceiver {
             next: 0,
             next_at: SLOTS,
             acknowledged: 0,
+            rejected: 0,
         }))
     }
 
@@ -608,6 +624,8 @@ impl RingReceiver {
     pub(super) fn reject(&mut self, why: Status) {
         let [_, _, status] = slot_words(&self.map, self.next_at);
         status.store(u64::from(why.code()), Ordering::Relaxed);
+        self.rejected += 1;
+        self.map.words::<2>(HEAD)[1].store(self.rejected, Ordering::Relaxed);
         self.step();
     }
 

@@ -61,6 +61,22 @@ fn packets_wrap_around_and_are_acknowledged_in_order() {
 }
 
 #[test]
+fn rejections_counted_before_their_packets_are_acknowledged_fail_these_alone() {
+    let (mut sender, mut receiver, _) = ring(8, 100);
+    (0..4).for_each(|_| sender.publish(Kind::Plain, 0, b"a", KEY));
+    (0..2).for_each(|_| assert_eq!(take(&mut receiver), Some(b"a".to_vec())));
+    receiver.acknowledge();
+    receiver.reject(Status::ReceiverNotReady);
+    assert_eq!(sender.acknowledgements(), Ok(2));
+    assert_eq!([(); 2].map(|()| sender.take_acknowledgement()), [Ok(()); 2]);
+    assert_eq!(take(&mut receiver), Some(b"a".to_vec()));
+    receiver.acknowledge();
+    assert_eq!(sender.acknowledgements(), Ok(2));
+    let results = [(); 2].map(|()| sender.take_acknowledgement());
+    assert_eq!(results, [Err(Status::ReceiverNotReady), Ok(())]);
+}
+
+#[test]
 fn immediate_data_is_carried_by_both_kinds_of_slots() {
     let (mut sender, mut receiver, _) = ring(4, 100);
     sender.publish(Kind::Immediate, u32::MAX, b"ab", KEY);
@@ -193,6 +209,7 @@ fn inconsistent_words_of_the_other_side_are_detected() {
     }
     other.words::<1>(HEAD)[0].store(1, Ordering::Relaxed);
     other.words::<3>(SLOTS)[2].store(77, Ordering::Relaxed);
+    other.words::<2>(HEAD)[1].store(1, Ordering::Relaxed);
     assert_eq!(sender.acknowledgements(), Ok(1));
     assert_eq!(sender.take_acknowledgement(), Err(Status::BadStatus));
     // Too long, an unknown kind, a `Push` of 0 and of 32 bytes, a `Written` slot of one byte, a `Read` of 9 and a `Write` of
