@@ -33,8 +33,8 @@ enum Memory {
     Bytes(Bytes),
     BytesMut(BytesMut),
     Region(RegionSlice),
-    Packet(Packet),
     Pieces(Pieces),
+    Packet(Packet),
     Foreign(ForeignMemory),
     Lent(LentBytes),
     LentMut(LentBytesMut),
@@ -525,8 +525,10 @@ fn foreign_bytes(memory: &ForeignMemory) -> Vec<u8> {
     bytes
 }
 
-/// A buffer as the engine holds it.
+/// A buffer as the engine holds it. The buffer comes first: so it is loaded by the same words when it moves with its role
+/// as when it moved alone. Loads that take parts of two stores wait until both have left the processor.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Slot {
     pub(crate) buffer: Buffer,
     pub(crate) role: Role,

@@ -16,18 +16,18 @@ use crate::completion::StartError;
 use crate::completion_queue::{Credit, Entry, Reader, Shared as CompletionQueue};
 
 /// Most credits that are taken together if credits are kept.
-const CREDITS_AT_ONCE: usize = 64;
+const CREDITS_AT_ONCE: usize = 256;
 
 /// A completion queue as the transmit or the receive side of one endpoint uses it.
 #[derive(Debug)]
 pub(crate) struct CqBinding {
     queue: Arc<CompletionQueue>,
-    /// Operations under way. Each holds a credit of the queue.
-    under_way: usize,
+    /// Credits of the queue that the operations under way hold, and that are kept.
+    credits: usize,
+    /// Of these, kept for operations to come.
+    kept: usize,
     /// Whether credits are kept: the endpoint is the only one of the queue.
     keeps: bool,
-    /// Credits kept.
-    kept: usize,
     /// Completions without a credit that the full queue did not take, and those that came after them.
     deferred: VecDeque<(Credit, Entry)>,
     /// The endpoint is being dropped: completions are deferred until its queue pair is destroyed.
@@ -36,14 +36,7 @@ pub(crate) struct CqBinding {
 
 impl CqBinding {
     pub(crate) fn new(queue: Arc<CompletionQueue>) -> Self {
-        Self {
-            queue,
-            under_way: 0,
-            keeps: false,
-            kept: 0,
-            deferred: VecDeque::new(),
-            closing: false,
-        }
+        Self { queue, credits: 0, kept: 0, keeps: false, deferred: VecDeque::new(), closing: false }
     }
 
     /// Begins or ends to keep credits, if it is a binding to this queue.
@@ -56,7 +49,9 @@ impl CqBinding {
 
     #[cold]
     fn return_kept(&mut self) {
-        self.queue.return_credits(std::mem::take(&mut self.kept));
+        let kept = std::mem::take(&mut self.kept);
+        self.credits -= kept;
+        self.queue.return_credits(kept);
     }
 
     /// Takes a credit for an operation that is about to start. The endpoint's `other` binding may keep the last ones.
@@ -66,7 +61,6 @@ impl CqBinding {
             self.take_credits(other)?;
         }
         self.kept -= 1;
-        self.under_way += 1;
         Ok(())
     }
 
@@ -79,6 +73,7 @@ impl CqBinding {
             other.return_kept();
             self.kept = self.queue.take_credits(most);
         }
+        self.credits += self.kept;
         match self.kept {
             0 => Err(StartError::QueueFull { capacity: self.queue.capacity() }),
             _ => Ok(()),
@@ -88,24 +83,24 @@ impl CqBinding {
     /// Returns the credit of an operation that did not start, or whose completion went to the reader.
     #[inline]
     pub(crate) fn end(&mut self) {
-        self.under_way -= 1;
         if self.keeps {
             self.kept += 1;
         } else {
+            self.credits -= 1;
             self.queue.return_credits(1);
         }
     }
 
     /// Operations that have not completed.
     pub(crate) fn under_way(&self) -> usize {
-        self.under_way
+        self.credits - self.kept
     }
 
     /// How many more operations may start before the queue has no credit, or `most` are under way.
     pub(crate) fn left(&self, other: &Self, most: usize) -> usize {
         let others = if Arc::ptr_eq(&self.queue, &other.queue) { other.kept } else { 0 };
         let credits = self.queue.credits_left() + self.kept + others;
-        most.saturating_sub(self.under_way).min(credits)
+        most.saturating_sub(self.under_way()).min(credits)
     }
 
     /// Whether `reader` reads this queue.
@@ -118,7 +113,7 @@ impl CqBinding {
     #[inline(never)]
     pub(crate) fn deliver(&mut self, credit: Credit, entry: Entry) {
         if credit == Credit::Held {
-            self.under_way -= 1;
+            self.credits -= 1;
         }
         if self.closing || !self.deferred.is_empty() {
             self.deferred.push_back((credit, entry));
@@ -176,6 +171,6 @@ impl Drop for CqBinding {
     /// told are delivered, and buffers of the application.
     fn drop(&mut self) {
         self.queue.append(self.deferred.drain(..));
-        self.queue.return_credits(self.under_way + self.kept);
+        self.queue.return_credits(self.credits);
     }
 }

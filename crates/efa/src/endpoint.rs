@@ -180,10 +180,10 @@ impl Endpoint {
         buffer: Buffer,
         context: u64,
     ) -> Result<ReceiveId, Refused> {
-        if let Err(error) = self
-            .check_receive(&receive)
-            .and_then(|()| self.shared.check_buffer(&buffer, LocalAccess::RECV))
-        {
+        if let Err(error) = self.check_receive(&receive) {
+            return Err(Refused { error, buffer });
+        }
+        if let Err(error) = self.shared.check_buffer(&buffer, LocalAccess::RECV) {
             return Err(Refused { error, buffer });
         }
         drive!(
