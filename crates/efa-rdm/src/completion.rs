@@ -109,8 +109,12 @@ pub struct RemoteWrite {
 }
 
 /// How a send ended.
+// As `ReceiveCompletion`.
 #[derive(Debug, PartialEq, Eq)]
+#[repr(C)]
 pub struct SendCompletion<B> {
+    /// The buffer; `None` for injected messages.
+    pub buffer: Option<B>,
     /// The context of the operation.
     pub context: u64,
     /// The peer.
@@ -121,15 +125,18 @@ pub struct SendCompletion<B> {
     pub length: u64,
     /// Its subprotocol; `None` if no packet of it was sent.
     pub subprotocol: Option<Subprotocol>,
-    /// The buffer; `None` for injected messages.
-    pub buffer: Option<B>,
     /// `Ok` when the message reached its [`Level`].
     pub result: Result<(), OperationError>,
 }
 
 /// How a receive ended.
+// The buffer comes first, so that nothing is moved together with its first word: a load that takes parts of two stores
+// waits for both.
 #[derive(Debug, PartialEq, Eq)]
+#[repr(C)]
 pub struct ReceiveCompletion<B> {
+    /// The buffer. Of a multi-receive buffer, the part with this message.
+    pub buffer: B,
     /// The context of the operation.
     pub context: u64,
     /// The sender; `None` for a receive that ended without a message.
@@ -145,8 +152,6 @@ pub struct ReceiveCompletion<B> {
     pub cq_data: Option<u64>,
     /// The message's subprotocol.
     pub subprotocol: Option<Subprotocol>,
-    /// The buffer. Of a multi-receive buffer, the part with this message.
-    pub buffer: B,
     /// `Ok`, or why it failed.
     pub result: Result<(), OperationError>,
 }
