@@ -7,6 +7,7 @@
 //!   poll ────► │ Link: rings in shared memory, or TCP connections
 //! ```
 
+mod in_place;
 mod kept_number;
 mod pieces;
 mod rdma;

@@ -10,6 +10,7 @@ use efa_device::{
     SendRequest, Source, Status, Time, WorkId,
 };
 
+use super::in_place::InPlace;
 use super::{Packet, RNR_RETRY_INFINITE};
 use crate::book::{Book, HeldHandles};
 use crate::record::{PacketEvent, QueuePairId, Record, SharedSink, Sink};
@@ -56,7 +57,7 @@ pub struct QueueState {
     pub(super) book: Arc<Book>,
     pub(super) held: HeldHandles,
     pub(super) now: Time,
-    pub(super) completions: VecDeque<Completion<Packet>>,
+    pub(super) completions: InPlace<Completion<Packet>>,
     capture: Option<SharedSink>,
     rnr_delay: Duration,
     report_unknown_gid: bool,
@@ -82,7 +83,7 @@ impl QueueState {
             book,
             held: HeldHandles::default(),
             now: Time::ZERO,
-            completions: VecDeque::new(),
+            completions: InPlace::new(),
             capture,
             rnr_delay,
             report_unknown_gid: settings.report_unknown_gid,
@@ -122,7 +123,7 @@ impl QueueState {
 
     #[inline(always)]
     pub(super) fn take_completion(&mut self) -> Option<Completion<Packet>> {
-        let completion = self.completions.pop_front()?;
+        let completion = self.completions.pop()?;
         match &completion {
             Completion::Send { .. } | Completion::Rdma { .. } => self.sends -= 1,
             Completion::Receive { .. } | Completion::Written { packet: Some(_), .. } => {
@@ -232,12 +233,12 @@ impl QueueState {
             let event = PacketEvent::Failed(status);
             record(sink, self.now, event, self.address.into(), peer, &packet[..length]);
         }
-        self.completions.push_back(Completion::Send { id, packet, result });
+        self.completions.push(|| Completion::Send { id, packet, result });
     }
 
     /// Completes an RDMA operation.
     pub(crate) fn complete_rdma(&mut self, id: WorkId, result: Result<(), Status>) {
-        self.completions.push_back(Completion::Rdma { id, result });
+        self.completions.push(|| Completion::Rdma { id, result });
     }
 }
 
@@ -312,7 +313,7 @@ pub(crate) enum Delivered {
 pub(crate) struct Deliveries<'a> {
     book: &'a Book,
     report_unknown_gid: bool,
-    completions: &'a mut VecDeque<Completion<Packet>>,
+    completions: &'a mut InPlace<Completion<Packet>>,
     capture: &'a mut Option<SharedSink>,
     now: Time,
     me: QueuePairId,
@@ -334,19 +335,18 @@ impl<'a> Deliveries<'a> {
 
     #[inline(always)]
     pub(crate) fn push(&mut self, sender: QueuePairId, source: Source, delivered: Delivered) {
-        let completion = match delivered {
+        match delivered {
             Delivered::Datagram { packet, length, immediate } => {
                 if let Some(sink) = &mut self.capture {
                     let bytes = &packet[..length];
                     record(sink, self.now, PacketEvent::Received, sender, self.me, bytes);
                 }
-                Completion::Receive { packet, length, source, immediate }
+                self.completions.push(|| Completion::Receive { packet, length, source, immediate });
             }
             Delivered::Written { packet, length, immediate } => {
-                Completion::Written { immediate, length, source, packet }
+                self.completions.push(|| Completion::Written { immediate, length, source, packet });
             }
-        };
-        self.completions.push_back(completion);
+        }
     }
 }
 
