@@ -29,7 +29,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use crate::fork::Shared;
-use crate::store::Store;
+use crate::store::{Store, copy_apart};
 
 /// Bytes of a cache line.
 pub(crate) const LINE: usize = 64;
@@ -139,7 +139,7 @@ impl Map {
         // two ends write the source: the sender no slot that was not acknowledged, the receiver none that was.
         unsafe {
             let from = self.base.add(offset).as_ptr();
-            std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len());
+            copy_apart(from, into.as_mut_ptr(), into.len());
         }
     }
 
@@ -155,7 +155,7 @@ impl Map {
         // reads the target only after it was published or acknowledged, which follows this copy.
         unsafe {
             let into = self.base.add(offset).as_ptr();
-            std::ptr::copy_nonoverlapping(from.as_ptr(), into, from.len());
+            copy_apart(from.as_ptr(), into, from.len());
         }
     }
 

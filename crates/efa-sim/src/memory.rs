@@ -21,7 +21,7 @@ use rustix::io::Errno;
 
 use crate::fork::Descriptor;
 use crate::map::Map;
-use crate::store::Store;
+use crate::store::{Store, copy_apart};
 
 /// A range of memory.
 #[derive(Debug)]
@@ -259,7 +259,7 @@ impl Memory {
         // the source exists, so the two don't overlap. No thread of this
         // process writes the source now: `write` takes `&mut self`, and parts are copied under
         // the region's lock. Writes of other processes are made by the kernel, or to a mapping of theirs, as `Map` has it.
-        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), count) };
+        unsafe { copy_apart(from, into.as_mut_ptr(), count) };
         count
     }
 
@@ -282,7 +282,7 @@ impl Memory {
         // was lent for writing, which is mapped until `end` or the drop of this. `from` is a
         // reference, and none to the target exists, so the two don't overlap. `&mut self` excludes other
         // accesses of this process; those of other processes are made by the kernel, or to a mapping of theirs.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into, count) };
+        unsafe { copy_apart(from.as_ptr(), into, count) };
         count
     }
 }

@@ -50,6 +50,28 @@ impl Store {
     }
 }
 
+/// Copies bytes through the caches.
+///
+/// # Safety
+/// As for [`std::ptr::copy_nonoverlapping`].
+#[inline(always)]
+pub(crate) unsafe fn copy_apart(from: *const u8, into: *mut u8, length: usize) {
+    if length <= SHORT {
+        // SAFETY: the caller's.
+        return unsafe { std::ptr::copy_nonoverlapping(from, into, length) };
+    }
+    // SAFETY: the caller's.
+    unsafe { copy_long(from, into, length) };
+}
+
+/// # Safety
+/// As for [`std::ptr::copy`].
+#[inline(never)]
+unsafe fn copy_long(from: *const u8, into: *mut u8, length: usize) {
+    // SAFETY: the caller's.
+    unsafe { Store::Cached.copy(from, into, length) };
+}
+
 /// Whether older releases of glibc, such as 2.36, may copy this with a tenth of their speed or less: on AMD's processors they
 /// copy with `rep movsb`, which is slow on some where the target is a few bytes behind the source, pages aside (sourceware
 /// bug 30994). That is so of a page and what `malloc` returns for long memory, 16 bytes behind the begin of one. `false` if

@@ -16,6 +16,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 
 use crate::measure::{Point, SENT, Transport, UNSENT};
+use crate::ours::{PAGE, to_page};
 use crate::ring::Lanes;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -71,6 +72,8 @@ pub(crate) struct Copies {
     lanes: Lanes,
     source: Source,
     into: Vec<u8>,
+    /// Where its first page begins.
+    into_at: usize,
     /// Sends that were copied, and whose completion nobody has waited for.
     copied: u64,
     /// What the other side reads.
@@ -106,7 +109,9 @@ impl Copies {
             }
         };
         let lanes = Lanes::open(directory, role)?;
-        Ok(Self { lanes, source, into: vec![UNSENT; bytes], copied: 0, _out: out })
+        let into = vec![UNSENT; bytes + PAGE];
+        let into_at = to_page(&into);
+        Ok(Self { lanes, source, into, into_at, copied: 0, _out: out })
     }
 
     /// The value of the next line of this kind. Copies that are told before it are counted.
@@ -146,8 +151,8 @@ impl Transport for Copies {
 
     fn await_receive(&mut self, point: Point, slot: usize) -> Result<()> {
         let from = self.next(MESSAGE)? as usize;
-        let at = point.offset(slot);
         if point.size > 0 {
+            let at = self.into_at + point.offset(slot);
             self.source.copy(from, &mut self.into[at..at + point.size])?;
         }
         self.lanes.put(&[COPIED, 0]);
@@ -173,11 +178,11 @@ impl Transport for Copies {
     }
 
     fn received_byte(&self, at: usize) -> u8 {
-        self.into[at]
+        self.into[self.into_at + at]
     }
 
     fn forget(&mut self, point: Point, slot: usize) {
-        let at = point.offset(slot);
+        let at = self.into_at + point.offset(slot);
         self.into[at..at + point.size].fill(UNSENT);
     }
 }

@@ -21,7 +21,7 @@ const CONTROL: u64 = 8;
 /// The context of numbers; that of messages is their slot.
 const NUMBER: u64 = u64::MAX;
 /// Bytes of a page. The C programs have their buffers at the start of one.
-const PAGE: usize = 4096;
+pub(crate) const PAGE: usize = 4096;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The link, and whose memory messages are sent from.
@@ -173,7 +173,7 @@ impl Ours {
 }
 
 /// How many bytes of memory are before its first page.
-fn to_page(memory: &[u8]) -> usize {
+pub(crate) fn to_page(memory: &[u8]) -> usize {
     memory.as_ptr().align_offset(PAGE)
 }
 
