@@ -293,7 +293,7 @@ pub fn reads_pay_from() -> u64 {
 }
 
 /// The same for memory that the device allocated, which the reader has mapped.
-pub const MAPPED_READS_PAY_FROM: u64 = 8 << 10;
+pub const MAPPED_READS_PAY_FROM: u64 = 12 << 10;
 
 impl ShmDevice {
     /// Creates a queue pair with the number of one of this device that was
