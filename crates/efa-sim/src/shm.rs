@@ -292,8 +292,8 @@ pub fn reads_pay_from() -> u64 {
     pays::reads_pay_from()
 }
 
-/// The same for memory that the device allocated, which the reader has mapped.
-pub const MAPPED_READS_PAY_FROM: u64 = 12 << 10;
+/// The same for memory that the device allocated, which the reader has mapped: what doesn't fit one datagram is read.
+pub const MAPPED_READS_PAY_FROM: u64 = 9 << 10;
 
 impl ShmDevice {
     /// Creates a queue pair with the number of one of this device that was

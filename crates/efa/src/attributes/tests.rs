@@ -293,13 +293,13 @@ fn message_from_mapped_memory_is_read_from_a_shorter_length_on() {
     let mapped = |access| pair.domain.registered(from, access).expect("a region");
     assert!(mapped(read).region().is_mapped());
     assert_eq!(subprotocol_of(from, mapped(read)), Some(Subprotocol::LongRead));
-    assert_eq!(subprotocol_of(from - 1, mapped(read)), Some(Subprotocol::Eager));
+    assert_eq!(subprotocol_of(from - 1, mapped(read)), Some(Subprotocol::Medium));
     // Peers may not read it, or the kernel is to copy it.
-    assert_eq!(subprotocol_of(from, mapped(WRITABLE)), Some(Subprotocol::Eager));
+    assert_eq!(subprotocol_of(from, mapped(WRITABLE)), Some(Subprotocol::Medium));
     let own = pair.domain.register(vec![0; from], read).expect("a region");
     assert!(!own.is_mapped());
     let own = own.slice(0..from).expect("all of it");
-    assert_eq!(subprotocol_of(from, own), Some(Subprotocol::Eager));
+    assert_eq!(subprotocol_of(from, own), Some(Subprotocol::Medium));
 }
 
 // conformance: C22
