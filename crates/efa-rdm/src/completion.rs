@@ -109,7 +109,7 @@ pub struct RemoteWrite {
 }
 
 /// How a send ended.
-// As `ReceiveCompletion`.
+// The buffer comes first, for the reason that `ReceiveCompletion` has.
 #[derive(Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct SendCompletion<B> {
@@ -117,44 +117,48 @@ pub struct SendCompletion<B> {
     pub buffer: Option<B>,
     /// The context of the operation.
     pub context: u64,
-    /// The peer.
-    pub peer: PeerId,
     /// The tag of a tagged message.
     pub tag: Option<u64>,
     /// Its length in bytes.
     pub length: u64,
-    /// Its subprotocol; `None` if no packet of it was sent.
-    pub subprotocol: Option<Subprotocol>,
     /// `Ok` when the message reached its [`Level`].
     pub result: Result<(), OperationError>,
+    /// The peer.
+    pub peer: PeerId,
+    /// Its subprotocol; `None` if no packet of it was sent.
+    pub subprotocol: Option<Subprotocol>,
 }
 
 /// How a receive ended.
-// The buffer comes first, so that nothing is moved together with its first word: a load that takes parts of two stores
-// waits for both.
+// The CQ data comes first: whether there is any tells the kinds of completions apart, too, so that these take no further
+// word. The context is between it and the buffer, so that nothing unused is moved together with the first word of
+// the buffer: a load that takes parts of two stores waits for both.
 #[derive(Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct ReceiveCompletion<B> {
-    /// The buffer. Of a multi-receive buffer, the part with this message.
-    pub buffer: B,
+    /// The sender's 64 bits of CQ data.
+    pub cq_data: Option<u64>,
     /// The context of the operation.
     pub context: u64,
-    /// The sender; `None` for a receive that ended without a message.
-    pub peer: Option<PeerId>,
-    /// Whether the receive is tagged.
-    pub tagged: bool,
+    /// The buffer. Of a multi-receive buffer, the part with this message.
+    pub buffer: B,
     /// The tag of the message, or of the receive if it ended without one; 0 if untagged.
     pub tag: u64,
     /// Bytes of the message in the buffer; of a receive that failed, those from the beginning without a
     /// hole.
     pub length: u64,
-    /// The sender's 64 bits of CQ data.
-    pub cq_data: Option<u64>,
-    /// The message's subprotocol.
-    pub subprotocol: Option<Subprotocol>,
     /// `Ok`, or why it failed.
     pub result: Result<(), OperationError>,
+    /// The sender; `None` for a receive that ended without a message.
+    pub peer: Option<PeerId>,
+    /// Whether the receive is tagged.
+    pub tagged: bool,
+    /// The message's subprotocol.
+    pub subprotocol: Option<Subprotocol>,
 }
+
+// A word for the kind would be moved with each.
+const _: () = assert!(size_of::<Completion<Vec<u8>>>() == size_of::<ReceiveCompletion<Vec<u8>>>());
 
 /// Why an operation failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
