@@ -29,10 +29,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use crate::fork::Shared;
-use crate::store::{Store, copy_apart};
-
-/// Bytes of a cache line.
-pub(crate) const LINE: usize = 64;
+use crate::store::{LINE, Store, copy_apart};
 
 /// A shared mapping of a part of a file, or anonymous memory, for reading and writing.
 #[derive(Debug)]

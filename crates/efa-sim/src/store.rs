@@ -5,6 +5,9 @@
 
 #![allow(unsafe_code)]
 
+/// Bytes of a cache line.
+pub(crate) const LINE: usize = 64;
+
 /// How a copy stores bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Store {
@@ -31,6 +34,7 @@ impl Store {
     ///
     /// # Safety
     /// As for [`std::ptr::copy`].
+    #[inline(never)]
     pub(crate) unsafe fn copy(self, from: *const u8, into: *mut u8, length: usize) {
         #[cfg(target_arch = "x86_64")]
         if self == Self::Streamed && are_apart(from, into, length) {
@@ -61,14 +65,6 @@ pub(crate) unsafe fn copy_apart(from: *const u8, into: *mut u8, length: usize) {
         return unsafe { std::ptr::copy_nonoverlapping(from, into, length) };
     }
     // SAFETY: the caller's.
-    unsafe { copy_long(from, into, length) };
-}
-
-/// # Safety
-/// As for [`std::ptr::copy`].
-#[inline(never)]
-unsafe fn copy_long(from: *const u8, into: *mut u8, length: usize) {
-    // SAFETY: the caller's.
     unsafe { Store::Cached.copy(from, into, length) };
 }
 
@@ -97,8 +93,7 @@ fn are_apart(from: *const u8, into: *const u8, length: usize) -> bool {
 unsafe fn stream(from: *const u8, into: *mut u8, length: usize) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
 
-    /// A cache line: streamed in part, it would be read.
-    const LINE: usize = 64;
+    // A line that is streamed in part would be read.
     let front = into.align_offset(LINE).min(length);
     let lines = (length - front) / LINE;
     let back = front + lines * LINE;

@@ -243,11 +243,9 @@ impl HostMemory {
         into: Part,
         store: Store,
     ) -> Result<(), Status> {
-        let copy = |window: &Map, at| into.fill(window, at, store);
-        match self.copy_mapped(qpn, (from, into.length()), Use::RemoteRead, copy) {
-            Some(result) => result,
-            None => self.with_peer(qpn, |peer| peer.read(from, into.iovec())),
-        }
+        let mapped = |window: &Map, at| into.fill(window, at, store);
+        let by_kernel = |peer: &Peer| peer.read(from, into.iovec());
+        self.copy(qpn, (from, into.length()), Use::RemoteRead, mapped, by_kernel)
     }
 
     /// Copies to the memory of the process with queue pair `qpn`.
@@ -258,12 +256,9 @@ impl HostMemory {
         into: RemoteMemory,
         store: Store,
     ) -> Result<(), Status> {
-        let copy = |window: &Map, at| from.spill(window, at, store);
-        match self.copy_mapped(qpn, (into, from.length()), Use::RemoteWrite, copy) {
-            Some(result) => result,
-            None => self
-                .with_peer(qpn, |peer| peer.write(from.iovec(), into, Use::RemoteWrite, || true)),
-        }
+        let mapped = |window: &Map, at| from.spill(window, at, store);
+        let by_kernel = |peer: &Peer| peer.write(from.iovec(), into, Use::RemoteWrite, || true);
+        self.copy(qpn, (into, from.length()), Use::RemoteWrite, mapped, by_kernel)
     }
 
     /// Whether the kernel copies for this process from the region of `key` of the process with queue pair `qpn`, as far as
@@ -283,6 +278,19 @@ impl HostMemory {
         take: impl Fn() -> bool,
     ) -> Result<(), Status> {
         self.with_peer(qpn, |peer| peer.write(from.iovec(), into, Use::Pushed, &take))
+    }
+
+    /// Copies from or to a region of the process with queue pair `qpn`, by the kernel unless it is mapped.
+    fn copy(
+        &self,
+        qpn: Qpn,
+        there: (RemoteMemory, usize),
+        wanted: Use,
+        mapped: impl FnOnce(&Map, usize) -> bool,
+        by_kernel: impl Fn(&Peer) -> Result<(), Failure>,
+    ) -> Result<(), Status> {
+        let copied = self.copy_mapped(qpn, there, wanted, mapped);
+        copied.unwrap_or_else(|| self.with_peer(qpn, by_kernel))
     }
 
     /// Copies from or to a [mapped](super::windows) region; `None` if it isn't one.

@@ -41,7 +41,8 @@ use efa_device::{Qkey, Qpn, RemoteMemory, Status};
 use rustix::fs::fstat;
 use rustix::io::Errno;
 
-use crate::map::{LINE, Map, WatchedMap, Word};
+use crate::map::{Map, WatchedMap, Word};
+use crate::store::LINE;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"efaring\n");
 const VERSION: u64 = 5;
@@ -240,10 +241,16 @@ impl RingSender {
         self.tail
     }
 
+    /// Packets whose acknowledgement was not taken.
+    #[inline(always)]
+    fn under_way(&self) -> u64 {
+        self.tail - self.acknowledged
+    }
+
     /// Whether a slot is free.
     #[inline]
     pub(super) fn has_space(&self) -> bool {
-        self.tail - self.acknowledged < self.layout.slots as u64
+        self.under_way() < self.layout.slots as u64
     }
 
     /// Publishes a packet of at most the MTU. There must be a free slot.
@@ -266,7 +273,7 @@ impl RingSender {
     /// atomic operation does, would wait for them to come. `length` is that of the last packet with its words.
     #[inline(always)]
     fn expect_another(&self, length: usize) {
-        let under_way = self.tail - self.acknowledged;
+        let under_way = self.under_way();
         // One line comes in less time than a message takes, several come in time for the next.
         let (ahead, length) = if length <= LINE {
             (1, LINE)

@@ -16,10 +16,9 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 
 use crate::measure::{Point, SENT, Transport, UNSENT};
-use crate::ours::{PAGE, to_page};
+use crate::ours::{PAGE, PATIENCE, to_page};
 use crate::ring::Lanes;
 
-const PATIENCE: Duration = Duration::from_secs(30);
 /// First words of lines.
 const MESSAGE: u64 = 1;
 const COPIED: u64 = 2;

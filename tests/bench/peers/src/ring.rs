@@ -15,12 +15,12 @@ use anyhow::{Context, Result, ensure};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 
 use crate::measure::{MAX_WINDOW, Point, SENT, Transport, UNSENT};
+use crate::ours::PATIENCE;
 
 /// Most bytes of a message.
 pub(crate) const MOST: usize = (WORDS - 1) * 8;
 const WORDS: usize = 8;
 const LINES: usize = 1024;
-const PATIENCE: Duration = Duration::from_secs(30);
 
 #[repr(C, align(64))]
 struct Line([AtomicU64; WORDS]);

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 
 use crate::measure::{Point, SENT, Transport, UNSENT};
-
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::ours::PATIENCE;
 
 pub(crate) struct Tcp {
     stream: TcpStream,
