@@ -103,6 +103,7 @@
 
 #![deny(unsafe_code)]
 
+mod copies;
 mod error;
 mod foreign;
 mod lent;
@@ -111,10 +112,11 @@ mod status;
 mod tag_list;
 
 use std::fmt;
-use std::ops::{Add, AddAssign, Sub};
+use std::ops::{Add, AddAssign, Range, Sub};
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+pub use copies::{CopySource, CopyTarget, copy_apart};
 pub use error::{DeviceError, Shortage};
 pub use foreign::ForeignMemory;
 pub use lent::{Lending, LentBytes, LentBytesMut};
@@ -370,6 +372,15 @@ pub enum Completion<P> {
         /// [`SendRequest::immediate`].
         immediate: Option<u32>,
     },
+    /// A datagram arrived, of which the device has [left](QueuePair::split_headers) bytes in its own memory.
+    Front {
+        /// The receive buffer, with at least as many bytes of the front as were asked for.
+        packet: P,
+        /// Length of the whole datagram in bytes.
+        length: usize,
+        /// The sender.
+        source: Source,
+    },
     /// An RDMA read or write completed. A failed one may have copied some of its bytes.
     Rdma {
         /// [`SendRequest::id`].
@@ -505,6 +516,34 @@ pub trait QueuePair {
         request: SendRequest<Self::Packet>,
     ) -> Result<(), PostError<Self::Packet>>;
 
+    /// Length in bytes of the shortest payload with which [`post_send_with`](Self::post_send_with) saves time; by default
+    /// none is long enough.
+    fn payloads_pay_from(&self) -> usize {
+        usize::MAX
+    }
+
+    /// Queues a datagram of the first [`length`](SendRequest::length) bytes of the packet and, behind them, `rest` bytes
+    /// that `fill` writes where the device wants them, before this returns. A packet that comes back without being
+    /// delivered has all of these bytes, so that [`post_send`](Self::post_send) can send it. By default they are
+    /// written into the packet.
+    ///
+    /// # Errors
+    /// As [`post_send`](Self::post_send).
+    fn post_send_with(
+        &mut self,
+        mut request: SendRequest<Self::Packet>,
+        rest: usize,
+        fill: impl FnOnce(CopyTarget<'_>),
+    ) -> Result<(), PostError<Self::Packet>> {
+        let begin = request.length;
+        request.length = begin.saturating_add(rest);
+        // What doesn't fit is refused for its length.
+        if let Some(bytes) = request.packet.as_mut().get_mut(begin..request.length) {
+            fill(bytes.into());
+        }
+        self.post_send(request)
+    }
+
     /// Queues a buffer for a datagram to be received.
     ///
     /// # Errors
@@ -604,6 +643,29 @@ pub trait QueuePair {
     /// Whether the device has found completions already that the next polls return; `true` if that isn't known.
     fn has_found(&self) -> bool {
         true
+    }
+
+    /// Lets the device leave in its own memory what long datagrams have behind their first `front` bytes. They complete as
+    /// [`Completion::Front`], and until the next call of [`poll`](Self::poll) or [`arm`](Self::arm) one call of
+    /// [`take_rest`](Self::take_rest) or [`land`](Self::land) copies the others. A device that puts all bytes into the
+    /// packet doesn't implement these three methods.
+    fn split_headers(&mut self, front: usize) {
+        let _ = front;
+    }
+
+    /// Calls `take` with the bytes of `part` of the datagram of a [`Completion::Front`] with this packet.
+    fn take_rest(
+        &mut self,
+        packet: &Self::Packet,
+        part: Range<usize>,
+        take: impl FnOnce(CopySource<'_>),
+    ) {
+        take(packet.as_ref().get(part).unwrap_or_default().into());
+    }
+
+    /// Completes the packet of a [`Completion::Front`] of this length.
+    fn land(&mut self, packet: &mut Self::Packet, length: usize) {
+        let _ = (packet, length);
     }
 
     /// Advances the device to `now` and takes one completion.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::copies::{CopySource, CopyTarget};
 use crate::error::DeviceError;
 
 /// A range of a local memory region.
@@ -63,6 +64,14 @@ pub trait Region: Clone + fmt::Debug {
     fn read(&self, offset: usize, into: &mut [u8]) -> usize;
     /// Copies bytes in, from `offset` on. Returns the number that fitted.
     fn write(&self, offset: usize, from: &[u8]) -> usize;
+    /// Copies bytes out, from `offset` on, to all of `into`. Returns the number that it had.
+    fn copy_to(&self, offset: usize, mut into: CopyTarget<'_>) -> usize {
+        into.fill_by(|at, slice| self.read(offset.saturating_add(at), slice))
+    }
+    /// Copies all of `from` in, from `offset` on. Returns the number of bytes that fitted.
+    fn copy_from(&self, offset: usize, from: CopySource<'_>) -> usize {
+        from.pass_to(|at, slice| self.write(offset.saturating_add(at), slice))
+    }
     /// Copies `bytes.len()` bytes out, from `offset` on, calls `change` with them and copies them back.
     /// Returns their number. It is atomic with respect to other methods of the region, but not to
     /// remote interfaces.

@@ -7,7 +7,7 @@
 //!   complete
 //! ```
 
-use efa_device::{QueuePair, QueuePairAddress};
+use efa_device::{CopyTarget, QueuePair, QueuePairAddress};
 use efa_handshake::Profile;
 use efa_proto::{Connid, EagerConnid, MsgId, OpId, PacketType, Rtm, RtmKind, Tag};
 
@@ -227,6 +227,36 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             single_packet(peer, end, message)
         };
         match self.core.transmit.post_for(packet, end as u32, None, destination, record) {
+            Ok(()) => {
+                self.core.statistics.count_sent(eager_type(tag), end as u32);
+                true
+            }
+            Err(unposted) => {
+                self.keep_written(unposted);
+                false
+            }
+        }
+    }
+
+    /// As [`post_single_packet`](Self::post_single_packet), of a packet with the header alone, of a message whose bytes the
+    /// device wants to have [copied](QueuePair::post_send_with).
+    #[inline(never)]
+    pub(crate) fn post_long_packet(
+        &mut self,
+        (packet, end): (Q::Packet, usize),
+        peer: PeerId,
+        (tag, context, length, buffer): (Option<Tag>, u64, usize, B),
+    ) -> bool {
+        self.single_packets += 1;
+        let destination = self.core.peers.destination(peer);
+        let record = |buffer| {
+            let message =
+                SinglePacket { tag, context, length: length as u32, buffer: Some(buffer) };
+            single_packet(peer, end, message)
+        };
+        let copy = |buffer: &B, into: CopyTarget<'_>| buffer.copy_to(0, into);
+        let lengths = (end - length, length);
+        match self.core.transmit.post_with(packet, lengths, destination, buffer, copy, record) {
             Ok(()) => {
                 self.core.statistics.count_sent(eager_type(tag), end as u32);
                 true

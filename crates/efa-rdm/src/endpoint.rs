@@ -82,6 +82,9 @@ pub enum Accept {
     },
 }
 
+/// Bytes of a packet that are looked at before it is clear where the others go: the header of a single-packet message.
+const FRONT: usize = 24;
+
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Creates an endpoint on a queue pair. The queue pair's key becomes the endpoint's connid.
     ///
@@ -104,6 +107,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let most = config.max_receive_buffers.min(attributes.max_receive);
         let min_read = config.min_read_on(attributes);
         let tagged = tagged_matcher(&mut queue_pair, config.hash_seed);
+        if !Q::IN_PLACE && queue_pair.tag_list().is_none() {
+            queue_pair.split_headers(FRONT);
+        }
         let inbound = Inbound::new(config.min_receive_buffers, most);
         let trim_at = Time::ZERO + config.trim_interval;
         let user_recv_qp = in_place.as_ref().and_then(|in_place| in_place.user_recv_qp());
@@ -236,6 +242,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             && self.matching.ops.check_sends().is_ok()
             && let Ok(length) = usize::try_from(length)
         {
+            if length >= self.core().transmit.payloads_pay_from {
+                return self.send_long_packet(message, length);
+            }
             let Message { peer, tag, cq_data, ref buffer, .. } = message;
             let eager = Eager { tag, cq_data, length };
             let written =
@@ -253,6 +262,21 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             }
         }
         self.send_later(message)
+    }
+
+    /// Starts a message whose bytes the device [copies](QueuePair::post_send_with) if it fits a packet.
+    #[inline(never)]
+    fn send_long_packet(&mut self, message: Message<B>, length: usize) -> Result<(), Refused<B>> {
+        let eager = Eager { tag: message.tag, cq_data: message.cq_data, length };
+        let Some(packet) = self.core_mut().write_at_once(message.peer, &eager, |_| {}) else {
+            return self.send_later(message);
+        };
+        let Message { peer, tag, context, buffer, .. } = message;
+        let message = (tag, context, length, buffer);
+        if !self.matching.ops.post_long_packet(packet, peer, message) {
+            self.settle();
+        }
+        Ok(())
     }
 
     /// Starts a message of several packets, or one that has to wait.

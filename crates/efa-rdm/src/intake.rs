@@ -63,6 +63,60 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         None
     }
 
+    /// Handles a packet of which the device has [left](QueuePair::split_headers) bytes in its own memory: from there the next
+    /// message of a peer, complete, goes to its buffer at once.
+    #[inline(never)]
+    pub(crate) fn front_arrived(
+        &mut self,
+        mut packet: Q::Packet,
+        length: usize,
+        source: Source,
+    ) -> Option<Completion<B>> {
+        let core = &mut self.matching.ops.core;
+        core.statistics.received_bytes += length as u64;
+        let front = packet.as_ref().get(..length).unwrap_or_default();
+        if let Some(eager) = EagerConnid::peek(front)
+            && let Some((peer, active)) = core.peers.recognise(source, eager.connid)
+            && active.handshake.is_answered()
+            && active.window.pass(eager.msg_id.0)
+        {
+            core.statistics.received.count(eager.packet_type());
+            let (tag, payload) = (eager.tag, eager.payload.len());
+            match self.matching.match_at_once(peer, tag) {
+                Some(posted) if payload as u64 <= posted.buffer.length() => {
+                    let Posted { context, mut buffer, .. } = posted;
+                    let core = &mut self.matching.ops.core;
+                    core.statistics.delivered_bytes += payload as u64;
+                    core.statistics.placed_bytes += payload as u64;
+                    let part = length - payload..length;
+                    core.transmit
+                        .device
+                        .take_rest(&packet, part, |bytes| buffer.copy_from(0, bytes));
+                    self.consumed(packet);
+                    return Some(eager_received(context, peer, tag, payload as u64, buffer));
+                }
+                other => {
+                    let bytes = self.land(&mut packet, length);
+                    match other {
+                        Some(posted) => self.matching.ops.eager_too_long(posted, peer, bytes),
+                        None => self.matching.eager_arrived(peer, bytes),
+                    }
+                }
+            }
+        } else {
+            let bytes = self.land(&mut packet, length);
+            self.segment_or_other_arrived(bytes, source);
+        }
+        self.consumed(packet);
+        None
+    }
+
+    /// Has all bytes of a datagram that arrived in its packet.
+    fn land<'a>(&mut self, packet: &'a mut Q::Packet, length: usize) -> &'a [u8] {
+        self.device_mut().land(packet, length);
+        Q::Packet::as_ref(packet).get(..length).unwrap_or_default()
+    }
+
     /// Handles a packet that isn't the next message of a peer. Most are further segments.
     #[inline(always)]
     fn segment_or_other_arrived(&mut self, bytes: &[u8], source: Source) {

@@ -1,6 +1,6 @@
 //! The trait of the application's buffers.
 
-use efa_device::{Access, QueuePair, RegionRange};
+use efa_device::{Access, CopySource, CopyTarget, QueuePair, RegionRange};
 
 /// A buffer of the application. An operation takes ownership of it, and its completion returns it.
 ///
@@ -17,6 +17,25 @@ pub trait Payload<R>: Sized {
 
     /// Copies `from` to `offset`. The endpoint stays within [`length`](Self::length).
     fn write(&mut self, offset: u64, from: &[u8]);
+
+    /// Copies `into.len()` bytes from `offset` on to memory that others may access. A buffer that isn't a slice, and can be
+    /// copied there at once, implements this method besides; by default longer ones are copied twice.
+    #[inline(always)]
+    fn copy_to(&self, offset: u64, mut into: CopyTarget<'_>) {
+        into.fill_by(|at, slice| {
+            self.read(offset + at as u64, slice);
+            slice.len()
+        });
+    }
+
+    /// Copies `from` to `offset`, from memory that others may access. As for [`copy_to`](Self::copy_to).
+    #[inline(always)]
+    fn copy_from(&mut self, offset: u64, from: CopySource<'_>) {
+        from.pass_to(|at, slice| {
+            self.write(offset + at as u64, slice);
+            slice.len()
+        });
+    }
 
     /// Splits off the first `at` bytes as a buffer of their own; `self` keeps the rest. The endpoint
     /// stays within [`length`](Self::length).
@@ -75,6 +94,24 @@ impl<R> Payload<R> for Vec<u8> {
 
     fn write(&mut self, offset: u64, from: &[u8]) {
         self[range(offset, from.len())].copy_from_slice(from);
+    }
+
+    #[inline]
+    fn copy_to(&self, offset: u64, mut into: CopyTarget<'_>) {
+        let from = &self[range(offset, into.len())];
+        match into.as_mut_slice() {
+            Some(into) => into.copy_from_slice(from),
+            None => into.copy_from(0, from),
+        }
+    }
+
+    #[inline]
+    fn copy_from(&mut self, offset: u64, from: CopySource<'_>) {
+        let into = &mut self[range(offset, from.len())];
+        match from.as_slice() {
+            Some(from) => into.copy_from_slice(from),
+            None => from.copy_to(0, into),
+        }
     }
 
     fn split_to(&mut self, at: u64) -> Self {

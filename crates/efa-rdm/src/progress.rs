@@ -257,6 +257,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             DeviceCompletion::Receive { packet, length, source, .. } => {
                 self.packet_arrived(packet, length, source)
             }
+            DeviceCompletion::Front { packet, length, source } => {
+                self.front_arrived(packet, length, source)
+            }
             DeviceCompletion::Send { id, packet, result } => {
                 self.matching.ops.packet_sent(id, packet, result)
             }

@@ -1,8 +1,8 @@
 //! Transmission: send buffers, and the records of packets and RDMA operations in flight.
 
 use efa_device::{
-    Access, Destination, DeviceError, PostError, QueuePair, RdmaRequest, RegionRange, RemoteMemory,
-    SendRequest, Status, WorkId,
+    Access, CopyTarget, Destination, DeviceError, PostError, QueuePair, RdmaRequest, RegionRange,
+    RemoteMemory, SendRequest, Status, WorkId,
 };
 use efa_proto::OpId;
 use slab::Slab;
@@ -39,6 +39,8 @@ pub(crate) struct Transmit<Q: QueuePair, B> {
     rdma: Slab<RdmaFlight<Q::Region>>,
     bounces: Pool<Q::Region>,
     depth: usize,
+    /// As [`QueuePair::payloads_pay_from`].
+    pub(crate) payloads_pay_from: usize,
 }
 
 /// An RDMA operation in flight.
@@ -57,7 +59,8 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         let depth = device.attributes().max_send;
         let (pool, bounces) = (Pool::default(), Pool::default());
         let in_flight = Table::new();
-        Self { device, pool, in_flight, rdma: Slab::new(), bounces, depth }
+        let payloads_pay_from = device.payloads_pay_from();
+        Self { device, pool, in_flight, rdma: Slab::new(), bounces, depth, payloads_pay_from }
     }
 
     pub(crate) fn mtu(&self) -> usize {
@@ -153,6 +156,31 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
             }
             Err(PostError { error, packet }) => {
                 Err(Unposted { packet, record: record(), failure: failure(error) })
+            }
+        }
+    }
+
+    /// Posts a packet with a payload: the first `header` bytes of the packet, and `payload` bytes behind them that `copy`
+    /// copies from `source`. `record` is called after the device has taken or refused it.
+    pub(crate) fn post_with<T>(
+        &mut self,
+        packet: Q::Packet,
+        (header, payload): (usize, usize),
+        destination: Destination,
+        source: T,
+        copy: impl FnOnce(&T, CopyTarget<'_>),
+        record: impl FnOnce(T) -> InFlight<B>,
+    ) -> Result<(), Unposted<Q::Packet, B>> {
+        let slot = self.in_flight.vacancy();
+        let id = WorkId(slot.index().into());
+        let request = SendRequest { id, packet, length: header, destination, immediate: None };
+        match self.device.post_send_with(request, payload, |into| copy(&source, into)) {
+            Ok(()) => {
+                slot.fill(record(source));
+                Ok(())
+            }
+            Err(PostError { error, packet }) => {
+                Err(Unposted { packet, record: record(source), failure: failure(error) })
             }
         }
     }

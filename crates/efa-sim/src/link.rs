@@ -14,12 +14,13 @@ mod rdma;
 mod state;
 
 use std::fmt;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
 use efa_device::{
-    Access, AddressHandle, Armed, Completion, Destination, DeviceAttributes, DeviceError, Gid,
-    Lending, NoTagList, PostError, Qkey, QueuePair, QueuePairAddress, RdmaRequest, RegisterError,
-    SendRequest, Status, Time,
+    Access, AddressHandle, Armed, Completion, CopySource, CopyTarget, Destination,
+    DeviceAttributes, DeviceError, Gid, Lending, NoTagList, PostError, Qkey, QueuePair,
+    QueuePairAddress, RdmaRequest, RegisterError, SendRequest, Status, Time,
 };
 use rustix::io::Errno;
 
@@ -52,6 +53,12 @@ pub struct Path {
 
 /// How the packets of a queue pair move.
 pub trait Link: fmt::Debug {
+    /// As [`QueuePair::payloads_pay_from`].
+    const PAYLOADS_PAY_FROM: usize = usize::MAX;
+    /// Length of the shortest datagram of which the link [leaves](QueuePair::split_headers) bytes in its own memory, if it
+    /// does so.
+    const SPLIT_FROM: Option<usize> = None;
+
     /// The path to a destination, opened if need be.
     ///
     /// # Errors
@@ -60,6 +67,22 @@ pub trait Link: fmt::Debug {
 
     /// Sends a datagram that was accepted, or completes it.
     fn send(&mut self, state: &mut QueueState, path: Path, request: SendRequest<Packet>);
+
+    /// Sends a datagram within the limits of the device, of which `fill` writes the last `rest` bytes where they leave from;
+    /// or returns both, if it can't do so at once.
+    ///
+    /// # Errors
+    /// What it didn't send.
+    fn write<F: FnOnce(CopyTarget<'_>)>(
+        &mut self,
+        state: &mut QueueState,
+        request: SendRequest<Packet>,
+        rest: usize,
+        fill: F,
+    ) -> Result<(), (SendRequest<Packet>, F)> {
+        let _ = (state, rest);
+        Err((request, fill))
+    }
 
     /// Begins an RDMA operation within the limits of the device.
     ///
@@ -81,6 +104,16 @@ pub trait Link: fmt::Debug {
     #[inline(always)]
     fn has_no_arrivals(&self) -> bool {
         false
+    }
+
+    /// Passes a part of a datagram, of which bytes are left in the link's own memory, to `take`; the front is in the packet there.
+    fn take_left(
+        &mut self,
+        packet: *const u8,
+        part: Range<usize>,
+        take: impl FnOnce(CopySource<'_>),
+    ) {
+        let _ = (packet, part, take);
     }
 
     /// Moves packets, as long as there are no completions.
@@ -143,7 +176,7 @@ impl<L: Link> LinkQueuePair<L> {
     /// Checks and counts a send.
     #[inline]
     fn accept(&mut self, request: &SendRequest<Packet>) -> Result<Path, DeviceError> {
-        self.state.check_send(request)?;
+        self.state.check_send(request, 0)?;
         let path = self.link.path_to(&mut self.state, request.destination)?;
         self.state.count_send();
         Ok(path)
@@ -193,7 +226,8 @@ impl<L: Link> QueuePair for LinkQueuePair<L> {
         self.link.path_to(&mut self.state, to).map(drop)
     }
 
-    #[inline]
+    // One copy of all that this calls, so that it is inlined there.
+    #[inline(never)]
     fn post_send(&mut self, request: SendRequest<Packet>) -> Result<(), PostError<Packet>> {
         match self.accept(&request) {
             Ok(path) => {
@@ -202,6 +236,33 @@ impl<L: Link> QueuePair for LinkQueuePair<L> {
             }
             Err(error) => Err(PostError { error, packet: request.packet }),
         }
+    }
+
+    fn payloads_pay_from(&self) -> usize {
+        L::PAYLOADS_PAY_FROM
+    }
+
+    fn post_send_with(
+        &mut self,
+        request: SendRequest<Packet>,
+        rest: usize,
+        fill: impl FnOnce(CopyTarget<'_>),
+    ) -> Result<(), PostError<Packet>> {
+        let mut unsent = (request, fill);
+        if self.state.check_send(&unsent.0, rest).is_ok() {
+            unsent = match self.link.write(&mut self.state, unsent.0, rest, unsent.1) {
+                Ok(()) => return Ok(()),
+                Err(unsent) => unsent,
+            };
+        }
+        let (mut request, fill) = unsent;
+        let begin = request.length;
+        request.length = begin.saturating_add(rest);
+        // What doesn't fit is refused for its length.
+        if let Some(bytes) = request.packet.get_mut(begin..request.length) {
+            fill(bytes.into());
+        }
+        self.post_send(request)
     }
 
     #[inline]
@@ -252,6 +313,30 @@ impl<L: Link> QueuePair for LinkQueuePair<L> {
 
     fn has_found(&self) -> bool {
         self.state.has_completions()
+    }
+
+    fn split_headers(&mut self, front: usize) {
+        if let Some(from) = L::SPLIT_FROM {
+            self.state.split_headers(front, from);
+        }
+    }
+
+    fn take_rest(
+        &mut self,
+        packet: &Packet,
+        part: Range<usize>,
+        take: impl FnOnce(CopySource<'_>),
+    ) {
+        self.link.take_left(packet.as_ptr(), part, take);
+    }
+
+    fn land(&mut self, packet: &mut Packet, length: usize) {
+        let at = packet.as_ptr();
+        self.link.take_left(at, 0..length, |bytes| {
+            if let Some(packet) = packet.get_mut(..length) {
+                bytes.copy_to(0, packet);
+            }
+        });
     }
 
     #[inline]

@@ -25,11 +25,12 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use efa_device::{CopySource, CopyTarget, copy_apart};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use crate::fork::Shared;
-use crate::store::{LINE, Store, copy_apart};
+use crate::store::{LINE, Store};
 
 /// A shared mapping of a part of a file, or anonymous memory, for reading and writing.
 #[derive(Debug)]
@@ -154,6 +155,30 @@ impl Map {
             let into = self.base.add(offset).as_ptr();
             copy_apart(from.as_ptr(), into, from.len());
         }
+    }
+
+    /// Calls `fill` with `length` bytes from `offset` on, to be written.
+    ///
+    /// # Panics
+    /// As [`words`](Self::words).
+    #[inline]
+    pub(crate) fn fill(&self, offset: usize, length: usize, fill: impl FnOnce(CopyTarget<'_>)) {
+        self.check(offset, length);
+        // SAFETY: the target is inside the mapping (checked above), which lasts as long as `self`. There is no reference
+        // to bytes of it, and in this process the ring's other end accesses the target as in `copy_in`.
+        fill(unsafe { CopyTarget::from_raw(self.base.add(offset), length) });
+    }
+
+    /// Calls `take` with `length` bytes from `offset` on, to be copied.
+    ///
+    /// # Panics
+    /// As [`words`](Self::words).
+    #[inline]
+    pub(crate) fn take(&self, offset: usize, length: usize, take: impl FnOnce(CopySource<'_>)) {
+        self.check(offset, length);
+        // SAFETY: the source is inside the mapping (checked above), which lasts as long as `self`. There is no reference
+        // to bytes of it, and in this process the ring's other end accesses the source as in `copy_out`.
+        take(unsafe { CopySource::from_raw(self.base.add(offset), length) });
     }
 
     /// Has the processor fetch the cache lines of `length` bytes from `offset` on, to be written soon. No more than a hint.

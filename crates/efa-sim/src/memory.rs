@@ -15,13 +15,13 @@ use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use efa_device::{ForeignMemory, Lending};
+use efa_device::{CopySource, CopyTarget, ForeignMemory, Lending, copy_apart};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 
 use crate::fork::Descriptor;
 use crate::map::Map;
-use crate::store::{Store, copy_apart};
+use crate::store::Store;
 
 /// A range of memory.
 #[derive(Debug)]
@@ -244,6 +244,11 @@ impl Memory {
 
     /// Copies bytes out, from `offset` on. Returns their number.
     pub(crate) fn read(&self, offset: usize, into: &mut [u8]) -> usize {
+        self.copy_to(offset, into.into())
+    }
+
+    /// Copies bytes out, from `offset` on, to all of `into`. Returns the number that it had.
+    pub(crate) fn copy_to(&self, offset: usize, mut into: CopyTarget<'_>) -> usize {
         let count = into.len().min(self.length.saturating_sub(offset));
         if count == 0 {
             return 0;
@@ -251,13 +256,15 @@ impl Memory {
         let from = self.base.as_ptr().wrapping_add(offset);
         match &self.owner {
             Owner::This | Owner::Nobody | Owner::Lender { .. } | Owner::File(_) => {}
-            Owner::Handle(memory) => return memory.read(offset, into),
+            Owner::Handle(memory) => {
+                return into.fill_by(|at, slice| memory.read(offset.saturating_add(at), slice));
+            }
             Owner::Program => return kernel_copy(into.as_mut_ptr().cast(), from.cast(), count),
         }
         // SAFETY: `offset + count` is at most `length`, so the source is inside the leaked box or the mapping, or inside lent
-        // memory, which is mapped until `end` or the drop of this. `into` is an exclusive reference, and none to
-        // the source exists, so the two don't overlap. No thread of this
-        // process writes the source now: `write` takes `&mut self`, and parts are copied under
+        // memory, which is mapped until `end` or the drop of this. `into` has at least `count` bytes that may be written; it
+        // is an exclusive slice or a device's own memory, and no reference to the source exists, so the two don't overlap. No thread of this
+        // process writes the source now: `copy_from` takes `&mut self`, and parts are copied under
         // the region's lock. Writes of other processes are made by the kernel, or to a mapping of theirs, as `Map` has it.
         unsafe { copy_apart(from, into.as_mut_ptr(), count) };
         count
@@ -265,6 +272,11 @@ impl Memory {
 
     /// Copies bytes in, from `offset` on. Returns the number that fitted.
     pub(crate) fn write(&mut self, offset: usize, from: &[u8]) -> usize {
+        self.copy_from(offset, from.into())
+    }
+
+    /// Copies all of `from` in, from `offset` on. Returns the number of bytes that fitted.
+    pub(crate) fn copy_from(&mut self, offset: usize, from: CopySource<'_>) -> usize {
         let count = from.len().min(self.length.saturating_sub(offset));
         if count == 0 {
             return 0;
@@ -273,14 +285,16 @@ impl Memory {
         match &self.owner {
             Owner::This | Owner::Nobody | Owner::Lender { may_write: true } | Owner::File(_) => {}
             Owner::Lender { may_write: false } => return 0,
-            Owner::Handle(memory) => return memory.write(offset, from),
+            Owner::Handle(memory) => {
+                return from.pass_to(|at, slice| memory.write(offset.saturating_add(at), slice));
+            }
             Owner::Program => {
                 return kernel_copy(into.cast(), from.as_ptr().cast_mut().cast(), count);
             }
         }
         // SAFETY: `offset + count` is at most `length`, so the target is inside the leaked box, or inside memory that
-        // was lent for writing, which is mapped until `end` or the drop of this. `from` is a
-        // reference, and none to the target exists, so the two don't overlap. `&mut self` excludes other
+        // was lent for writing, which is mapped until `end` or the drop of this. `from` has at least `count` bytes; it is a
+        // slice or a device's own memory, and no reference to the target exists, so the two don't overlap. `&mut self` excludes other
         // accesses of this process; those of other processes are made by the kernel, or to a mapping of theirs.
         unsafe { copy_apart(from.as_ptr(), into, count) };
         count
@@ -298,7 +312,7 @@ fn kernel_copy(into: *mut c_void, from: *mut c_void, count: usize) -> usize {
     let local = libc::iovec { iov_base: into, iov_len: count };
     let remote = libc::iovec { iov_base: from, iov_len: count };
     // SAFETY: the kernel checks both ranges and fails for unmapped ones. It writes `count` bytes at `into`:
-    // from `read` that is a slice of this length, borrowed exclusively; from `write` it is borrowed memory,
+    // from `copy_to` that is space of at least this length; from `copy_from` it is borrowed memory,
     // which its owner allows to be written (`Memory::borrowed`).
     let copied = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
     usize::try_from(copied).unwrap_or(0)

@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use efa_device::{
-    Access, DeviceError, ForeignMemory, Lending, Region, RegionRange, RegisterError, RemoteMemory,
-    Status,
+    Access, CopySource, CopyTarget, DeviceError, ForeignMemory, Lending, Region, RegionRange,
+    RegisterError, RemoteMemory, Status,
 };
 use efa_lock::Mutex as BiasedMutex;
 use fastrand::Rng;
@@ -512,6 +512,16 @@ impl Region for SoftRegion {
 
     fn write(&self, offset: usize, from: &[u8]) -> usize {
         self.0.memory.lock().write(offset, from)
+    }
+
+    #[inline(never)]
+    fn copy_to(&self, offset: usize, into: CopyTarget<'_>) -> usize {
+        self.0.memory.lock().copy_to(offset, into)
+    }
+
+    #[inline(never)]
+    fn copy_from(&self, offset: usize, from: CopySource<'_>) -> usize {
+        self.0.memory.lock().copy_from(offset, from)
     }
 
     fn update(&self, offset: usize, bytes: &mut [u8], change: impl FnOnce(&mut [u8])) -> usize {

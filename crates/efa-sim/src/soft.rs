@@ -1,11 +1,12 @@
 //! One type for all links, so that callers need not be generic over the link.
 
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
 use efa_device::{
-    Access, AddressHandle, Armed, Completion, Destination, Device, DeviceAttributes, DeviceError,
-    ForeignMemory, Gid, Lending, NoTagList, PostError, QueuePair, QueuePairAddress,
-    QueuePairOptions, RdmaRequest, RegisterError, SendRequest, Time,
+    Access, AddressHandle, Armed, Completion, CopySource, CopyTarget, Destination, Device,
+    DeviceAttributes, DeviceError, ForeignMemory, Gid, Lending, NoTagList, PostError, QueuePair,
+    QueuePairAddress, QueuePairOptions, RdmaRequest, RegisterError, SendRequest, Time,
 };
 
 use crate::local::{LocalDevice, LocalQueuePair};
@@ -147,6 +148,19 @@ impl QueuePair for SoftQueuePair {
         each!(SoftQueuePair, self, qp => qp.post_send(request))
     }
 
+    fn payloads_pay_from(&self) -> usize {
+        each!(SoftQueuePair, self, qp => qp.payloads_pay_from())
+    }
+
+    fn post_send_with(
+        &mut self,
+        request: SendRequest<Box<[u8]>>,
+        rest: usize,
+        fill: impl FnOnce(CopyTarget<'_>),
+    ) -> Result<(), PostError<Box<[u8]>>> {
+        each!(SoftQueuePair, self, qp => qp.post_send_with(request, rest, fill))
+    }
+
     #[inline]
     fn post_receive(&mut self, packet: Box<[u8]>) -> Result<(), PostError<Box<[u8]>>> {
         each!(SoftQueuePair, self, qp => qp.post_receive(packet))
@@ -199,6 +213,23 @@ impl QueuePair for SoftQueuePair {
 
     fn has_found(&self) -> bool {
         each!(SoftQueuePair, self, qp => qp.has_found())
+    }
+
+    fn split_headers(&mut self, front: usize) {
+        each!(SoftQueuePair, self, qp => qp.split_headers(front));
+    }
+
+    fn take_rest(
+        &mut self,
+        packet: &Box<[u8]>,
+        part: Range<usize>,
+        take: impl FnOnce(CopySource<'_>),
+    ) {
+        each!(SoftQueuePair, self, qp => qp.take_rest(packet, part, take));
+    }
+
+    fn land(&mut self, packet: &mut Box<[u8]>, length: usize) {
+        each!(SoftQueuePair, self, qp => qp.land(packet, length));
     }
 
     #[inline]

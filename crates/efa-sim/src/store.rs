@@ -5,6 +5,8 @@
 
 #![allow(unsafe_code)]
 
+use efa_device::copy_apart;
+
 /// Bytes of a cache line.
 pub(crate) const LINE: usize = 64;
 
@@ -20,9 +22,6 @@ pub(crate) enum Store {
 /// From this length on the bytes of an operation are streamed. Half as many are often found in a cache of several cores;
 /// docs/performance.md has what was measured.
 const STREAMED_FROM: u64 = 8 << 20;
-
-/// What a [slow](is_slow) copy is divided into: glibc 2.36 copies 2,112 bytes and more with `rep movsb`.
-const SHORT: usize = 2048;
 
 impl Store {
     /// The faster one for an operation of `length` bytes in all, which may be copied in several pieces.
@@ -41,43 +40,13 @@ impl Store {
             // SAFETY: the caller's, and the two don't overlap.
             return unsafe { stream(from, into, length) };
         }
-        let mut done = 0;
-        if is_slow(from, into, length) {
-            while done < length - SHORT {
-                // SAFETY: the caller's; the two don't overlap, and `done + SHORT` is at most `length`.
-                unsafe { std::ptr::copy(from.add(done), into.add(done), SHORT) };
-                done += SHORT;
-            }
+        if are_apart(from, into, length) {
+            // SAFETY: the caller's, and the two don't overlap.
+            return unsafe { copy_apart(from, into, length) };
         }
-        // SAFETY: the caller's; `done` is at most `length`.
-        unsafe { std::ptr::copy(from.add(done), into.add(done), length - done) };
-    }
-}
-
-/// Copies bytes through the caches.
-///
-/// # Safety
-/// As for [`std::ptr::copy_nonoverlapping`].
-#[inline(always)]
-pub(crate) unsafe fn copy_apart(from: *const u8, into: *mut u8, length: usize) {
-    if length <= SHORT {
         // SAFETY: the caller's.
-        return unsafe { std::ptr::copy_nonoverlapping(from, into, length) };
+        unsafe { std::ptr::copy(from, into, length) };
     }
-    // SAFETY: the caller's.
-    unsafe { Store::Cached.copy(from, into, length) };
-}
-
-/// Whether older releases of glibc, such as 2.36, may copy this with a tenth of their speed or less: on AMD's processors they
-/// copy with `rep movsb`, which is slow on some where the target is a few bytes behind the source, pages aside (sourceware
-/// bug 30994). That is so of a page and what `malloc` returns for long memory, 16 bytes behind the begin of one. `false` if
-/// the two overlap.
-fn is_slow(from: *const u8, into: *const u8, length: usize) -> bool {
-    const PAGE: usize = 4096;
-    const FEW: usize = 32;
-    length > SHORT
-        && (1..FEW).contains(&(into.addr().wrapping_sub(from.addr()) % PAGE))
-        && are_apart(from, into, length)
 }
 
 /// Whether the two don't overlap.
@@ -154,19 +123,5 @@ mod tests {
                 copy_within(Store::Cached, from, into, length);
             }
         }
-    }
-
-    #[test]
-    fn copy_a_few_bytes_behind_its_source_apart_from_pages_copies_all_bytes_once() {
-        for ahead in [0, 1, 16, 31, 32, 4095] {
-            for length in [SHORT - 1, SHORT, SHORT + 1, 2 * SHORT, 2 * SHORT + 1, 8192] {
-                copy_within(Store::Cached, 3, 3 + 3 * 4096 + ahead, length);
-            }
-        }
-        let at = |address| std::ptr::without_provenance_mut::<u8>(address);
-        assert!(is_slow(at(4096), at(2 * 4096 + 16), SHORT + 1));
-        assert!(!is_slow(at(4096), at(2 * 4096 + 16), SHORT));
-        assert!(!is_slow(at(4096), at(2 * 4096), SHORT + 1));
-        assert!(!is_slow(at(4096), at(4096 + 16), SHORT + 1), "they overlap");
     }
 }

@@ -7,13 +7,15 @@
 //!                                Vec<u8>, Bytes, RegionSlice, Packet ◄─ Buffer ◄─ completion ◄┘
 //! ```
 
+mod copy;
+
 use std::fmt;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use efa_device::{
-    Access, ForeignMemory, LentBytes, LentBytesMut, QueuePair, Region as _, RegionRange,
-    RegisterError,
+    Access, CopySource, CopyTarget, ForeignMemory, LentBytes, LentBytesMut, QueuePair, Region as _,
+    RegionRange, RegisterError,
 };
 use efa_rdm::Payload;
 
@@ -265,54 +267,6 @@ impl Buffer {
             Memory::Foreign(memory) => *memory = memory.slice(0..length),
             Memory::Lent(bytes) => bytes.truncate(length),
             Memory::LentMut(bytes) => bytes.truncate(length),
-        }
-    }
-
-    #[inline]
-    pub(crate) fn read(&self, offset: usize, into: &mut [u8]) {
-        let Some(from) = self.as_slice() else { return self.read_elsewhere(offset, into) };
-        let from = from.get(offset..).unwrap_or_default();
-        let count = from.len().min(into.len());
-        into[..count].copy_from_slice(&from[..count]);
-    }
-
-    /// Reads memory that is no slice.
-    #[inline(never)]
-    fn read_elsewhere(&self, offset: usize, into: &mut [u8]) {
-        match &self.0 {
-            Memory::Region(slice) => slice.read(offset, into),
-            Memory::Pieces(pieces) => pieces.read(offset, into),
-            Memory::Foreign(memory) => {
-                memory.read(offset, into);
-            }
-            _ => {}
-        }
-    }
-
-    #[inline]
-    pub(crate) fn write(&mut self, offset: usize, from: &[u8]) {
-        let into: &mut [u8] = match &mut self.0 {
-            Memory::Vec(vec) => vec,
-            Memory::BytesMut(bytes) => bytes,
-            Memory::LentMut(bytes) => bytes,
-            _ => return self.write_elsewhere(offset, from),
-        };
-        let into = into.get_mut(offset..).unwrap_or_default();
-        let count = into.len().min(from.len());
-        into[..count].copy_from_slice(&from[..count]);
-    }
-
-    /// Writes memory that is no slice.
-    #[inline(never)]
-    fn write_elsewhere(&mut self, offset: usize, from: &[u8]) {
-        match &mut self.0 {
-            Memory::Region(slice) => slice.write(offset, from),
-            Memory::Pieces(pieces) => pieces.write(offset, from),
-            Memory::Foreign(memory) => {
-                memory.write(offset, from);
-            }
-            // Not possible in a `ReceiveBuffer`; ignored, so that shared bytes never change.
-            _ => {}
         }
     }
 
@@ -630,6 +584,7 @@ fn reclaim(region: AnyRegion, buffer: Buffer) -> Buffer {
 }
 
 impl<R: ConcreteRegion> Payload<R> for Slot {
+    #[inline]
     fn length(&self) -> u64 {
         let length = match &self.role {
             Role::Registered(region) => region.length(),
@@ -638,21 +593,33 @@ impl<R: ConcreteRegion> Payload<R> for Slot {
         length as u64
     }
 
+    #[inline]
     fn read(&self, offset: u64, into: &mut [u8]) {
+        Payload::<R>::copy_to(self, offset, into.into());
+    }
+
+    #[inline]
+    fn write(&mut self, offset: u64, from: &[u8]) {
+        Payload::<R>::copy_from(self, offset, from.into());
+    }
+
+    #[inline(always)]
+    fn copy_to(&self, offset: u64, into: CopyTarget<'_>) {
         match &self.role {
             Role::Registered(region) => {
-                region.read(index(offset), into);
+                region.copy_to(index(offset), into);
             }
-            _ => self.buffer.read(index(offset), into),
+            _ => self.buffer.copy_to(index(offset), into),
         }
     }
 
-    fn write(&mut self, offset: u64, from: &[u8]) {
+    #[inline(always)]
+    fn copy_from(&mut self, offset: u64, from: CopySource<'_>) {
         match &self.role {
             Role::Registered(region) => {
-                region.write(index(offset), from);
+                region.copy_from(index(offset), from);
             }
-            _ => self.buffer.write(index(offset), from),
+            _ => self.buffer.copy_from(index(offset), from),
         }
     }
 

@@ -2,7 +2,8 @@
 //! (feature `sim`), or an EFA interface of this machine through rdma-core.
 
 use efa_device::{
-    Access, Device as _, DeviceAttributes, DeviceError, ForeignMemory, RegisterError,
+    Access, CopySource, CopyTarget, Device as _, DeviceAttributes, DeviceError, ForeignMemory,
+    RegisterError,
 };
 #[cfg(feature = "sim")]
 use efa_sim::{SoftDevice, SoftRegion};
@@ -213,6 +214,16 @@ impl efa_device::Region for AnyRegion {
     #[inline]
     fn write(&self, offset: usize, from: &[u8]) -> usize {
         each!(Self in self, region => region.write(offset, from))
+    }
+
+    #[inline]
+    fn copy_to(&self, offset: usize, into: CopyTarget<'_>) -> usize {
+        each!(Self in self, region => region.copy_to(offset, into))
+    }
+
+    #[inline]
+    fn copy_from(&self, offset: usize, from: CopySource<'_>) -> usize {
+        each!(Self in self, region => region.copy_from(offset, from))
     }
 
     fn update(&self, offset: usize, bytes: &mut [u8], change: impl FnOnce(&mut [u8])) -> usize {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bitflags::bitflags;
-use efa_device::{Access, DeviceError, ForeignMemory, Region as _};
+use efa_device::{Access, CopySource, CopyTarget, DeviceError, ForeignMemory, Region as _};
 
 use crate::device::AnyRegion;
 use crate::domain::Domain;
@@ -304,20 +304,20 @@ impl RegionSlice {
     #[must_use]
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len()];
-        self.read(0, &mut bytes);
+        self.copy_to(0, bytes.as_mut_slice().into());
         bytes
     }
 
     #[inline]
-    pub(crate) fn read(&self, offset: usize, into: &mut [u8]) {
-        let count = into.len().min(self.len().saturating_sub(offset));
-        self.region.read(self.range.start.saturating_add(offset), &mut into[..count]);
+    pub(crate) fn copy_to(&self, offset: usize, into: CopyTarget<'_>) {
+        let into = into.first(self.len().saturating_sub(offset));
+        self.region.0.region.copy_to(self.range.start.saturating_add(offset), into);
     }
 
     #[inline]
-    pub(crate) fn write(&self, offset: usize, from: &[u8]) {
-        let count = from.len().min(self.len().saturating_sub(offset));
-        self.region.write(self.range.start.saturating_add(offset), &from[..count]);
+    pub(crate) fn copy_from(&self, offset: usize, from: CopySource<'_>) {
+        let from = from.first(self.len().saturating_sub(offset));
+        self.region.0.region.copy_from(self.range.start.saturating_add(offset), from);
     }
 
     /// Region, offset and length, for the device.

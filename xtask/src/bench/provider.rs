@@ -311,7 +311,7 @@ impl Range {
         const READ: &str = "read that finds nothing, shared memory";
         let mut all = Vec::new();
         for (provider, device, what, limit) in [
-            (OURS, Device::Verbs, VERBS_ROUND, Some(2390.0)),
+            (OURS, Device::Verbs, VERBS_ROUND, Some(2392.0)),
             (EFA, Device::Verbs, VERBS_ROUND, None),
             (OURS, Device::Shm, SHM_ROUND, Some(2700.0)),
             (SHM, Device::Shm, SHM_ROUND, None),

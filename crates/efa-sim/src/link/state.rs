@@ -71,6 +71,16 @@ pub struct QueueState {
     receives: usize,
     /// Since when the RNR timeout of senders runs.
     ready_since: Option<Time>,
+    split: Split,
+}
+
+/// What a link may [leave](efa_device::QueuePair::split_headers) in its own memory.
+#[derive(Clone, Copy, Debug)]
+struct Split {
+    /// Bytes that are put into the packet.
+    front: usize,
+    /// Length of the shortest datagram of which the others are left.
+    from: usize,
 }
 
 impl QueueState {
@@ -92,7 +102,21 @@ impl QueueState {
             in_order: false,
             receives: 0,
             ready_since: settings.rnr_at_start.then_some(Time::ZERO),
+            split: Split { front: 0, from: usize::MAX },
         }
+    }
+
+    /// Lets the link leave what is behind the first `front` bytes of a datagram of `from` bytes or more, unless a capture
+    /// needs them.
+    pub(super) fn split_headers(&mut self, front: usize, from: usize) {
+        if self.capture.is_none() {
+            self.split = Split { front, from: from.max(front) };
+        }
+    }
+
+    /// Whether datagrams are recorded.
+    pub(crate) fn is_captured(&self) -> bool {
+        self.capture.is_some()
     }
 
     pub(crate) fn now(&self) -> Time {
@@ -126,9 +150,9 @@ impl QueueState {
         let completion = self.completions.pop()?;
         match &completion {
             Completion::Send { .. } | Completion::Rdma { .. } => self.sends -= 1,
-            Completion::Receive { .. } | Completion::Written { packet: Some(_), .. } => {
-                self.receives -= 1;
-            }
+            Completion::Receive { .. }
+            | Completion::Front { .. }
+            | Completion::Written { packet: Some(_), .. } => self.receives -= 1,
             Completion::Written { packet: None, .. } => {}
         }
         Some(completion)
@@ -171,6 +195,7 @@ impl QueueState {
             receives: self.receives,
             in_order: self.in_order,
             unsolicited: self.attributes.rdma.unsolicited_write_receive,
+            split: self.split,
         };
         let deliveries = Deliveries {
             book: &self.book,
@@ -185,15 +210,18 @@ impl QueueState {
 
     // ---- sending -----------------------------------------------------------------------------
 
-    /// Whether a datagram is short enough and there is space for it in the send queue.
+    /// Whether a datagram, of `rest` bytes more than the request says, is short enough, and there is space for it in the send
+    /// queue.
     #[inline]
-    pub(super) fn check_send(&self, request: &SendRequest<Packet>) -> Result<(), DeviceError> {
+    pub(super) fn check_send(
+        &self,
+        request: &SendRequest<Packet>,
+        rest: usize,
+    ) -> Result<(), DeviceError> {
         let limit = self.attributes.mtu.min(request.packet.len());
-        if request.length > limit {
-            return Err(DeviceError::TooLong {
-                length: request.length as u64,
-                limit: limit as u64,
-            });
+        let length = request.length.saturating_add(rest);
+        if length > limit {
+            return Err(DeviceError::TooLong { length: length as u64, limit: limit as u64 });
         }
         self.check_depth()
     }
@@ -256,9 +284,22 @@ pub(crate) struct ReceiveQueue<'a> {
     pub(crate) unsolicited: bool,
     rnr_delay: Duration,
     ready_since: Option<Time>,
+    split: Split,
 }
 
 impl ReceiveQueue<'_> {
+    /// Whether the link may leave bytes of a datagram of this length in its own memory.
+    #[inline(always)]
+    pub(crate) fn leaves(&self, length: usize) -> bool {
+        length >= self.split.from
+    }
+
+    /// Those bytes of a datagram that are put into the packet all the same.
+    pub(crate) fn front_of<'a>(&self, bytes: &'a mut [u8]) -> &'a mut [u8] {
+        let front = self.split.front.min(bytes.len());
+        &mut bytes[..front]
+    }
+
     /// The buffer to be filled next.
     #[inline(always)]
     pub(crate) fn take_posted(&mut self) -> Option<Packet> {
@@ -301,6 +342,11 @@ pub(crate) enum Delivered {
         length: usize,
         immediate: Option<u32>,
     },
+    /// A datagram of which the link has bytes in its own memory.
+    Front {
+        packet: Packet,
+        length: usize,
+    },
     /// Memory was written, with immediate data.
     Written {
         packet: Option<Packet>,
@@ -342,6 +388,10 @@ impl<'a> Deliveries<'a> {
                     record(sink, self.now, PacketEvent::Received, sender, self.me, bytes);
                 }
                 self.completions.push(|| Completion::Receive { packet, length, source, immediate });
+            }
+            // Only without a capture.
+            Delivered::Front { packet, length } => {
+                self.completions.push(|| Completion::Front { packet, length, source });
             }
             Delivered::Written { packet, length, immediate } => {
                 self.completions.push(|| Completion::Written { immediate, length, source, packet });

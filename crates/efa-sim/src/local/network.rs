@@ -538,7 +538,7 @@ impl Network {
         let completion = endpoint.completions.pop_front()?;
         match &completion {
             Completion::Send { .. } | Completion::Rdma { .. } => endpoint.sends -= 1,
-            Completion::Receive { .. } => endpoint.receives -= 1,
+            Completion::Receive { .. } | Completion::Front { .. } => endpoint.receives -= 1,
             Completion::Written { packet, .. } => {
                 endpoint.receives -= usize::from(packet.is_some())
             }

@@ -2,8 +2,9 @@
 //! waited for a buffer.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
-use efa_device::{DeviceError, Qpn, RemoteMemory, Status, Time};
+use efa_device::{CopySource, DeviceError, Qpn, RemoteMemory, Status, Time};
 
 use super::directory::{FileName, HostDirectory};
 use super::mailbox::Sender;
@@ -24,6 +25,8 @@ const UNWATCH_AFTER: u32 = 4096;
 pub(super) enum Found {
     /// Packets were taken, or wait for a buffer.
     Packets,
+    /// The same, and bytes of some were [left](Incoming::take_left) in the ring.
+    Left,
     /// No packets for long: watching may end.
     Nothing,
     /// The sender has detached, and all its packets were taken.
@@ -45,6 +48,9 @@ pub(super) struct Incoming {
     empty: u32,
     /// When each packet without a buffer was first seen, oldest first.
     waiting: VecDeque<Time>,
+    /// Packets that were taken and have bytes in the ring still, oldest first: where the packet buffers are, and their
+    /// numbers. None is acknowledged.
+    left: VecDeque<(usize, u64)>,
     /// Bytes of a request on their way between ring and region.
     passing: Vec<u8>,
     /// Whether packets arrived since the last [`was_quiet`](Self::was_quiet).
@@ -84,6 +90,7 @@ impl Incoming {
             waker,
             empty: 0,
             waiting: VecDeque::new(),
+            left: VecDeque::new(),
             passing: Vec::new(),
             active: true,
         }))
@@ -115,7 +122,7 @@ impl Incoming {
         self.ring.has_next() || self.empty.is_multiple_of(UNWATCH_AFTER)
     }
 
-    /// Takes packets and passes each to `receive`.
+    /// Takes packets and passes each to `receive`. None must be left in the ring.
     #[inline]
     pub(super) fn poll(
         &mut self,
@@ -129,11 +136,47 @@ impl Incoming {
         self.empty = 0;
         self.active = true;
         let taken = self.take(memory, queue, receive);
+        if !self.left.is_empty() {
+            // What broke the ring is still there once the others are taken.
+            return Ok(Found::Left);
+        }
+        self.acknowledge();
+        taken.map(|()| Found::Packets)
+    }
+
+    #[inline]
+    fn acknowledge(&mut self) {
         self.ring.acknowledge();
         if self.waker.is_some() {
             self.wake_sender();
         }
-        taken.map(|()| Found::Packets)
+    }
+
+    /// Passes a part of a datagram of which bytes were left in the ring to `take`; the front is in the packet there. Returns whether
+    /// others are left.
+    pub(super) fn take_left(
+        &mut self,
+        packet: *const u8,
+        part: Range<usize>,
+        take: impl FnOnce(CopySource<'_>),
+    ) -> bool {
+        let at = packet.addr();
+        while let Some((packet, number)) = self.left.pop_front() {
+            if packet == at {
+                self.ring.pass(number, part, take);
+                break;
+            }
+        }
+        if self.left.is_empty() {
+            self.acknowledge();
+        }
+        !self.left.is_empty()
+    }
+
+    /// Leaves nothing in the ring.
+    pub(super) fn end_left(&mut self) {
+        self.left.clear();
+        self.acknowledge();
     }
 
     #[cold]
@@ -160,6 +203,12 @@ impl Incoming {
                     self.push(memory, queue, arrived);
                     // It may have been long.
                     break;
+                }
+                Kind::Plain if queue.leaves(arrived.length) && arrived.qkey == queue.qkey => {
+                    match self.take_front(queue, arrived.length) {
+                        Some(front) => front,
+                        None => break,
+                    }
                 }
                 Kind::Plain | Kind::Immediate => {
                     if arrived.qkey != queue.qkey {
@@ -188,6 +237,25 @@ impl Incoming {
             receive(delivered);
         }
         Ok(())
+    }
+
+    /// Takes a datagram, of which only the front is copied. `None` if it was rejected, or has to wait for a buffer.
+    #[inline(never)]
+    fn take_front(&mut self, queue: &mut ReceiveQueue<'_>, length: usize) -> Option<Delivered> {
+        let Some(mut packet) = queue.take_posted() else {
+            self.wait(queue);
+            return None;
+        };
+        let Some(bytes) = packet.get_mut(..length) else {
+            queue.put_back(packet);
+            self.reject(Status::RemoteBadLength);
+            return None;
+        };
+        let front = queue.front_of(bytes);
+        let number = self.ring.accept_front(front);
+        self.left.push_back((front.as_ptr().addr(), number));
+        self.waiting.pop_front();
+        Some(Delivered::Front { packet, length })
     }
 
     /// Takes the immediate data of a write; `None` if it has to wait for a buffer.
@@ -224,7 +292,7 @@ impl Incoming {
         } else if is_read {
             queue.keys.read_remotely(memory, bytes)
         } else {
-            self.ring.copy_data(bytes);
+            self.ring.copy(ADDRESS, bytes);
             queue.keys.write_remotely(memory, bytes)
         };
         if let Err(status) = served {
@@ -298,6 +366,7 @@ impl Incoming {
 
     /// Rejects the packets that have arrived, and takes no more.
     pub(super) fn detach(&mut self) {
+        self.end_left();
         self.ring.detach(Status::BadDestinationQpn);
         self.wake_sender();
     }

@@ -13,13 +13,14 @@ mod keys;
 mod rdma;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use efa_device::{
-    AddressHandle, Armed, Destination, DeviceError, Qkey, Qpn, QueuePairAddress, QueuePairOptions,
-    RdmaRequest, SendRequest, Status, Time,
+    AddressHandle, Armed, CopySource, CopyTarget, Destination, DeviceError, Qkey, Qpn,
+    QueuePairAddress, QueuePairOptions, RdmaRequest, SendRequest, Status, Time,
 };
 use slab::Slab;
 
@@ -78,6 +79,8 @@ pub struct ShmLink {
     awaited: Option<Awaited>,
     /// Whether the last poll ended after a ring in which packets were. The next one doesn't.
     returns_early: bool,
+    /// The ring in which bytes of datagrams are [left](Incoming::take_left).
+    left: Option<usize>,
 
     outgoing: Slab<Outgoing>,
     by_number: Keys,
@@ -144,6 +147,7 @@ pub(super) fn create(
         next_watched: 0,
         awaited: None,
         returns_early: false,
+        left: None,
         outgoing: Slab::new(),
         by_number: Keys::default(),
         active: Vec::new(),
@@ -221,6 +225,7 @@ impl ShmLink {
             .poll(&self.memory, &mut queue, |delivered| deliveries.push(sender, source, delivered));
         match found {
             Ok(Found::Packets) => {}
+            Ok(Found::Left) => self.left = Some(slot),
             // One ring may stay: looking at it costs no more than looking at the doorbell.
             Ok(Found::Nothing) if self.watched.len() > 1 => self.unwatch(slot),
             Ok(Found::Nothing) => {}
@@ -229,6 +234,16 @@ impl ShmLink {
                 tracing::warn!(from = sender.qpn.0, ?broken, "detaching an inconsistent ring");
                 self.detach(slot);
             }
+        }
+    }
+
+    /// Gives up what the program has not taken of datagrams whose completions it has.
+    #[cold]
+    fn end_left(&mut self) {
+        if let Some(slot) = self.left.take()
+            && let Some(Some(incoming)) = self.incoming.get_mut(slot)
+        {
+            incoming.end_left();
         }
     }
 
@@ -459,7 +474,8 @@ impl ShmLink {
     fn send_datagram(&mut self, state: &mut QueueState, path: Path, request: SendRequest<Packet>) {
         let SendRequest { id, packet, length, destination, immediate } = request;
         state.record_sent(path.peer, &packet[..length]);
-        let content = Content::Datagram { packet, length };
+        // A datagram is no longer than the MTU.
+        let content = Content::Datagram { packet, length: length as u32, rest: 0 };
         self.post(state, path, Posted { id, content, immediate, qkey: destination.qkey });
     }
 
@@ -558,6 +574,10 @@ impl ShmLink {
 }
 
 impl Link for ShmLink {
+    // Both were measured on an AMD EPYC: all else that they take is longer than the copy of shorter ones.
+    const PAYLOADS_PAY_FROM: usize = 2048;
+    const SPLIT_FROM: Option<usize> = Some(2048);
+
     #[inline]
     fn path_to(&mut self, state: &mut QueueState, to: Destination) -> Result<Path, DeviceError> {
         let connection = match self.check_handle(state, to.address_handle)? {
@@ -573,6 +593,34 @@ impl Link for ShmLink {
             None => self.send_datagram(state, path, request),
             Some(_) => self.send_with_faults(state, request),
         }
+    }
+
+    /// Into the ring, if it has a free slot and nobody else needs the bytes.
+    fn write<F: FnOnce(CopyTarget<'_>)>(
+        &mut self,
+        state: &mut QueueState,
+        request: SendRequest<Packet>,
+        rest: usize,
+        fill: F,
+    ) -> Result<(), (SendRequest<Packet>, F)> {
+        let to = request.destination;
+        if self.faults.is_none()
+            && !state.is_captured()
+            && let Ok(Ok(())) = self.check_handle(state, to.address_handle)
+            && let Some(key) = self.by_number.get(to.qpn)
+            && let Some(outgoing) = self.outgoing.get_mut(key)
+            && !outgoing.is_detached()
+            && outgoing.accepts_key(Some(to.qkey))
+            && outgoing.has_space()
+        {
+            state.count_send();
+            if outgoing.is_idle() {
+                self.active.push(key);
+            }
+            outgoing.post_with(request, rest, fill);
+            return Ok(());
+        }
+        Err((request, fill))
     }
 
     fn start_rdma(
@@ -619,8 +667,25 @@ impl Link for ShmLink {
         !awaited.is_there() && !self.mailbox.doorbell_rang()
     }
 
+    fn take_left(
+        &mut self,
+        packet: *const u8,
+        part: Range<usize>,
+        take: impl FnOnce(CopySource<'_>),
+    ) {
+        if let Some(slot) = self.left
+            && let Some(Some(incoming)) = self.incoming.get_mut(slot)
+            && !incoming.take_left(packet, part, take)
+        {
+            self.left = None;
+        }
+    }
+
     #[inline]
     fn progress(&mut self, state: &mut QueueState) {
+        if self.left.is_some() {
+            self.end_left();
+        }
         if self.faults.is_some() {
             self.send_due(state);
         }
@@ -660,6 +725,7 @@ impl Link for ShmLink {
     }
 
     fn arm(&mut self, state: &mut QueueState) -> Armed {
+        self.end_left();
         if let Some(sleeper) = &mut self.sleeper {
             sleeper.announce(&self.mailbox);
         }
@@ -695,8 +761,8 @@ fn complete(
     (posted, result): Finished,
 ) {
     match posted {
-        Posted { id, content: Content::Datagram { packet, length }, .. } => {
-            state.complete_send(peer, id, packet, length, result);
+        Posted { id, content: Content::Datagram { packet, length, .. }, .. } => {
+            state.complete_send(peer, id, packet, length as usize, result);
         }
         posted => complete_other(state, requests, (posted, result)),
     }

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use efa_device::{DeviceError, Qkey, Qpn, Status, Time, WorkId};
+use efa_device::{CopyTarget, DeviceError, Qkey, Qpn, SendRequest, Status, Time, WorkId};
 
 use super::directory::{FileName, HostDirectory};
 use super::mailbox::{PeerMailbox, Sender};
@@ -38,17 +38,12 @@ pub(super) struct Posted {
 /// What is sent.
 #[derive(Debug)]
 pub(super) enum Content {
-    Datagram {
-        packet: Box<[u8]>,
-        length: usize,
-    },
+    /// The packet has all of its bytes but the last `rest`, which are in the ring alone.
+    Datagram { packet: Box<[u8]>, length: u32, rest: u32 },
     /// The immediate data of a write of this many bytes.
     Written(u64),
     /// A piece of the operation with this key, and the bytes that are written or were read.
-    Piece {
-        operation: usize,
-        piece: Box<Piece>,
-    },
+    Piece { operation: usize, piece: Box<Piece> },
     /// The request of the ring's [`Asked`].
     Push,
 }
@@ -244,13 +239,34 @@ impl Outgoing {
         }
     }
 
+    /// Posts a datagram of which `fill` writes the last `rest` bytes into the ring, which [has space](Self::has_space).
+    pub(super) fn post_with(
+        &mut self,
+        request: SendRequest<Box<[u8]>>,
+        rest: usize,
+        fill: impl FnOnce(CopyTarget<'_>),
+    ) {
+        let SendRequest { id, packet, length: front, destination, immediate } = request;
+        let kind = if immediate.is_some() { Kind::Immediate } else { Kind::Plain };
+        let (bytes, qkey) = (&packet[..front], destination.qkey);
+        self.ring.publish_with(kind, immediate.unwrap_or(0), qkey, bytes, rest, fill);
+        // A datagram is no longer than the MTU.
+        let (length, rest) = ((front + rest) as u32, rest as u32);
+        let content = Content::Datagram { packet, length, rest };
+        self.in_flight.push_back(Posted { id, content, immediate, qkey });
+        if !self.ring.is_watched() {
+            self.wake();
+        }
+    }
+
     #[inline]
     fn publish(&mut self, posted: Posted) {
         let Posted { immediate, qkey, .. } = posted;
         match &posted.content {
-            Content::Datagram { packet, length } => {
+            Content::Datagram { packet, length, .. } => {
                 let kind = if immediate.is_some() { Kind::Immediate } else { Kind::Plain };
-                self.ring.publish(kind, immediate.unwrap_or(0), &packet[..*length], qkey);
+                let bytes = &packet[..*length as usize];
+                self.ring.publish(kind, immediate.unwrap_or(0), bytes, qkey);
             }
             Content::Written(length) => {
                 let immediate = immediate.unwrap_or(0);
@@ -340,14 +356,18 @@ impl Outgoing {
     fn take_acknowledgements(&mut self, count: u64, finish: &mut impl FnMut(Finished)) {
         self.idle_polls = 0;
         self.stalled = None;
+        let delivered = self.ring.are_delivered();
         for _ in 0..count {
             let mut posted = self.in_flight.pop_front();
             if let Some(Posted { content, .. }) = &mut posted
-                && !matches!(content, Content::Datagram { .. })
+                && !(delivered && matches!(content, Content::Datagram { .. }))
             {
                 self.take_answer(content);
             }
-            let result = self.ring.take_acknowledgement();
+            let result = match delivered {
+                true => self.ring.take_delivered(),
+                false => self.ring.take_acknowledgement(),
+            };
             if let Some(posted) = posted {
                 finish((posted, result));
             }
@@ -364,11 +384,23 @@ impl Outgoing {
             Content::Piece { piece, .. } => {
                 if let Some((_, length)) = piece.wanted {
                     piece.bytes = vec![0; length].into();
-                    self.ring.copy_answer(&mut piece.bytes);
+                    self.ring.copy_back(0, 0, &mut piece.bytes);
                 }
             }
             Content::Push => self.asked.end(self.ring.oldest_result()),
+            Content::Datagram { .. } if self.ring.oldest_result().is_err() => {
+                self.complete_packet(0, content);
+            }
             Content::Datagram { .. } | Content::Written(_) => {}
+        }
+    }
+
+    /// Copies what a datagram has in the ring alone into its packet, which can be sent again then. It is `ahead` positions
+    /// after the oldest.
+    fn complete_packet(&self, ahead: usize, content: &mut Content) {
+        if let Content::Datagram { packet, length, rest } = content {
+            let front = (*length - std::mem::take(rest)) as usize;
+            self.ring.copy_back(ahead, front, &mut packet[front..*length as usize]);
         }
     }
 
@@ -499,7 +531,11 @@ impl Outgoing {
     }
 
     fn fail(&mut self, status: Status, mut finish: impl FnMut(Finished)) {
-        for posted in self.in_flight.drain(..).chain(self.queued.drain(..)) {
+        let mut in_flight = std::mem::take(&mut self.in_flight);
+        for (ahead, posted) in in_flight.iter_mut().enumerate() {
+            self.complete_packet(ahead, &mut posted.content);
+        }
+        for posted in in_flight.into_iter().chain(self.queued.drain(..)) {
             if let Content::Push = posted.content {
                 self.asked.end(Err(status));
             }

@@ -10,7 +10,8 @@
 //!
 //! The sender fills a slot and then writes its number, with release order: the number and a short
 //! packet are in one cache line, so a polling receiver gets both in one transfer. The receiver copies
-//! the packet to a posted buffer and advances the head, which acknowledges the packet. If the packet
+//! the packet to a posted buffer and advances the head, which acknowledges the packet. Of a long one it may copy the front
+//! alone, and the others once it knows where they go: it takes further packets meanwhile, and acknowledges none. If the packet
 //! was not delivered, it writes the slot's status first, and counts it: so the sender looks at a slot again, whose line the
 //! receiver has by then, only if there is something to see. Watched is one of two bits: that of a receiver which
 //! may sleep makes the sender look whether it does (see [`handover`](super::handover)).
@@ -34,10 +35,11 @@
 //! Neither side trusts the other's words: numbers are checked against what the protocol allows, lengths
 //! against the layout that was checked when the file was mapped, and no word is read twice.
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use efa_device::{Qkey, Qpn, RemoteMemory, Status};
+use efa_device::{CopySource, CopyTarget, Qkey, Qpn, RemoteMemory, Status};
 use rustix::fs::fstat;
 use rustix::io::Errno;
 
@@ -254,18 +256,39 @@ impl RingSender {
     }
 
     /// Publishes a packet of at most the MTU. There must be a free slot.
-    #[inline]
+    #[inline(always)]
     pub(super) fn publish(&mut self, kind: Kind, immediate: u32, bytes: &[u8], qkey: Qkey) {
-        debug_assert!(self.has_space() && bytes.len() <= self.layout.capacity());
+        self.publish_with(kind, immediate, qkey, bytes, 0, |_| {});
+    }
+
+    /// Publishes a packet of these bytes and, behind them, `rest` bytes that `fill` writes; at most the MTU together. There
+    /// must be a free slot.
+    #[inline(always)]
+    pub(super) fn publish_with(
+        &mut self,
+        kind: Kind,
+        immediate: u32,
+        qkey: Qkey,
+        bytes: &[u8],
+        rest: usize,
+        fill: impl FnOnce(CopyTarget<'_>),
+    ) {
+        let length = bytes.len() + rest;
+        debug_assert!(self.has_space() && length <= self.layout.capacity());
         let at = self.layout.slot(self.tail);
         let [number, what, status] = slot_words(&self.map, at);
-        let length = bytes.len() as u64;
-        what.store(length | kind.encode() << 24 | u64::from(qkey.0) << 32, Ordering::Relaxed);
+        what.store(
+            length as u64 | kind.encode() << 24 | u64::from(qkey.0) << 32,
+            Ordering::Relaxed,
+        );
         status.store(u64::from(immediate) << 32, Ordering::Relaxed);
         self.map.copy_in(at + SLOT_HEADER, bytes);
+        if rest > 0 {
+            self.map.fill(at + SLOT_HEADER + bytes.len(), rest, fill);
+        }
         self.tail += 1;
         number.store(self.tail, Ordering::Release);
-        self.expect_another(SLOT_HEADER + bytes.len());
+        self.expect_another(SLOT_HEADER + length);
     }
 
     /// Has the processor fetch the lines of a free slot that is filled soon, if packets leave faster than they are
@@ -339,12 +362,12 @@ impl RingSender {
         matches!(changed, Ok(_) | Err(WITHDRAWN))
     }
 
-    /// Copies what the receiver answered to the oldest packet, a read, whose acknowledgement is to be
-    /// [taken](Self::take_acknowledgement) next.
-    pub(super) fn copy_answer(&self, into: &mut [u8]) {
-        let length = into.len().min(self.layout.capacity());
-        let at = self.layout.slot(self.acknowledged) + SLOT_HEADER;
-        self.map.copy_out(at, &mut into[..length]);
+    /// Copies bytes from the slot of the packet that is `ahead` positions after the oldest one, whose acknowledgement is to
+    /// be [taken](Self::take_acknowledgement) next: those of the packet from `at` on, or what the receiver answered.
+    pub(super) fn copy_back(&self, ahead: usize, at: usize, into: &mut [u8]) {
+        let length = into.len().min(self.layout.capacity().saturating_sub(at));
+        let slot = self.layout.slot(self.acknowledged + ahead as u64);
+        self.map.copy_out(slot + SLOT_HEADER + at, &mut into[..length]);
     }
 
     /// Whether the receiver polls this ring, and never sleeps; otherwise it may have to be woken.
@@ -402,6 +425,19 @@ impl RingSender {
                 .and_then(Status::from_code)
                 .unwrap_or(Status::BadStatus)),
         }
+    }
+
+    /// Whether all packets that [`acknowledgements`](Self::acknowledgements) counted were delivered.
+    #[inline(always)]
+    pub(super) fn are_delivered(&self) -> bool {
+        self.failed == self.rejected
+    }
+
+    /// As [`take_acknowledgement`](Self::take_acknowledgement), of one that was delivered as all were.
+    #[inline(always)]
+    pub(super) fn take_delivered(&mut self) -> Result<(), Status> {
+        self.acknowledged += 1;
+        Ok(())
     }
 
     /// Takes the [result](Self::oldest_result) of the oldest packet.
@@ -583,22 +619,44 @@ impl RingReceiver {
     /// Takes the next packet's bytes; `into` has the length that [`peek`](Self::peek) returned.
     #[inline]
     pub(super) fn accept(&mut self, into: &mut [u8]) {
-        let length = into.len().min(self.layout.capacity());
-        self.map.copy_out(self.next_at + SLOT_HEADER, &mut into[..length]);
+        self.copy(0, into);
         self.step();
+    }
+
+    /// Copies bytes of the next packet from `at` on, and leaves it.
+    #[inline]
+    pub(super) fn copy(&self, at: usize, into: &mut [u8]) {
+        let length = into.len().min(self.layout.capacity().saturating_sub(at));
+        self.map.copy_out(self.next_at + SLOT_HEADER + at, &mut into[..length]);
+    }
+
+    /// Takes the next packet, of which only the front is copied. Returns its number, by which the others are
+    /// [passed](Self::pass) until it is acknowledged.
+    pub(super) fn accept_front(&mut self, into: &mut [u8]) -> u64 {
+        let number = self.next;
+        self.accept(into);
+        number
+    }
+
+    /// Passes a part of a packet to `take`. Nothing if no packet has such a part.
+    pub(super) fn pass(&self, number: u64, part: Range<usize>, take: impl FnOnce(CopySource<'_>)) {
+        if part.end <= self.layout.capacity() {
+            let at = self.layout.slot(number) + SLOT_HEADER + part.start;
+            self.map.take(at, part.len(), take);
+        }
     }
 
     /// The address that the next packet, a request, names.
     pub(super) fn requested_address(&self) -> u64 {
         let mut address = [0; ADDRESS];
-        self.map.copy_out(self.next_at + SLOT_HEADER, &mut address);
+        self.copy(0, &mut address);
         u64::from_le_bytes(address)
     }
 
     /// What the next packet, a push, asks for.
     pub(super) fn push(&self, arrived: Arrived) -> Push {
         let mut words = [[0; 8]; 3];
-        self.map.copy_out(self.next_at + SLOT_HEADER, words.as_flattened_mut());
+        self.copy(0, words.as_flattened_mut());
         let [address, there, rest] = words.map(u64::from_le_bytes);
         Push {
             from: RemoteMemory { address, key: arrived.qkey.0 },
@@ -612,12 +670,6 @@ impl RingReceiver {
         let word = &self.map.words::<1>(self.next_at + DECISION)[0];
         let changed = word.compare_exchange(0, TAKEN, Ordering::AcqRel, Ordering::Acquire);
         matches!(changed, Ok(_) | Err(TAKEN))
-    }
-
-    /// Copies the data of the next packet, a write, and leaves it.
-    pub(super) fn copy_data(&self, into: &mut [u8]) {
-        let length = into.len().min(self.layout.capacity() - ADDRESS);
-        self.map.copy_out(self.next_at + SLOT_HEADER + ADDRESS, &mut into[..length]);
     }
 
     /// Completes the next packet, a request; a read with its bytes.

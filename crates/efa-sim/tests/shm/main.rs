@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod directory;
+mod long;
 #[path = "../common/queue_pairs.rs"]
 mod queue_pairs;
 mod refused;

@@ -5,9 +5,11 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bytes::{Bytes, BytesMut};
 use efa::{
-    Address, Capabilities, Clock, CompletionQueueOptions, Config, Direction, EndpointOptions,
-    Fabric, Link, Message, Receive, Receiving, Release, ShmOptions, TcpOptions,
+    Access, Address, Buffer, Capabilities, Clock, CompletionQueueOptions, Config, Direction,
+    EndpointOptions, Fabric, Link, LocalAccess, Message, OperationError, Receive, ReceiveBuffer,
+    Receiving, Release, ShmOptions, TcpOptions, WaitError,
 };
 use tempfile::TempDir;
 
@@ -262,4 +264,73 @@ fn peers_without_room_over_tcp_wait_and_are_not_lost() {
         }
     }
     assert_eq!(received, [2; 3]);
+}
+
+/// Packets of 2 KiB and more are copied from the program's memory into the ring of the link, and from there into the memory
+/// of their receive, unless they come before it.
+#[test]
+fn long_packets_reach_every_kind_of_buffer_over_shm_before_and_after_their_receive() {
+    let host = Host::new();
+    let domain = host.fabric().domain().unwrap();
+    let queue = domain.completion_queue(CompletionQueueOptions::default());
+    let addresses = domain.address_vector();
+    let [alice, bob] = [(); 2].map(|()| {
+        let builder = domain.endpoint(EndpointOptions::default());
+        let builder = builder.bind_completion_queue(&queue, Direction::Both);
+        builder.bind_address_vector(&addresses).enable().unwrap()
+    });
+    let to_bob = addresses.insert(bob.address()).unwrap();
+    let exchange = |source: Buffer, target: ReceiveBuffer, is_late: bool| {
+        let send = || alice.send(Message::to(to_bob).tagged(7), source, 1).unwrap();
+        let receive = || bob.receive(Receive::tagged(7), target, 2).unwrap();
+        if is_late {
+            send();
+            assert_eq!(queue.wait(TIMEOUT).unwrap().context, 1, "the message is kept");
+            receive();
+            return queue.wait(TIMEOUT).unwrap();
+        }
+        receive();
+        send();
+        let ended = [(); 2].map(|()| queue.wait(TIMEOUT).unwrap());
+        ended.into_iter().find(|ended| ended.is_received()).unwrap()
+    };
+    for length in [2_000, 2_048, 3_000, 4_096, 8_000, 8_192, 8_850] {
+        let data = pattern(length, length as u64);
+        let registered = domain.register(data.clone(), Access::default()).unwrap();
+        let allocated = domain.allocate(length, Access::default(), LocalAccess::all()).unwrap();
+        allocated.write(0, &data);
+        let (front, back) = data.split_at(1_000);
+        let sources: [Buffer; 5] = [
+            data.clone().into(),
+            Bytes::from(data.clone()).into(),
+            registered.slice(0..length).unwrap().into(),
+            allocated.slice(0..length).unwrap().into(),
+            Buffer::pieces([front.to_vec(), back.to_vec()]).unwrap(),
+        ];
+        for (number, source) in sources.into_iter().enumerate() {
+            for is_late in [false, true] {
+                let region = domain.register(vec![0; length + 50], Access::default()).unwrap();
+                let pieces = [vec![0; 50], vec![0; length]];
+                let targets: [ReceiveBuffer; 4] = [
+                    vec![0; length].into(),
+                    BytesMut::zeroed(length + 9).into(),
+                    region.slice(50..length + 50).unwrap().into(),
+                    ReceiveBuffer::pieces(pieces).unwrap(),
+                ];
+                for target in targets {
+                    let received = exchange(source.clone(), target, is_late);
+                    assert_eq!(received.into_message(), data, "{length}, {number}, {is_late}");
+                }
+            }
+        }
+        bob.receive(Receive::tagged(7), vec![0; length - 100], 2).unwrap();
+        alice.send(Message::to(to_bob).tagged(7), data.clone(), 1).unwrap();
+        let ended = [(); 2].map(|()| queue.wait(TIMEOUT));
+        let failed = ended.into_iter().find_map(Result::err);
+        let Some(WaitError::Failed(failed)) = failed else { panic!("{failed:?}") };
+        let (length, capacity) = (length as u64, length as u64 - 100);
+        assert_eq!(failed.error, OperationError::Truncated { length, capacity });
+        assert_eq!(failed.completion.buffer, data[..capacity as usize]);
+    }
+    assert_eq!(bob.statistics().unexpected, 7 * 5 * 4);
 }

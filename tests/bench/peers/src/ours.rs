@@ -261,8 +261,8 @@ impl Transport for Ours {
         self.before = self.endpoint.statistics();
     }
 
-    /// Tells how the bytes of the messages came: in packets, whose bytes are copied into the ring and out of it, and by
-    /// reads of the device.
+    /// Tells how the bytes of the messages came: in packets, from the ring to their buffer at once, and by reads of the
+    /// device.
     fn end(&mut self, point: Point) {
         let now = self.endpoint.statistics();
         let delivered = now.delivered_bytes - self.before.delivered_bytes;
@@ -270,7 +270,8 @@ impl Transport for Ours {
             let share = |bytes: u64| bytes as f64 / delivered.max(1) as f64;
             let packets = share(now.received_bytes - self.before.received_bytes);
             let reads = share(now.rdma_bytes - self.before.rdma_bytes);
-            println!("moved {point} {packets:.4} {reads:.4}");
+            let placed = share(now.placed_bytes - self.before.placed_bytes);
+            println!("moved {point} {packets:.4} {placed:.4} {reads:.4}");
         }
     }
 }

@@ -104,10 +104,12 @@ impl Results {
         table
     }
 
-    /// For each byte that efa delivers, those in packets and those that the device read.
+    /// For each byte that efa delivers, those in packets, of these those that went to their buffer at once, and those that the
+    /// device read.
     fn moved_table(&self, style: Style) -> Option<Table> {
         let mut table = style.table();
-        table.set_header(["size", "way", "in packets", "read", "mapped: in packets", "read"]);
+        let columns = ["in packets", "placed", "read", "mapped: in packets", "placed", "read"];
+        table.set_header(["size", "way"].into_iter().chain(columns));
         for size in self.sizes() {
             for (way, point) in [
                 ("one way", Point::latency(size)),

@@ -150,8 +150,9 @@ impl fmt::Display for Contestant {
 pub(super) enum Said {
     /// Seconds of a message.
     Time(Point, f64),
-    /// How bytes came, for each byte delivered: in packets, and by reads of the device.
-    Moved(Point, [f64; 2]),
+    /// How bytes came, for each byte delivered: in packets, of these from the ring to their buffer at once, and by reads of
+    /// the device.
+    Moved(Point, [f64; 3]),
 }
 
 impl Said {
@@ -162,13 +163,14 @@ impl Said {
             Ok(number)
         };
         if let Some(moved) = line.strip_prefix("moved ") {
-            let mut words = moved.rsplitn(3, ' ');
-            let (Some(reads), Some(packets), Some(point)) =
-                (words.next(), words.next(), words.next())
+            let mut words = moved.rsplitn(4, ' ');
+            let shares = [(); 3].map(|()| words.next());
+            let (Some(point), [Some(read), Some(placed), Some(packets)]) = (words.next(), shares)
             else {
                 bail!("a program said `{line}`")
             };
-            return Ok(Self::Moved(point.parse()?, [number(packets)?, number(reads)?]));
+            let shares = [number(packets)?, number(placed)?, number(read)?];
+            return Ok(Self::Moved(point.parse()?, shares));
         }
         let (point, seconds) = line.rsplit_once(' ').context("a line of one word")?;
         Ok(Self::Time(point.parse()?, number(seconds)?))
@@ -415,10 +417,10 @@ mod tests {
     fn lines_of_programs_are_points_with_numbers() {
         let point = Point::stream(4096, 16, Form::Each);
         assert_eq!(Said::of("stream 4096 16 each 4.1e-7").unwrap(), Said::Time(point, 4.1e-7));
-        let moved = Said::of("moved stream 4096 16 each 1.5 0").unwrap();
-        assert_eq!(moved, Said::Moved(point, [1.5, 0.0]));
-        for line in ["", "x", "stream 4096 16 each", "stream 1 1 one NaN", "moved stream 1 1 one 2"]
-        {
+        let moved = Said::of("moved stream 4096 16 each 1.5 1 0").unwrap();
+        assert_eq!(moved, Said::Moved(point, [1.5, 1.0, 0.0]));
+        let cut = "moved stream 1 1 one 2 1";
+        for line in ["", "x", "stream 4096 16 each", "stream 1 1 one NaN", cut] {
             assert!(Said::of(line).is_err(), "{line}");
         }
     }

@@ -15,7 +15,7 @@ pub(super) const QUIET: f64 = 0.05;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Round {
     times: BTreeMap<(Contestant, Point), f64>,
-    moved: BTreeMap<(Contestant, Point), [f64; 2]>,
+    moved: BTreeMap<(Contestant, Point), [f64; 3]>,
     /// Share of the processors that others took.
     pub(super) others: f64,
 }
@@ -201,14 +201,15 @@ impl Results {
         self.ratio(|round| round.time(who, point), |round| round.time(other, point))
     }
 
-    /// For each byte delivered, those that came in packets, and those that were read.
-    pub(super) fn moved(&self, who: Contestant, point: Point) -> Option<[f64; 2]> {
+    /// For each byte delivered, those that came in packets, of these those that went to their buffer at once, and those that
+    /// were read.
+    pub(super) fn moved(&self, who: Contestant, point: Point) -> Option<[f64; 3]> {
         let part = |part: usize| {
             median(
                 self.rounds.iter().filter_map(|round| Some(round.moved.get(&(who, point))?[part])),
             )
         };
-        Some([part(0)?, part(1)?])
+        Some([part(0)?, part(1)?, part(2)?])
     }
 
     pub(super) fn goals(&self) -> Vec<Goal> {
@@ -329,7 +330,7 @@ impl Results {
                 "buffers": if point.form == Form::One { "one" } else { "each" },
                 "seconds": seconds.collect::<Vec<_>>(),
                 "of_best_peer": self.to_best_peer(who, point).filter(|_| who.is_ours()),
-                "bytes_in_packets_and_read": self.moved(who, point),
+                "bytes_in_packets_placed_and_read": self.moved(who, point),
             })
         });
         let goals = self.goals().into_iter().map(|goal| {
@@ -369,7 +370,7 @@ pub(super) mod tests {
                     };
                     round.add(who, vec![Said::Time(point, time)]);
                 }
-                round.add(Contestant::Mapped, vec![Said::Moved(point, [1.5, 0.25])]);
+                round.add(Contestant::Mapped, vec![Said::Moved(point, [1.5, 1.0, 0.25])]);
             }
         }
         round
@@ -387,7 +388,7 @@ pub(super) mod tests {
         assert_eq!(results.to_best_peer(Contestant::Ours, point), Some(1.0));
         assert_eq!(results.time(Contestant::Tcp, point), Some(30e-6));
         assert_eq!(results.time(Contestant::Ucx, point), None);
-        assert_eq!(results.moved(Contestant::Mapped, point), Some([1.5, 0.25]));
+        assert_eq!(results.moved(Contestant::Mapped, point), Some([1.5, 1.0, 0.25]));
         assert_eq!(results.moved(Contestant::Ours, point), None);
         assert_eq!(results.sizes(), [0, 8, 64, 4096, 1 << 20]);
     }

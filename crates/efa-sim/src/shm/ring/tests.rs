@@ -126,14 +126,14 @@ fn requests_carry_address_and_key_and_are_answered_in_their_slot() {
     assert_eq!((arrived.kind, arrived.qkey, arrived.length), (Kind::Write, Qkey(78), 12));
     assert_eq!(receiver.requested_address(), 0x5678);
     let mut data = [0; 4];
-    receiver.copy_data(&mut data);
+    receiver.copy(ADDRESS, &mut data);
     assert_eq!(&data, b"data");
     receiver.answer(&[]);
     receiver.reject(Status::RemoteBadAddress);
     receiver.acknowledge();
     assert_eq!(sender.acknowledgements(), Ok(3));
     let mut answer = [0; 100];
-    sender.copy_answer(&mut answer);
+    sender.copy_back(0, 0, &mut answer);
     assert_eq!((sender.take_acknowledgement(), answer), (Ok(()), [9; 100]));
     assert_eq!(sender.take_acknowledgement(), Ok(()));
     assert_eq!(sender.take_acknowledgement(), Err(Status::RemoteBadAddress));
