@@ -77,9 +77,10 @@ fn messages_of_efa_are_timed_and_the_way_of_their_bytes_is_counted() {
     assert_eq!(moved.len(), POINTS.len() - 1, "{server}");
     for (line, point) in moved.iter().zip(&POINTS[1..]) {
         let numbers = line.strip_prefix(&format!("moved {} ", point.replace(':', " "))).unwrap();
-        let (packets, reads) = numbers.split_once(' ').unwrap();
-        let sum = packets.parse::<f64>().unwrap() + reads.parse::<f64>().unwrap();
-        assert!(sum >= 1.0, "{line}");
+        let shares: Vec<f64> = numbers.split(' ').map(|share| share.parse().unwrap()).collect();
+        let [packets, placed, read] = shares[..] else { panic!("{line}") };
+        assert!(packets + read >= 1.0 && placed <= packets, "{line}");
+        assert_eq!(placed > 0.0, point.contains("4096"), "{line}");
     }
 }
 
