@@ -120,7 +120,7 @@ pub use copies::{CopySource, CopyTarget, copy_apart};
 pub use error::{DeviceError, Shortage};
 pub use foreign::ForeignMemory;
 pub use lent::{Lending, LentBytes, LentBytesMut};
-pub use region::{Access, NoRegion, Region, RegionRange, RegisterError, RemoteMemory};
+pub use region::{Access, NoRegion, Region, RegionRange, RegisterError, RemoteMemory, RemoteRange};
 pub use status::Status;
 pub use tag_list::{NoTagList, TagChange, TagCommand, TagList, TagListLimits, TagReport};
 

@@ -29,6 +29,26 @@ impl<R: Region> RegionRange<R> {
     }
 }
 
+/// A range of a local memory region, in the terms of remote interfaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteRange {
+    /// Its first byte.
+    pub memory: RemoteMemory,
+    /// Its length in bytes.
+    pub length: usize,
+    /// What the region grants.
+    pub access: Access,
+}
+
+impl RemoteRange {
+    /// `length` bytes of a region from `offset` on.
+    pub fn of(region: &impl Region, offset: usize, length: usize) -> Self {
+        let address = region.remote_address().wrapping_add(offset as u64);
+        let memory = RemoteMemory { address, key: region.remote_key() };
+        Self { memory, length, access: region.access() }
+    }
+}
+
 /// Memory of a remote interface, in the terms of that interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RemoteMemory {

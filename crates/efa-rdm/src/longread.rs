@@ -15,7 +15,7 @@
 //!     │── LONGCTS_RTM (same msg_id, flag READ_NACK) ───►│ continues the same receive
 //! ```
 
-use efa_device::{Access, QueuePair, Region};
+use efa_device::{Access, QueuePair};
 use efa_handshake::{EorLayout, Extras, Support};
 use efa_proto::{Eor, EorForm, MsgId, OpId, PacketType, ReadNack, RmaIov, Rtm, RtmKind};
 
@@ -75,13 +75,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             return false;
         }
         let Some(send) = self.sends.get_mut(id) else { return false };
-        match send.memory.registered_from(0) {
+        match send.memory.exposed_from(0) {
             None => {
                 let device = &self.core.transmit.device;
                 send.memory.register(device, SOURCE)
             }
             // Most buffers have one piece.
-            Some(range) if range.length as u64 >= send.length => range.region.access().remote_read,
+            Some(range) if range.length as u64 >= send.length => range.access.remote_read,
             Some(_) => send.memory.read_iov(send.length, &mut { NO_PIECES }).is_some(),
         }
     }

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use efa_device::{Access, QueuePair, Region, RegionRange};
+use efa_device::{Access, QueuePair, Region, RegionRange, RemoteRange};
 use efa_proto::{MAX_IOV, RmaIov};
 use smallvec::SmallVec;
 
@@ -193,7 +193,7 @@ impl<R: Region, B: Payload<R>> Memory<B, R> {
 
     /// Whether all of the memory is registered.
     pub(crate) fn is_registered(&self) -> bool {
-        self.registered_from(0).is_some()
+        self.exposed_from(0).is_some()
     }
 
     /// The registered range from byte `offset` on, to the end of the memory or of a piece of it. `None` if not all
@@ -213,6 +213,18 @@ impl<R: Region, B: Payload<R>> Memory<B, R> {
         }
     }
 
+    /// As [`registered_from`](Self::registered_from), in the terms of peers.
+    #[inline]
+    pub(crate) fn exposed_from(&self, offset: u64) -> Option<RemoteRange> {
+        match self {
+            Self::Buffer(buffer) => buffer.exposed_from(offset),
+            _ => {
+                let RegionRange { region, offset, length } = self.registered_from(offset)?;
+                Some(RemoteRange::of(&region, offset, length))
+            }
+        }
+    }
+
     /// Puts addresses, lengths and remote keys of the first `total` bytes into `pieces`, and returns those that it
     /// needs. `None` if they aren't registered for remote reads, or have more pieces than a packet can name.
     #[inline]
@@ -223,13 +235,12 @@ impl<R: Region, B: Payload<R>> Memory<B, R> {
     ) -> Option<&'a [RmaIov]> {
         let mut offset = 0;
         for count in 0..MAX_IOV {
-            let range = self.registered_from(offset)?;
-            if !range.region.access().remote_read {
+            let RemoteRange { memory, length, access } = self.exposed_from(offset)?;
+            if !access.remote_read {
                 return None;
             }
-            let length = (range.length as u64).min(total - offset);
-            let address = range.region.remote_address() + range.offset as u64;
-            pieces[count] = RmaIov::new(address, length, range.region.remote_key().into());
+            let length = (length as u64).min(total - offset);
+            pieces[count] = RmaIov::new(memory.address, length, memory.key.into());
             offset += length;
             if offset == total {
                 return Some(&pieces[..=count]);

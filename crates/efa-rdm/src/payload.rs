@@ -1,6 +1,6 @@
 //! The trait of the application's buffers.
 
-use efa_device::{Access, CopySource, CopyTarget, QueuePair, RegionRange};
+use efa_device::{Access, CopySource, CopyTarget, QueuePair, Region, RegionRange, RemoteRange};
 
 /// A buffer of the application. An operation takes ownership of it, and its completion returns it.
 ///
@@ -58,6 +58,16 @@ pub trait Payload<R>: Sized {
         let RegionRange { region, offset: start, length } = self.registered()?;
         let skip = usize::try_from(offset).unwrap_or(usize::MAX).min(length);
         Some(RegionRange { region, offset: start + skip, length: length - skip })
+    }
+
+    /// As [`registered_from`](Self::registered_from), in the terms of peers. A buffer that can say it without a handle of the
+    /// region, whose count is shared by threads, implements this method besides.
+    fn exposed_from(&self, offset: u64) -> Option<RemoteRange>
+    where
+        R: Region,
+    {
+        let RegionRange { region, offset, length } = self.registered_from(offset)?;
+        Some(RemoteRange::of(&region, offset, length))
     }
 
     /// Whether the whole buffer is in [mapped](efa_device::Region::is_mapped) memory.

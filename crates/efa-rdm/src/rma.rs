@@ -213,7 +213,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         if !self.reach(id) {
             return None;
         }
-        let range = self.sends.get(id)?.memory.registered_from(0);
+        let range = self.sends.get(id)?.memory.exposed_from(0);
         let most = range.map_or(self.core.config.bounce_size, |range| range.length);
         let in_one = length <= most as u64;
         in_one.then_some(Some(data))

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use efa_device::{
     Access, CopySource, CopyTarget, ForeignMemory, LentBytes, LentBytesMut, QueuePair, Region as _,
-    RegionRange, RegisterError,
+    RegionRange, RegisterError, RemoteRange,
 };
 use efa_rdm::Payload;
 
@@ -560,6 +560,21 @@ impl Slot {
     }
 }
 
+impl Slot {
+    /// Region, offset and length of the registered range from byte `offset` on.
+    fn location_from(&self, offset: u64) -> Option<(&AnyRegion, usize, usize)> {
+        let skip = index(offset);
+        let (region, first, length) = match (&self.role, &self.buffer.0) {
+            (Role::Registered(region), _) => (region, 0, region.length()),
+            (_, Memory::Region(slice)) => slice.location(),
+            (_, Memory::Pieces(pieces)) => return pieces.registered_from(skip),
+            _ => return None,
+        };
+        let skip = skip.min(length);
+        Some((region, first + skip, length - skip))
+    }
+}
+
 fn index(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
 }
@@ -642,19 +657,13 @@ impl<R: ConcreteRegion> Payload<R> for Slot {
     }
 
     fn registered_from(&self, offset: u64) -> Option<RegionRange<R>> {
-        let skip = index(offset);
-        let (region, first, length) = match (&self.role, &self.buffer.0) {
-            (Role::Registered(region), _) => (region, 0, region.length()),
-            (_, Memory::Region(slice)) => slice.location(),
-            (_, Memory::Pieces(pieces)) => {
-                let (region, offset, length) = pieces.registered_from(skip)?;
-                return Some(RegionRange { region: R::from_any(region.clone())?, offset, length });
-            }
-            _ => return None,
-        };
-        let skip = skip.min(length);
-        let region = R::from_any(region.clone())?;
-        Some(RegionRange { region, offset: first + skip, length: length - skip })
+        let (region, offset, length) = self.location_from(offset)?;
+        Some(RegionRange { region: R::from_any(region.clone())?, offset, length })
+    }
+
+    fn exposed_from(&self, offset: u64) -> Option<RemoteRange> {
+        let (region, offset, length) = self.location_from(offset)?;
+        Some(RemoteRange::of(region, offset, length))
     }
 
     fn is_mapped(&self) -> bool {
