@@ -21,7 +21,7 @@ pub(crate) enum Store {
 
 /// From this length on the bytes of an operation are streamed. Half as many are often found in a cache of several cores;
 /// docs/performance.md has what was measured.
-const STREAMED_FROM: u64 = 8 << 20;
+const STREAMED_FROM: u64 = 16 << 20;
 
 impl Store {
     /// The faster one for an operation of `length` bytes in all, which may be copied in several pieces.

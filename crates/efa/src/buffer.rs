@@ -613,7 +613,7 @@ impl<R: ConcreteRegion> Payload<R> for Slot {
         Payload::<R>::copy_to(self, offset, into.into());
     }
 
-    #[inline]
+    #[inline(always)]
     fn write(&mut self, offset: u64, from: &[u8]) {
         Payload::<R>::copy_from(self, offset, from.into());
     }

@@ -371,7 +371,7 @@ pub(crate) const LONG_NOT_NACKED: Kind = kind(782, |to, _| to.rtm(3, longcts(tru
 // byte of `rep movsb`); of an unexpected message.
 pub(crate) const RANGE_TOO_MANY: Kind = kind(1122, |to, _| to.rtm(1, segment(400_001), 1));
 pub(crate) const FIRST_GAP: Kind = kind(67_048, |to, round| to.rtm(1, segment(2 + 4 * round), 2));
-pub(crate) const UNEXPECTED_SEGMENT: Kind = kind(1095, |to, _| to.rtm(2, segment(30_000), 1));
+pub(crate) const UNEXPECTED_SEGMENT: Kind = kind(1110, |to, _| to.rtm(2, segment(30_000), 1));
 // Writes, reads and atomics of memory that isn't there.
 pub(crate) const WRITE: Kind = kind(767, |to, _| {
     let (kind, options) = (RtwKind::Eager, to.options());

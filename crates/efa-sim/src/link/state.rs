@@ -195,7 +195,7 @@ impl QueueState {
             receives: self.receives,
             in_order: self.in_order,
             unsolicited: self.attributes.rdma.unsolicited_write_receive,
-            split: self.split,
+            split: &self.split,
         };
         let deliveries = Deliveries {
             book: &self.book,
@@ -284,7 +284,7 @@ pub(crate) struct ReceiveQueue<'a> {
     pub(crate) unsolicited: bool,
     rnr_delay: Duration,
     ready_since: Option<Time>,
-    split: Split,
+    split: &'a Split,
 }
 
 impl ReceiveQueue<'_> {
