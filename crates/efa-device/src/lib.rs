@@ -524,8 +524,8 @@ pub trait QueuePair {
 
     /// Queues a datagram of the first [`length`](SendRequest::length) bytes of the packet and, behind them, `rest` bytes
     /// that `fill` writes where the device wants them, before this returns. A packet that comes back without being
-    /// delivered has all of these bytes, so that [`post_send`](Self::post_send) can send it. By default they are
-    /// written into the packet.
+    /// delivered has all of these bytes, so that [`post_send`](Self::post_send) can send it, unless it is too short for
+    /// them. By default they are written into the packet.
     ///
     /// # Errors
     /// As [`post_send`](Self::post_send).
@@ -645,15 +645,16 @@ pub trait QueuePair {
         true
     }
 
-    /// Lets the device leave in its own memory what long datagrams have behind their first `front` bytes. They complete as
-    /// [`Completion::Front`], and until the next call of [`poll`](Self::poll) or [`arm`](Self::arm) one call of
-    /// [`take_rest`](Self::take_rest) or [`land`](Self::land) copies the others. A device that puts all bytes into the
-    /// packet doesn't implement these three methods.
+    /// Lets the device leave in its own memory what long datagrams have behind their first `front` bytes, the rest. They
+    /// complete as [`Completion::Front`]; one call of [`take_rest`](Self::take_rest) or [`land`](Self::land) copies the
+    /// rest, before the next call of [`poll`](Self::poll) or [`arm`](Self::arm), which gives it up. A device that puts
+    /// all bytes into the packet doesn't implement these three methods.
     fn split_headers(&mut self, front: usize) {
         let _ = front;
     }
 
-    /// Calls `take` with the bytes of `part` of the datagram of a [`Completion::Front`] with this packet.
+    /// Calls `take` with bytes of the datagram of the last completion, a [`Completion::Front`] with this packet: those of
+    /// `part`, which lies within the datagram. Doesn't call it if the rest was given up, or `part` lies elsewhere.
     fn take_rest(
         &mut self,
         packet: &Self::Packet,
@@ -663,7 +664,8 @@ pub trait QueuePair {
         take(packet.as_ref().get(part).unwrap_or_default().into());
     }
 
-    /// Completes the packet of a [`Completion::Front`] of this length.
+    /// Copies the rest of the datagram of the last completion, a [`Completion::Front`] of this length, behind the front in its
+    /// packet, which stays.
     fn land(&mut self, packet: &mut Self::Packet, length: usize) {
         let _ = (packet, length);
     }

@@ -84,11 +84,11 @@ pub trait Region: Clone + fmt::Debug {
     fn read(&self, offset: usize, into: &mut [u8]) -> usize;
     /// Copies bytes in, from `offset` on. Returns the number that fitted.
     fn write(&self, offset: usize, from: &[u8]) -> usize;
-    /// Copies bytes out, from `offset` on, to all of `into`. Returns the number that it had.
+    /// Copies bytes from `offset` on to `into`, as many as there are and fit. Returns their number.
     fn copy_to(&self, offset: usize, mut into: CopyTarget<'_>) -> usize {
         into.fill_by(|at, slice| self.read(offset.saturating_add(at), slice))
     }
-    /// Copies all of `from` in, from `offset` on. Returns the number of bytes that fitted.
+    /// Copies `from` to `offset`, as many bytes as fit. Returns their number.
     fn copy_from(&self, offset: usize, from: CopySource<'_>) -> usize {
         from.pass_to(|at, slice| self.write(offset.saturating_add(at), slice))
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use efa_device::{QueuePair, Rdma, Time};
 use efa_handshake::Extras;
 use efa_match::{Cancelled, Forgotten, Posted as Posting};
-use efa_proto::{Connid, RawAddress};
+use efa_proto::{Connid, EagerConnid, RawAddress};
 
 use crate::completion::{Completion, Level, OperationError, Refused, StartError};
 use crate::config::{Config, ConfigError, inject_limit};
@@ -82,9 +82,6 @@ pub enum Accept {
     },
 }
 
-/// Bytes of a packet that are looked at before it is clear where the others go: the header of a single-packet message.
-const FRONT: usize = 24;
-
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Creates an endpoint on a queue pair. The queue pair's key becomes the endpoint's connid.
     ///
@@ -108,7 +105,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let min_read = config.min_read_on(attributes);
         let tagged = tagged_matcher(&mut queue_pair, config.hash_seed);
         if !Q::IN_PLACE && queue_pair.tag_list().is_none() {
-            queue_pair.split_headers(FRONT);
+            queue_pair.split_headers(EagerConnid::LONGEST_HEADER);
         }
         let inbound = Inbound::new(config.min_receive_buffers, most);
         let trim_at = Time::ZERO + config.trim_interval;

@@ -88,10 +88,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                     let core = &mut self.matching.ops.core;
                     core.statistics.delivered_bytes += payload as u64;
                     core.statistics.placed_bytes += payload as u64;
-                    let part = length - payload..length;
-                    core.transmit
-                        .device
-                        .take_rest(&packet, part, |bytes| buffer.copy_from(0, bytes));
+                    let (part, mut placed) = (length - payload..length, false);
+                    core.transmit.device.take_rest(&packet, part, |bytes| {
+                        buffer.copy_from(0, bytes);
+                        placed = true;
+                    });
+                    debug_assert!(placed, "the device has the bytes until the next poll");
                     self.consumed(packet);
                     return Some(eager_received(context, peer, tag, payload as u64, buffer));
                 }

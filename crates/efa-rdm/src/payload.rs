@@ -18,8 +18,8 @@ pub trait Payload<R>: Sized {
     /// Copies `from` to `offset`. The endpoint stays within [`length`](Self::length).
     fn write(&mut self, offset: u64, from: &[u8]);
 
-    /// Copies `into.len()` bytes from `offset` on to memory that others may access. A buffer that isn't a slice, and can be
-    /// copied there at once, implements this method besides; by default longer ones are copied twice.
+    /// Copies `into.len()` bytes from `offset` on to memory that others may access. By default they go there through a chunk on
+    /// the stack; a buffer that can copy them directly implements this method besides.
     #[inline(always)]
     fn copy_to(&self, offset: u64, mut into: CopyTarget<'_>) {
         into.fill_by(|at, slice| {
@@ -28,7 +28,7 @@ pub trait Payload<R>: Sized {
         });
     }
 
-    /// Copies `from` to `offset`, from memory that others may access. As for [`copy_to`](Self::copy_to).
+    /// Copies `from`, memory that others may access, to `offset`. As for [`copy_to`](Self::copy_to).
     #[inline(always)]
     fn copy_from(&mut self, offset: u64, from: CopySource<'_>) {
         from.pass_to(|at, slice| {

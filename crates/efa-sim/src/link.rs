@@ -106,7 +106,8 @@ pub trait Link: fmt::Debug {
         false
     }
 
-    /// Passes a part of a datagram, of which bytes are left in the link's own memory, to `take`; the front is in the packet there.
+    /// Passes a part of a datagram, the rest of which is left in the link's own memory, to `take`; its front is in the packet
+    /// there.
     fn take_left(
         &mut self,
         packet: *const u8,
@@ -331,9 +332,10 @@ impl<L: Link> QueuePair for LinkQueuePair<L> {
     }
 
     fn land(&mut self, packet: &mut Packet, length: usize) {
-        let at = packet.as_ptr();
-        self.link.take_left(at, 0..length, |bytes| {
-            if let Some(packet) = packet.get_mut(..length) {
+        // Of the front, which was looked at, the link's own memory may have other bytes by now.
+        let (at, rest) = (packet.as_ptr(), self.state.front()..length);
+        self.link.take_left(at, rest.clone(), |bytes| {
+            if let Some(packet) = packet.get_mut(rest) {
                 bytes.copy_to(0, packet);
             }
         });

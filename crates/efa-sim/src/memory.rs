@@ -247,7 +247,7 @@ impl Memory {
         self.copy_to(offset, into.into())
     }
 
-    /// Copies bytes out, from `offset` on, to all of `into`. Returns the number that it had.
+    /// Copies bytes from `offset` on to `into`, as many as there are and fit. Returns their number.
     pub(crate) fn copy_to(&self, offset: usize, mut into: CopyTarget<'_>) -> usize {
         let count = into.len().min(self.length.saturating_sub(offset));
         if count == 0 {
@@ -275,7 +275,7 @@ impl Memory {
         self.copy_from(offset, from.into())
     }
 
-    /// Copies all of `from` in, from `offset` on. Returns the number of bytes that fitted.
+    /// Copies `from` to `offset`, as many bytes as fit. Returns their number.
     pub(crate) fn copy_from(&mut self, offset: usize, from: CopySource<'_>) -> usize {
         let count = from.len().min(self.length.saturating_sub(offset));
         if count == 0 {

@@ -313,7 +313,7 @@ impl Range {
         for (provider, device, what, limit) in [
             (OURS, Device::Verbs, VERBS_ROUND, Some(2392.0)),
             (EFA, Device::Verbs, VERBS_ROUND, None),
-            (OURS, Device::Shm, SHM_ROUND, Some(2700.0)),
+            (OURS, Device::Shm, SHM_ROUND, Some(2710.0)),
             (SHM, Device::Shm, SHM_ROUND, None),
         ] {
             if ours && provider != OURS {

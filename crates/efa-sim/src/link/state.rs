@@ -79,7 +79,7 @@ pub struct QueueState {
 struct Split {
     /// Bytes that are put into the packet.
     front: usize,
-    /// Length of the shortest datagram of which the others are left.
+    /// Length of the shortest datagram whose rest is left.
     from: usize,
 }
 
@@ -112,6 +112,11 @@ impl QueueState {
         if self.capture.is_none() {
             self.split = Split { front, from: from.max(front) };
         }
+    }
+
+    /// Bytes of a split datagram that are in its packet.
+    pub(super) fn front(&self) -> usize {
+        self.split.front
     }
 
     /// Whether datagrams are recorded.
@@ -288,7 +293,7 @@ pub(crate) struct ReceiveQueue<'a> {
 }
 
 impl ReceiveQueue<'_> {
-    /// Whether the link may leave bytes of a datagram of this length in its own memory.
+    /// Whether the link may leave the rest of a datagram of this length in its own memory.
     #[inline(always)]
     pub(crate) fn leaves(&self, length: usize) -> bool {
         length >= self.split.from

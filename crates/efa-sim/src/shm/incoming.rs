@@ -25,7 +25,7 @@ const UNWATCH_AFTER: u32 = 4096;
 pub(super) enum Found {
     /// Packets were taken, or wait for a buffer.
     Packets,
-    /// The same, and bytes of some were [left](Incoming::take_left) in the ring.
+    /// The same, and the rest of some was [left](Incoming::take_left) in the ring.
     Left,
     /// No packets for long: watching may end.
     Nothing,
@@ -48,7 +48,7 @@ pub(super) struct Incoming {
     empty: u32,
     /// When each packet without a buffer was first seen, oldest first.
     waiting: VecDeque<Time>,
-    /// Packets that were taken and have bytes in the ring still, oldest first: where the packet buffers are, and their
+    /// Packets that were taken and whose rest is in the ring still, oldest first: where the packet buffers are, and their
     /// numbers. None is acknowledged.
     left: VecDeque<(usize, u64)>,
     /// Bytes of a request on their way between ring and region.
@@ -152,8 +152,8 @@ impl Incoming {
         }
     }
 
-    /// Passes a part of a datagram of which bytes were left in the ring to `take`; the front is in the packet there. Returns whether
-    /// others are left.
+    /// Passes a part of a datagram whose rest was left in the ring to `take`; its front is in the packet there. Gives up those
+    /// before it. Returns whether any is left.
     pub(super) fn take_left(
         &mut self,
         packet: *const u8,
@@ -168,7 +168,7 @@ impl Incoming {
             }
         }
         if self.left.is_empty() {
-            self.acknowledge();
+            self.end_left();
         }
         !self.left.is_empty()
     }
@@ -177,6 +177,10 @@ impl Incoming {
     pub(super) fn end_left(&mut self) {
         self.left.clear();
         self.acknowledge();
+        if self.ring.is_detached() {
+            // Whoever looked whether this is finished while something was left looks no more.
+            self.empty = UNWATCH_AFTER - 1;
+        }
     }
 
     #[cold]
@@ -342,10 +346,10 @@ impl Incoming {
         }
     }
 
-    /// Whether the sender has detached and all its packets were taken.
+    /// Whether the sender has detached and all its packets were taken, with what was left of them.
     pub(super) fn is_finished(&self) -> bool {
         // In this order: it published its packets before it detached.
-        self.ring.is_detached() && !self.ring.has_next()
+        self.ring.is_detached() && !self.ring.has_next() && self.left.is_empty()
     }
 
     /// Prepares looks at whether the next packet has arrived.

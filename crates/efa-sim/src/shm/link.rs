@@ -79,7 +79,7 @@ pub struct ShmLink {
     awaited: Option<Awaited>,
     /// Whether the last poll ended after a ring in which packets were. The next one doesn't.
     returns_early: bool,
-    /// The ring in which bytes of datagrams are [left](Incoming::take_left).
+    /// The ring in which the rest of datagrams is [left](Incoming::take_left).
     left: Option<usize>,
 
     outgoing: Slab<Outgoing>,
@@ -613,11 +613,11 @@ impl Link for ShmLink {
             && outgoing.accepts_key(Some(to.qkey))
             && outgoing.has_space()
         {
-            state.count_send();
             if outgoing.is_idle() {
                 self.active.push(key);
             }
             outgoing.post_with(request, rest, fill);
+            state.count_send();
             return Ok(());
         }
         Err((request, fill))

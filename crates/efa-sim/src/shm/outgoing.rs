@@ -359,15 +359,15 @@ impl Outgoing {
         let delivered = self.ring.are_delivered();
         for _ in 0..count {
             let mut posted = self.in_flight.pop_front();
-            if let Some(Posted { content, .. }) = &mut posted
-                && !(delivered && matches!(content, Content::Datagram { .. }))
-            {
-                self.take_answer(content);
-            }
             let result = match delivered {
                 true => self.ring.take_delivered(),
                 false => self.ring.take_acknowledgement(),
             };
+            if let Some(Posted { content, .. }) = &mut posted
+                && !(delivered && matches!(content, Content::Datagram { .. }))
+            {
+                self.take_answer(content, result);
+            }
             if let Some(posted) = posted {
                 finish((posted, result));
             }
@@ -377,30 +377,28 @@ impl Outgoing {
         }
     }
 
-    /// Takes what the receiver answered to the oldest packet.
+    /// Takes what the receiver answered to the packet whose acknowledgement was taken last.
     #[cold]
-    fn take_answer(&mut self, content: &mut Content) {
+    fn take_answer(&mut self, content: &mut Content, result: Result<(), Status>) {
+        let number = self.ring.oldest() - 1;
         match content {
             Content::Piece { piece, .. } => {
                 if let Some((_, length)) = piece.wanted {
                     piece.bytes = vec![0; length].into();
-                    self.ring.copy_back(0, 0, &mut piece.bytes);
+                    self.ring.copy_back(number, 0, &mut piece.bytes);
                 }
             }
-            Content::Push => self.asked.end(self.ring.oldest_result()),
-            Content::Datagram { .. } if self.ring.oldest_result().is_err() => {
-                self.complete_packet(0, content);
-            }
+            Content::Push => self.asked.end(result),
+            Content::Datagram { .. } if result.is_err() => self.complete_packet(number, content),
             Content::Datagram { .. } | Content::Written(_) => {}
         }
     }
 
-    /// Copies what a datagram has in the ring alone into its packet, which can be sent again then. It is `ahead` positions
-    /// after the oldest.
-    fn complete_packet(&self, ahead: usize, content: &mut Content) {
+    /// Copies what a datagram has in the ring alone, under this number, into its packet, which can be sent again then.
+    fn complete_packet(&self, number: u64, content: &mut Content) {
         if let Content::Datagram { packet, length, rest } = content {
             let front = (*length - std::mem::take(rest)) as usize;
-            self.ring.copy_back(ahead, front, &mut packet[front..*length as usize]);
+            self.ring.copy_back(number, front, &mut packet[front..*length as usize]);
         }
     }
 
@@ -532,8 +530,8 @@ impl Outgoing {
 
     fn fail(&mut self, status: Status, mut finish: impl FnMut(Finished)) {
         let mut in_flight = std::mem::take(&mut self.in_flight);
-        for (ahead, posted) in in_flight.iter_mut().enumerate() {
-            self.complete_packet(ahead, &mut posted.content);
+        for (number, posted) in (self.ring.oldest()..).zip(&mut in_flight) {
+            self.complete_packet(number, &mut posted.content);
         }
         for posted in in_flight.into_iter().chain(self.queued.drain(..)) {
             if let Content::Push = posted.content {

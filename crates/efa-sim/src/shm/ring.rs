@@ -11,7 +11,7 @@
 //! The sender fills a slot and then writes its number, with release order: the number and a short
 //! packet are in one cache line, so a polling receiver gets both in one transfer. The receiver copies
 //! the packet to a posted buffer and advances the head, which acknowledges the packet. Of a long one it may copy the front
-//! alone, and the others once it knows where they go: it takes further packets meanwhile, and acknowledges none. If the packet
+//! alone, and the rest once it knows where that goes: it takes further packets meanwhile, and acknowledges none. If the packet
 //! was not delivered, it writes the slot's status first, and counts it: so the sender looks at a slot again, whose line the
 //! receiver has by then, only if there is something to see. Watched is one of two bits: that of a receiver which
 //! may sleep makes the sender look whether it does (see [`handover`](super::handover)).
@@ -362,11 +362,17 @@ impl RingSender {
         matches!(changed, Ok(_) | Err(WITHDRAWN))
     }
 
-    /// Copies bytes from the slot of the packet that is `ahead` positions after the oldest one, whose acknowledgement is to
-    /// be [taken](Self::take_acknowledgement) next: those of the packet from `at` on, or what the receiver answered.
-    pub(super) fn copy_back(&self, ahead: usize, at: usize, into: &mut [u8]) {
+    /// The number of the oldest packet, whose acknowledgement is to be [taken](Self::take_acknowledgement) next.
+    #[inline(always)]
+    pub(super) fn oldest(&self) -> u64 {
+        self.acknowledged
+    }
+
+    /// Copies bytes from the slot of the packet with this number, which no other has used since: those of the packet from
+    /// `at` on, or what the receiver answered.
+    pub(super) fn copy_back(&self, number: u64, at: usize, into: &mut [u8]) {
         let length = into.len().min(self.layout.capacity().saturating_sub(at));
-        let slot = self.layout.slot(self.acknowledged + ahead as u64);
+        let slot = self.layout.slot(number);
         self.map.copy_out(slot + SLOT_HEADER + at, &mut into[..length]);
     }
 
@@ -409,9 +415,9 @@ impl RingSender {
         }
     }
 
-    /// The result of the oldest packet. [`acknowledgements`](Self::acknowledgements) must have counted it.
+    /// The result of the oldest packet.
     #[inline]
-    pub(super) fn oldest_result(&self) -> Result<(), Status> {
+    fn oldest_result(&self) -> Result<(), Status> {
         if self.failed == self.rejected { Ok(()) } else { self.oldest_status() }
     }
 
@@ -440,7 +446,7 @@ impl RingSender {
         Ok(())
     }
 
-    /// Takes the [result](Self::oldest_result) of the oldest packet.
+    /// Takes the result of the oldest packet, which [`acknowledgements`](Self::acknowledgements) must have counted.
     #[inline]
     pub(super) fn take_acknowledgement(&mut self) -> Result<(), Status> {
         let result = self.oldest_result();
@@ -630,7 +636,7 @@ impl RingReceiver {
         self.map.copy_out(self.next_at + SLOT_HEADER + at, &mut into[..length]);
     }
 
-    /// Takes the next packet, of which only the front is copied. Returns its number, by which the others are
+    /// Takes the next packet, of which only the front is copied. Returns its number, by which the rest is
     /// [passed](Self::pass) until it is acknowledged.
     pub(super) fn accept_front(&mut self, into: &mut [u8]) -> u64 {
         let number = self.next;
@@ -638,9 +644,9 @@ impl RingReceiver {
         number
     }
 
-    /// Passes a part of a packet to `take`. Nothing if no packet has such a part.
+    /// Passes a part of a packet to `take`, if a slot has such a part.
     pub(super) fn pass(&self, number: u64, part: Range<usize>, take: impl FnOnce(CopySource<'_>)) {
-        if part.end <= self.layout.capacity() {
+        if part.start <= part.end && part.end <= self.layout.capacity() {
             let at = self.layout.slot(number) + SLOT_HEADER + part.start;
             self.map.take(at, part.len(), take);
         }

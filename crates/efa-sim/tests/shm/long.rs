@@ -247,20 +247,62 @@ fn short_datagrams_and_those_with_immediate_data_are_not_split() {
     }
 }
 
+/// The file of the only ring, which its receiver hasn't attached yet.
+fn ring_file(directory: &Directory) -> std::fs::File {
+    let name = files(directory).into_iter().find(|name| name.starts_with("ring")).unwrap();
+    let path = directory.path().join("host").join(name);
+    std::fs::OpenOptions::new().write(true).open(path).unwrap()
+}
+
+// Where things are in a ring; see `shm/ring.rs`.
+const SLOTS: u64 = 512;
+const SLOT_HEADER: u64 = 24;
+const STRIDE: u64 = (SLOT_HEADER + 8928).next_multiple_of(64);
+const KIND: u64 = 8 + 3;
+
+#[test]
+fn long_datagram_of_a_sender_that_has_ended_is_taken() {
+    for before in 0..4 {
+        let directory = Directory::new();
+        let (mut a, mut b, to) = long_pair(&directory, 5);
+        let all: Vec<_> = (0..=before).map(|number| content(number, LONG)).collect();
+        for (number, bytes) in all[..before].iter().enumerate() {
+            send_long(&mut a, to, number, bytes);
+            let (packet, length) = front(&mut b);
+            assert_eq!(rest(&mut b, &packet, length), bytes[FRONT..]);
+        }
+        send_long(&mut a, to, before, &all[before]);
+        drop(a);
+        let (packet, length) = front(&mut b);
+        assert_eq!(rest(&mut b, &packet, length), all[before][FRONT..], "after {before}");
+        assert!(b.poll(at(0)).is_none());
+    }
+}
+
+#[test]
+fn front_that_was_looked_at_stays_whatever_the_sender_writes_later() {
+    let directory = Directory::new();
+    let (mut a, mut b, to) = long_pair(&directory, 4);
+    let bytes = content(0, LONG);
+    send_long(&mut a, to, 0, &bytes);
+    let ring = ring_file(&directory);
+    let (mut packet, length) = front(&mut b);
+    ring.write_all_at(&[0xee; FRONT + 1], SLOTS + SLOT_HEADER).unwrap();
+    b.land(&mut packet, length);
+    assert_eq!(packet[..FRONT], bytes[..FRONT]);
+    assert_eq!((packet[FRONT], &packet[FRONT + 1..LONG]), (0xee, &bytes[FRONT + 1..]));
+}
+
 #[test]
 fn ring_that_breaks_behind_a_long_datagram_is_left_once_that_was_taken() {
-    /// Where the kind of the second slot's packet is; see `shm/ring.rs`.
-    const KIND: u64 = 512 + (24 + 8928_u64).next_multiple_of(64) + 8 + 3;
     let directory = Directory::new();
     let (mut a, mut b, to) = long_pair(&directory, 4);
     let all: Vec<_> = (0..2).map(|number| content(number, LONG)).collect();
     for (number, bytes) in all.iter().enumerate() {
         send_long(&mut a, to, number, bytes);
     }
-    let ring = files(&directory).into_iter().find(|name| name.starts_with("ring")).unwrap();
-    let ring = directory.path().join("host").join(ring);
-    let ring = std::fs::OpenOptions::new().write(true).open(ring).unwrap();
-    ring.write_all_at(&[77], KIND).unwrap();
+    let ring = ring_file(&directory);
+    ring.write_all_at(&[77], SLOTS + STRIDE + KIND).unwrap();
     let (packet, length) = front(&mut b);
     assert_eq!(rest(&mut b, &packet, length), all[0][FRONT..]);
     assert_eq!(sent(&mut a).unwrap().1, Ok(()));
