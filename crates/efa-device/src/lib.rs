@@ -336,6 +336,18 @@ pub struct SendRequest<P> {
     pub immediate: Option<u32>,
 }
 
+impl<P: AsMut<[u8]>> SendRequest<P> {
+    /// Appends `rest` bytes, which `fill` writes into the packet. If they don't fit, only the length grows, for which the
+    /// device refuses the request.
+    pub fn append(&mut self, rest: usize, fill: impl FnOnce(CopyTarget<'_>)) {
+        let begin = self.length;
+        self.length = begin.saturating_add(rest);
+        if let Some(bytes) = self.packet.as_mut().get_mut(begin..self.length) {
+            fill(bytes.into());
+        }
+    }
+}
+
 /// An RDMA read or write.
 #[derive(Clone, Debug)]
 pub struct RdmaRequest<R> {
@@ -535,12 +547,7 @@ pub trait QueuePair {
         rest: usize,
         fill: impl FnOnce(CopyTarget<'_>),
     ) -> Result<(), PostError<Self::Packet>> {
-        let begin = request.length;
-        request.length = begin.saturating_add(rest);
-        // What doesn't fit is refused for its length.
-        if let Some(bytes) = request.packet.as_mut().get_mut(begin..request.length) {
-            fill(bytes.into());
-        }
+        request.append(rest, fill);
         self.post_send(request)
     }
 

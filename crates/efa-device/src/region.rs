@@ -17,6 +17,11 @@ pub struct RegionRange<R> {
 }
 
 impl<R: Region> RegionRange<R> {
+    /// The same in the terms of remote interfaces.
+    pub fn remote(&self) -> RemoteRange {
+        RemoteRange::of(&self.region, self.offset, self.length)
+    }
+
     /// Checks that all of it is in the region.
     ///
     /// # Errors

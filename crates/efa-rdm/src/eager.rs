@@ -19,7 +19,7 @@ use crate::operations::Operations;
 use crate::payload::Payload;
 use crate::peer::Active;
 use crate::shape::Shape;
-use crate::transmit::Transmit;
+use crate::transmit::{Transmit, Unposted};
 use crate::work::{Advance, InFlight, Purpose, SinglePacket, Work};
 
 /// The header fields of a single-packet message.
@@ -226,16 +226,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                 SinglePacket { tag, context, length: length as u32, buffer: Some(buffer) };
             single_packet(peer, end, message)
         };
-        match self.core.transmit.post_for(packet, end as u32, None, destination, record) {
-            Ok(()) => {
-                self.core.statistics.count_sent(eager_type(tag), end as u32);
-                true
-            }
-            Err(unposted) => {
-                self.keep_written(unposted);
-                false
-            }
-        }
+        let posted = self.core.transmit.post_for(packet, end as u32, None, destination, record);
+        self.single_packet_posted(posted, tag, end)
     }
 
     /// As [`post_single_packet`](Self::post_single_packet), of a packet with the header alone, of a message whose bytes the
@@ -256,7 +248,20 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         };
         let copy = |buffer: &B, into: CopyTarget<'_>| buffer.copy_to(0, into);
         let lengths = (end - length, length);
-        match self.core.transmit.post_with(packet, lengths, destination, buffer, copy, record) {
+        let transmit = &mut self.core.transmit;
+        let posted = transmit.post_with(packet, lengths, destination, buffer, copy, record);
+        self.single_packet_posted(posted, tag, end)
+    }
+
+    /// Counts a single packet of `end` bytes, or keeps it; returns whether it was posted.
+    #[inline(always)]
+    fn single_packet_posted(
+        &mut self,
+        posted: Result<(), Unposted<Q::Packet, B>>,
+        tag: Option<Tag>,
+        end: usize,
+    ) -> bool {
+        match posted {
             Ok(()) => {
                 self.core.statistics.count_sent(eager_type(tag), end as u32);
                 true

@@ -37,12 +37,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         core.statistics.received_bytes += length as u64;
         let bytes = packet.as_ref().get(..length).unwrap_or_default();
         // Most packets are the next message of a peer, complete.
-        if let Some(eager) = EagerConnid::peek(bytes)
-            && let Some((peer, active)) = core.peers.recognise(source, eager.connid)
-            && active.handshake.is_answered()
-            && active.window.pass(eager.msg_id.0)
-        {
-            core.statistics.received.count(eager.packet_type());
+        if let Some((peer, eager)) = core.next_message(bytes, source) {
             let (tag, length) = (eager.tag, eager.payload.len() as u64);
             match self.matching.match_at_once(peer, tag) {
                 Some(posted) if length <= posted.buffer.length() => {
@@ -75,12 +70,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let core = &mut self.matching.ops.core;
         core.statistics.received_bytes += length as u64;
         let front = packet.as_ref().get(..length).unwrap_or_default();
-        if let Some(eager) = EagerConnid::peek(front)
-            && let Some((peer, active)) = core.peers.recognise(source, eager.connid)
-            && active.handshake.is_answered()
-            && active.window.pass(eager.msg_id.0)
-        {
-            core.statistics.received.count(eager.packet_type());
+        if let Some((peer, eager)) = core.next_message(front, source) {
             let (tag, payload) = (eager.tag, eager.payload.len());
             match self.matching.match_at_once(peer, tag) {
                 Some(posted) if payload as u64 <= posted.buffer.length() => {
@@ -222,6 +212,22 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         self.statistics.received.count_type_of(bytes);
         tracing::trace!(peer = peer.0, packet = %packet, "received");
         Some(peer)
+    }
+
+    /// The next message of a peer and that peer, if this packet is one, complete.
+    #[inline(always)]
+    fn next_message<'a>(
+        &mut self,
+        bytes: &'a [u8],
+        source: Source,
+    ) -> Option<(PeerId, EagerConnid<'a>)> {
+        let eager = EagerConnid::peek(bytes)?;
+        let (peer, active) = self.peers.recognise(source, eager.connid)?;
+        if !active.handshake.is_answered() || !active.window.pass(eager.msg_id.0) {
+            return None;
+        }
+        self.statistics.received.count(eager.packet_type());
+        Some((peer, eager))
     }
 
     /// The sender of a packet with this connid, if it wrote lately and our HANDSHAKE was sent to it.

@@ -218,10 +218,7 @@ impl<R: Region, B: Payload<R>> Memory<B, R> {
     pub(crate) fn exposed_from(&self, offset: u64) -> Option<RemoteRange> {
         match self {
             Self::Buffer(buffer) => buffer.exposed_from(offset),
-            _ => {
-                let RegionRange { region, offset, length } = self.registered_from(offset)?;
-                Some(RemoteRange::of(&region, offset, length))
-            }
+            _ => self.registered_from(offset).map(|range| range.remote()),
         }
     }
 

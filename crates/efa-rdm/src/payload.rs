@@ -66,8 +66,7 @@ pub trait Payload<R>: Sized {
     where
         R: Region,
     {
-        let RegionRange { region, offset, length } = self.registered_from(offset)?;
-        Some(RemoteRange::of(&region, offset, length))
+        self.registered_from(offset).map(|range| range.remote())
     }
 
     /// Whether the whole buffer is in [mapped](efa_device::Region::is_mapped) memory.
@@ -108,20 +107,12 @@ impl<R> Payload<R> for Vec<u8> {
 
     #[inline]
     fn copy_to(&self, offset: u64, mut into: CopyTarget<'_>) {
-        let from = &self[range(offset, into.len())];
-        match into.as_mut_slice() {
-            Some(into) => into.copy_from_slice(from),
-            None => into.copy_from(0, from),
-        }
+        into.copy_from(0, &self[range(offset, into.len())]);
     }
 
     #[inline]
     fn copy_from(&mut self, offset: u64, from: CopySource<'_>) {
-        let into = &mut self[range(offset, from.len())];
-        match from.as_slice() {
-            Some(from) => into.copy_from_slice(from),
-            None => from.copy_to(0, into),
-        }
+        from.copy_to(0, &mut self[range(offset, from.len())]);
     }
 
     fn split_to(&mut self, at: u64) -> Self {

@@ -257,12 +257,7 @@ impl<L: Link> QueuePair for LinkQueuePair<L> {
             };
         }
         let (mut request, fill) = unsent;
-        let begin = request.length;
-        request.length = begin.saturating_add(rest);
-        // What doesn't fit is refused for its length.
-        if let Some(bytes) = request.packet.get_mut(begin..request.length) {
-            fill(bytes.into());
-        }
+        request.append(rest, fill);
         self.post_send(request)
     }
 

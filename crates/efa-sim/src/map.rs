@@ -25,7 +25,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use efa_device::{CopySource, CopyTarget, copy_apart};
+use efa_device::{CopySource, CopyTarget};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
@@ -131,14 +131,7 @@ impl Map {
     /// As [`words`](Self::words).
     #[inline]
     pub(crate) fn copy_out(&self, offset: usize, into: &mut [u8]) {
-        self.check(offset, into.len());
-        // SAFETY: the source is inside the mapping (checked above). `into` is an exclusive reference, and
-        // none to bytes of the mapping exists, so the two don't overlap. In this process only the ring's
-        // two ends write the source: the sender no slot that was not acknowledged, the receiver none that was.
-        unsafe {
-            let from = self.base.add(offset).as_ptr();
-            copy_apart(from, into.as_mut_ptr(), into.len());
-        }
+        self.take(offset, into.len(), |bytes| bytes.copy_to(0, into));
     }
 
     /// Copies bytes in, from `offset` on.
@@ -147,25 +140,19 @@ impl Map {
     /// As [`words`](Self::words).
     #[inline]
     pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) {
-        self.check(offset, from.len());
-        // SAFETY: the target is inside the mapping (checked above). `from` is a reference, and none to
-        // bytes of the mapping exists, so the two don't overlap. In this process the ring's other end
-        // reads the target only after it was published or acknowledged, which follows this copy.
-        unsafe {
-            let into = self.base.add(offset).as_ptr();
-            copy_apart(from.as_ptr(), into, from.len());
-        }
+        self.fill(offset, from.len(), |mut bytes| bytes.copy_from(0, from));
     }
 
     /// Calls `fill` with `length` bytes from `offset` on, to be written.
     ///
     /// # Panics
     /// As [`words`](Self::words).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn fill(&self, offset: usize, length: usize, fill: impl FnOnce(CopyTarget<'_>)) {
         self.check(offset, length);
         // SAFETY: the target is inside the mapping (checked above), which lasts as long as `self`. There is no reference
-        // to bytes of it, and in this process the ring's other end accesses the target as in `copy_in`.
+        // to bytes of it. In this process the ring's other end reads the target only after it was published or
+        // acknowledged, which follows this call.
         fill(unsafe { CopyTarget::from_raw(self.base.add(offset), length) });
     }
 
@@ -173,11 +160,12 @@ impl Map {
     ///
     /// # Panics
     /// As [`words`](Self::words).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take(&self, offset: usize, length: usize, take: impl FnOnce(CopySource<'_>)) {
         self.check(offset, length);
         // SAFETY: the source is inside the mapping (checked above), which lasts as long as `self`. There is no reference
-        // to bytes of it, and in this process the ring's other end accesses the source as in `copy_out`.
+        // to bytes of it. In this process only the ring's two ends write the source: the sender no slot that was not
+        // acknowledged, the receiver none that was.
         take(unsafe { CopySource::from_raw(self.base.add(offset), length) });
     }
 

@@ -418,7 +418,7 @@ impl RingSender {
     /// The result of the oldest packet.
     #[inline]
     fn oldest_result(&self) -> Result<(), Status> {
-        if self.failed == self.rejected { Ok(()) } else { self.oldest_status() }
+        if self.are_delivered() { Ok(()) } else { self.oldest_status() }
     }
 
     #[cold]

@@ -79,6 +79,16 @@ fn rest(qp: &mut ShmQueuePair, packet: &Box<[u8]>, length: usize) -> Vec<u8> {
     rest
 }
 
+/// As [`long_pair`], after a first datagram, which took the only buffer.
+fn attached_pair(directory: &Directory) -> (ShmQueuePair, ShmQueuePair, Destination) {
+    let (mut a, mut b, to) = long_pair(directory, 1);
+    send_long(&mut a, to, 0, &content(0, LONG));
+    let (packet, length) = front(&mut b);
+    rest(&mut b, &packet, length);
+    assert_eq!(sent(&mut a).unwrap().1, Ok(()));
+    (a, b, to)
+}
+
 #[test]
 fn long_datagram_goes_through_the_ring_alone_and_is_acknowledged_once_it_was_taken() {
     let directory = Directory::new();
@@ -145,11 +155,7 @@ fn bytes_that_nobody_took_are_given_up_by_the_next_poll() {
 #[test]
 fn long_datagram_that_was_not_delivered_comes_back_whole() {
     let directory = Directory::new();
-    let (mut a, mut b, to) = long_pair(&directory, 1);
-    send_long(&mut a, to, 0, &content(0, LONG));
-    let (packet, length) = front(&mut b);
-    rest(&mut b, &packet, length);
-    assert_eq!(sent(&mut a).unwrap().1, Ok(()));
+    let (mut a, mut b, to) = attached_pair(&directory);
     // No buffer is posted, so these wait: in the ring, or for one of its eight slots.
     let all: Vec<_> = (1..12).map(|number| content(number, LONG)).collect();
     for (number, bytes) in all.iter().enumerate() {
@@ -172,11 +178,7 @@ fn long_datagram_that_was_not_delivered_comes_back_whole() {
 #[test]
 fn sender_whose_receiver_is_gone_gets_long_datagrams_back_whole() {
     let directory = Directory::new();
-    let (mut a, mut b, to) = long_pair(&directory, 1);
-    send_long(&mut a, to, 0, &content(0, LONG));
-    let (packet, length) = front(&mut b);
-    rest(&mut b, &packet, length);
-    assert_eq!(sent(&mut a).unwrap().1, Ok(()));
+    let (mut a, b, to) = attached_pair(&directory);
     let all: Vec<_> = (1..4).map(|number| content(number, LONG)).collect();
     for (number, bytes) in all.iter().enumerate() {
         assert!(!send_long(&mut a, to, number, bytes), "it is in the ring");

@@ -20,10 +20,7 @@ impl Buffer {
         let Some(from) = self.as_slice() else { return self.copy_elsewhere_to(offset, into) };
         let from = from.get(offset..).unwrap_or_default();
         let count = from.len().min(into.len());
-        match into.as_mut_slice() {
-            Some(into) => into[..count].copy_from_slice(&from[..count]),
-            None => into.copy_from(0, &from[..count]),
-        }
+        into.copy_from(0, &from[..count]);
     }
 
     /// Copies memory that is no slice.
@@ -54,10 +51,7 @@ impl Buffer {
         };
         let into = into.get_mut(offset..).unwrap_or_default();
         let count = into.len().min(from.len());
-        match from.as_slice() {
-            Some(from) => into[..count].copy_from_slice(&from[..count]),
-            None => from.copy_to(0, &mut into[..count]),
-        }
+        from.copy_to(0, &mut into[..count]);
     }
 
     /// Copies to memory that is no slice.

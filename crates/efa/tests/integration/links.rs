@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use efa::{
-    Access, Address, Buffer, Capabilities, Clock, CompletionQueueOptions, Config, Direction,
-    EndpointOptions, Fabric, Link, LocalAccess, Message, OperationError, Receive, ReceiveBuffer,
-    Receiving, Release, ShmOptions, TcpOptions, WaitError,
+    Access, Address, AddressVector, Buffer, Capabilities, Clock, CompletionQueue,
+    CompletionQueueOptions, Config, Direction, Domain, Endpoint, EndpointOptions, Fabric, Link,
+    LocalAccess, Message, OperationError, Receive, ReceiveBuffer, Receiving, Release, ShmOptions,
+    TcpOptions, WaitError,
 };
 use tempfile::TempDir;
 
@@ -29,6 +30,13 @@ impl Host {
         let directory = Some(self.0.path().join("hosts"));
         Fabric::shm(ShmOptions::new("test").with(|options| options.directory = directory))
     }
+}
+
+/// An endpoint with default options.
+fn endpoint(domain: &Domain, queue: &CompletionQueue, addresses: &AddressVector) -> Endpoint {
+    let builder = domain.endpoint(EndpointOptions::default());
+    let builder = builder.bind_completion_queue(queue, Direction::Both);
+    builder.bind_address_vector(addresses).enable().unwrap()
 }
 
 // conformance: C139
@@ -57,12 +65,7 @@ fn exchange_messages(open: impl Fn() -> Fabric + Sync, link: Link) {
         let domain = fabric.domain().unwrap();
         let queue = domain.completion_queue(CompletionQueueOptions::default());
         let addresses = domain.address_vector();
-        let endpoint = domain
-            .endpoint(EndpointOptions::default())
-            .bind_completion_queue(&queue, Direction::Both)
-            .bind_address_vector(&addresses)
-            .enable()
-            .unwrap();
+        let endpoint = endpoint(&domain, &queue, &addresses);
         own_address.send(endpoint.address()).unwrap();
         let peer = addresses.insert(peer_address.recv().unwrap()).unwrap();
         for i in 0..ROUNDS {
@@ -140,14 +143,7 @@ fn address_sent_as_text_reaches_the_endpoint() {
     let domain = host.fabric().domain().unwrap();
     let queue = domain.completion_queue(CompletionQueueOptions::default());
     let addresses = domain.address_vector();
-    let endpoint = || {
-        domain
-            .endpoint(EndpointOptions::default())
-            .bind_completion_queue(&queue, Direction::Both)
-            .bind_address_vector(&addresses)
-            .enable()
-            .unwrap()
-    };
+    let endpoint = || endpoint(&domain, &queue, &addresses);
     let (alice, bob) = (endpoint(), endpoint());
     let parsed: Address = bob.address().to_string().parse().unwrap();
     let to_bob = addresses.insert(parsed).unwrap();
@@ -168,14 +164,7 @@ fn new_connection_on_an_old_fabric_does_not_time_out() {
     let domain = fabric.domain().unwrap();
     let addresses = domain.address_vector();
     let queues = [(); 2].map(|()| domain.completion_queue(CompletionQueueOptions::default()));
-    let [alice, bob] = queues.each_ref().map(|queue| {
-        domain
-            .endpoint(EndpointOptions::default())
-            .bind_completion_queue(queue, Direction::Both)
-            .bind_address_vector(&addresses)
-            .enable()
-            .unwrap()
-    });
+    let [alice, bob] = queues.each_ref().map(|queue| endpoint(&domain, queue, &addresses));
     // While an operation is under way every read polls the sockets. Bob is not polled.
     let to_bob = addresses.insert(bob.address()).unwrap();
     alice.send(Message::to(to_bob), "hello", 1).unwrap();
@@ -202,14 +191,7 @@ fn close_succeeds_when_the_peer_stops_reading_after_its_last_message_over_tcp() 
     let domain = tcp(256).domain().unwrap();
     let addresses = domain.address_vector();
     let queues = [(); 2].map(|()| domain.completion_queue(CompletionQueueOptions::default()));
-    let [alice, bob] = queues.each_ref().map(|queue| {
-        domain
-            .endpoint(EndpointOptions::default())
-            .bind_completion_queue(queue, Direction::Both)
-            .bind_address_vector(&addresses)
-            .enable()
-            .unwrap()
-    });
+    let [alice, bob] = queues.each_ref().map(|queue| endpoint(&domain, queue, &addresses));
     let to_bob = addresses.insert(bob.address()).unwrap();
     let deadline = Instant::now() + TIMEOUT;
     for round in 0..3 {
@@ -237,14 +219,7 @@ fn peers_without_room_over_tcp_wait_and_are_not_lost() {
     let domain = tcp(1).domain().unwrap();
     let addresses = domain.address_vector();
     let queue = domain.completion_queue(CompletionQueueOptions::default());
-    let endpoints = [(); 4].map(|()| {
-        domain
-            .endpoint(EndpointOptions::default())
-            .bind_completion_queue(&queue, Direction::Both)
-            .bind_address_vector(&addresses)
-            .enable()
-            .unwrap()
-    });
+    let endpoints = [(); 4].map(|()| endpoint(&domain, &queue, &addresses));
     let [target, senders @ ..] = &endpoints;
     let to = addresses.insert(target.address()).unwrap();
     let mut received = [0; 3];
@@ -274,11 +249,7 @@ fn long_packets_reach_every_kind_of_buffer_over_shm_before_and_after_their_recei
     let domain = host.fabric().domain().unwrap();
     let queue = domain.completion_queue(CompletionQueueOptions::default());
     let addresses = domain.address_vector();
-    let [alice, bob] = [(); 2].map(|()| {
-        let builder = domain.endpoint(EndpointOptions::default());
-        let builder = builder.bind_completion_queue(&queue, Direction::Both);
-        builder.bind_address_vector(&addresses).enable().unwrap()
-    });
+    let [alice, bob] = [(); 2].map(|()| endpoint(&domain, &queue, &addresses));
     let to_bob = addresses.insert(bob.address()).unwrap();
     let exchange = |source: Buffer, target: ReceiveBuffer, is_late: bool| {
         let send = || alice.send(Message::to(to_bob).tagged(7), source, 1).unwrap();
