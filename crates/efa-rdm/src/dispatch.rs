@@ -13,7 +13,7 @@ use crate::core::Core;
 use crate::endpoint::Endpoint;
 use crate::ids::PeerId;
 use crate::memory::Memory;
-use crate::operations::{Operations, Send, SendRole};
+use crate::operations::{Operations, Send, SendOn, SendRole};
 use crate::payload::Payload;
 use crate::select::{self, Inputs, Operation, Subprotocol};
 use crate::work::{Advance, Work};
@@ -47,12 +47,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         id
     }
 
-    /// Selects the subprotocol of a send and writes its first packets.
-    pub(crate) fn begin_send(&mut self, id: OpId) -> Advance {
-        let Some(send) = self.sends.get(id) else { return Advance::Done };
-        if self.core.takes_plain(send.peer) {
+    /// Selects the subprotocol of a message and writes its first packets.
+    fn begin_send(&mut self, id: OpId) -> Advance {
+        let Self { core, sends, .. } = self;
+        let Some(send) = sends.get_mut(id) else { return Advance::Done };
+        if core.takes_plain(send.peer) {
             return self.send_plain(id);
         }
+        let options = core.request_options(send.peer, send.cq_data);
         let rtm = Rtm {
             msg_id: MsgId(send.msg_id),
             tag: send.tag,
@@ -60,57 +62,25 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                 Level::Inject | Level::Transmit => RtmKind::Eager,
                 Level::Delivery => RtmKind::DcEager { send_id: id },
             },
-            options: self.core.request_options(send.peer, send.cq_data),
+            options,
         };
-        let level = send.level;
-        let (peer, length, before) = (send.peer, send.length, send.outstanding);
-        let subprotocol = if send.read_nack {
-            Subprotocol::LongCts
-        } else {
-            let fits = self.core.left_of_packet(rtm.len());
-            let long = self.core.may_be_read(peer, length, || send.memory.is_mapped());
-            let readable = long && self.make_readable(id, peer);
-            let runting = readable && level != Level::Delivery && self.core.may_runt(peer);
-            let message = Inputs {
-                direct: false,
-                readable,
-                runting,
-                fits: length <= fits,
-                medium: length <= self.core.config.max_medium,
-            };
-            select::subprotocol(Operation::Message, message)
-        };
+        let before = send.outstanding;
+        let subprotocol = core.select_for(send, &rtm);
         let advance = match subprotocol {
-            Subprotocol::Eager => self.send_eager(id, &rtm),
-            Subprotocol::Medium => self.send_medium(id),
-            Subprotocol::LongCts => self.send_longcts(id),
-            Subprotocol::LongRead => self.send_longread(id),
-            Subprotocol::RuntRead => self.send_runtread(id),
+            // One that has completed before its packet is delivered stays an operation until then.
+            Subprotocol::Eager if send.level == Level::Transmit => {
+                return self.send_single_packet(id, &rtm);
+            }
+            Subprotocol::Eager => core.send_eager(id, send, &rtm),
+            Subprotocol::Medium => core.send_medium(id, send, options),
+            Subprotocol::LongCts => core.send_longcts(id, send, options),
+            Subprotocol::LongRead => core.send_longread(id, send, options),
+            Subprotocol::RuntRead => core.send_runtread(id, send, options),
             // The device alone never transfers a message.
             Subprotocol::Direct => Advance::Done,
         };
-        self.note_subprotocol(id, subprotocol, before);
+        core.note_subprotocol(send, subprotocol, before);
         advance
-    }
-
-    /// Notes the subprotocol of a send, if packets of it were posted. One that was blocked is selected
-    /// anew: its header may have become shorter, or more be known of the peer.
-    pub(crate) fn note_subprotocol(
-        &mut self,
-        id: OpId,
-        subprotocol: Subprotocol,
-        outstanding_before: u32,
-    ) {
-        let Some(send) = self.sends.get_mut(id) else { return };
-        if send.outstanding == outstanding_before {
-            send.in_packets = send.length;
-            return;
-        }
-        send.subprotocol = Some(subprotocol);
-        if let Some(active) = self.core.peers.active_mut(send.peer) {
-            active.handshake.request_posted();
-            active.reads_under_way += u32::from(send.is_being_read());
-        }
     }
 
     /// Posts packets of a send as far as the device allows.
@@ -126,7 +96,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     }
 
     fn post_send(&mut self, id: OpId) -> Advance {
-        let Some(send) = self.sends.get(id) else { return Advance::Done };
+        let Self { core, sends, .. } = self;
+        let Some(send) = sends.get_mut(id) else { return Advance::Done };
         if send.given_up.is_some() {
             return Advance::Done;
         }
@@ -134,13 +105,19 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             None => match send.role {
                 SendRole::Message => self.begin_send(id),
                 SendRole::Write { remote } => self.begin_write(id, remote),
-                SendRole::ReadResponse => self.send_readrsp(id),
+                SendRole::ReadResponse => core.send_readrsp(id, send),
                 SendRole::Atomic { atomic, .. } => self.send_rta(id, atomic),
-                SendRole::AtomicResponse => self.send_atomrsp(id),
+                SendRole::AtomicResponse => core.send_atomrsp(id, send),
             },
-            Some(Subprotocol::Medium) => self.send_medium(id),
-            Some(Subprotocol::LongCts) => self.send_ctsdata(id),
-            Some(Subprotocol::RuntRead) => self.send_runtread(id),
+            Some(Subprotocol::Medium) => {
+                let options = core.request_options(send.peer, send.cq_data);
+                core.send_medium(id, send, options)
+            }
+            Some(Subprotocol::LongCts) => core.send_ctsdata(id, send),
+            Some(Subprotocol::RuntRead) => {
+                let options = core.request_options(send.peer, send.cq_data);
+                core.send_runtread(id, send, options)
+            }
             Some(Subprotocol::Eager | Subprotocol::LongRead | Subprotocol::Direct) => Advance::Done,
         }
     }
@@ -212,6 +189,44 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
+    /// Selects the subprotocol of a message, which has this header if it fits a packet. Registers its buffer if the peer is
+    /// to read it.
+    fn select_for(&mut self, send: &mut SendOn<Q, B>, eager: &Rtm<'_>) -> Subprotocol {
+        if send.read_nack {
+            return Subprotocol::LongCts;
+        }
+        let (peer, length) = (send.peer, send.length);
+        let readable =
+            self.may_be_read(peer, length, || send.memory.is_mapped()) && self.make_readable(send);
+        let message = Inputs {
+            direct: false,
+            readable,
+            runting: readable && send.level != Level::Delivery && self.may_runt(peer),
+            fits: length <= self.left_of_packet(eager.len()),
+            medium: length <= self.config.max_medium,
+        };
+        select::subprotocol(Operation::Message, message)
+    }
+
+    /// Notes the subprotocol of a send, if packets of it were posted. One that was blocked is selected
+    /// anew: its header may have become shorter, or more be known of the peer.
+    pub(crate) fn note_subprotocol(
+        &mut self,
+        send: &mut SendOn<Q, B>,
+        subprotocol: Subprotocol,
+        outstanding_before: u32,
+    ) {
+        if send.outstanding == outstanding_before {
+            send.in_packets = send.length;
+            return;
+        }
+        send.subprotocol = Some(subprotocol);
+        if let Some(active) = self.peers.active_mut(send.peer) {
+            active.handshake.request_posted();
+            active.reads_under_way += u32::from(send.is_being_read());
+        }
+    }
+
     /// Puts work at the end of the backlog of a live peer.
     #[inline]
     pub(crate) fn enqueue(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {

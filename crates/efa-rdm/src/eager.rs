@@ -15,7 +15,7 @@ use crate::completion::{Level, OperationError, ReceiveCompletion, StartError};
 use crate::core::{Core, options};
 use crate::ids::PeerId;
 use crate::matching::Target;
-use crate::operations::Operations;
+use crate::operations::{Operations, SendOn};
 use crate::payload::Payload;
 use crate::peer::Active;
 use crate::shape::Shape;
@@ -82,19 +82,8 @@ fn single_packet<B>(peer: PeerId, length: usize, message: SinglePacket<B>) -> In
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
-    pub(crate) fn send_eager(&mut self, id: OpId, rtm: &Rtm<'_>) -> Advance {
-        let Self { core, sends, .. } = self;
-        let Some(send) = sends.get_mut(id) else { return Advance::Done };
-        // One that has completed before its packet is delivered stays an operation until then.
-        if send.level == Level::Transmit {
-            return self.send_single_packet(id, rtm);
-        }
-        core.post_segment(id, send, rtm.packet_type(), send.length, |packet| rtm.emit(packet))
-    }
-
-    /// Sends a message that was queued as a [`Send`](crate::operations::Send) as a single packet, and
-    /// removes the `Send`.
-    fn send_single_packet(&mut self, id: OpId, rtm: &Rtm<'_>) -> Advance {
+    /// Sends a message that was queued as a [`Send`] as a single packet, and removes the `Send`.
+    pub(crate) fn send_single_packet(&mut self, id: OpId, rtm: &Rtm<'_>) -> Advance {
         let Ok(mut packet) = self.core.transmit.packet() else { return Advance::Blocked };
         let Some((peer, message)) = self.take_single_packet(id) else {
             self.core.transmit.recycle(packet);
@@ -159,6 +148,16 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
+    /// Sends a message as a single packet whose [`Send`] stays until it is delivered, or longer.
+    pub(crate) fn send_eager(
+        &mut self,
+        id: OpId,
+        send: &mut SendOn<Q, B>,
+        rtm: &Rtm<'_>,
+    ) -> Advance {
+        self.post_segment(id, send, rtm.packet_type(), send.length, |packet| rtm.emit(packet))
+    }
+
     /// Writes a single-packet message with the next message ID, if nothing has to be sent to the peer
     /// first; returns the packet and its length in bytes.
     #[inline(always)]

@@ -148,17 +148,17 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     #[inline(never)]
     fn other_packet_arrived(&mut self, bytes: &[u8], source: Source) {
         let core = &mut self.matching.ops.core;
-        match Packet::parse(bytes) {
+        match &Packet::parse(bytes) {
             Ok(packet) => {
-                let Some(peer) = core.identify_sender(&packet, bytes, source) else { return };
+                let Some(peer) = core.identify_sender(packet, bytes, source) else { return };
                 // The sender may be a restarted peer: nothing of it is handled before the end of the
                 // old one is settled.
                 self.settle();
-                self.handle_packet(peer, &packet, bytes);
+                self.handle_packet(peer, packet, bytes);
             }
             Err(error) => {
                 let peer = source.address_handle.and_then(|h| core.peers.by_source(h, source.qpn));
-                core.drop_packet(peer, DropReason::Malformed(error));
+                core.drop_packet(peer, DropReason::Malformed(*error));
             }
         }
     }

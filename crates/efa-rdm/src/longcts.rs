@@ -12,12 +12,13 @@
 //! ```
 
 use efa_device::QueuePair;
-use efa_proto::{Cts, CtsData, MsgId, OpId, PacketType, Rtm, RtmKind};
+use efa_proto::{Cts, CtsData, MsgId, OpId, PacketType, ReqOptions, Rtm, RtmKind};
 
 use crate::completion::Level;
+use crate::core::Core;
 use crate::event::DropReason;
 use crate::ids::PeerId;
-use crate::operations::{Operations, Reached, ReceiveRole, SendRole};
+use crate::operations::{Operations, Reached, ReceiveRole, SendOn, SendRole};
 use crate::payload::Payload;
 use crate::segment::Segment;
 use crate::select::Subprotocol;
@@ -26,13 +27,16 @@ use crate::work::{Advance, InFlight, Work};
 /// CTSDATA packets that one operation sends in a row before others get their turn.
 const BURST: usize = 16;
 
-impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
+impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Sends the LONGCTS_RTM with the first bytes.
-    pub(crate) fn send_longcts(&mut self, id: OpId) -> Advance {
-        let Self { core, sends, .. } = self;
-        let Some(send) = sends.get_mut(id) else { return Advance::Done };
+    pub(crate) fn send_longcts(
+        &mut self,
+        id: OpId,
+        send: &mut SendOn<Q, B>,
+        options: ReqOptions,
+    ) -> Advance {
         let (msg_length, send_id, read_nack) = (send.length, id, send.read_nack);
-        let credit_request = core.config.cts_window;
+        let credit_request = self.config.cts_window;
         let kind = match send.level {
             Level::Inject | Level::Transmit => {
                 RtmKind::LongCts { msg_length, send_id, credit_request, read_nack }
@@ -41,19 +45,42 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                 RtmKind::DcLongCts { msg_length, send_id, credit_request, read_nack }
             }
         };
-        let options = core.request_options(send.peer, send.cq_data);
         let rtm = Rtm { msg_id: MsgId(send.msg_id), tag: send.tag, kind, options };
         // At least one byte must be left for the receiver to grant. After a READ_NACK the request
         // carries no data (section 4.7).
-        let first = core.left_of_packet(rtm.len()).min(msg_length - 1);
+        let first = self.left_of_packet(rtm.len()).min(msg_length - 1);
         let first = if read_nack { 0 } else { first };
         let advance =
-            core.post_segment(id, send, rtm.packet_type(), first, |packet| rtm.emit(packet));
+            self.post_segment(id, send, rtm.packet_type(), first, |packet| rtm.emit(packet));
         // No window has been granted: only the request's bytes may be sent.
         send.window_end = send.sent;
         advance
     }
 
+    /// Sends CTSDATA up to the end of the window, at most [`BURST`] packets.
+    pub(crate) fn send_ctsdata(&mut self, id: OpId, send: &mut SendOn<Q, B>) -> Advance {
+        let active = self.peers.active(send.peer);
+        let connid =
+            active.is_some_and(|active| active.handshake.gets_connid(&self.config.profile));
+        let connid = connid.then(|| self.connid());
+        for _ in 0..BURST {
+            let seg_offset = send.sent;
+            if seg_offset >= send.window_end {
+                return Advance::Done;
+            }
+            let mut data = CtsData { connid, recv_id: send.recv_id, seg_length: 0, seg_offset };
+            data.seg_length = self.left_of_packet(data.len()).min(send.window_end - seg_offset);
+            let emit = |packet: &mut [u8]| data.emit(packet);
+            let advance = self.post_segment(id, send, PacketType::CtsData, data.seg_length, emit);
+            if advance != Advance::Done {
+                return advance;
+            }
+        }
+        Advance::More
+    }
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Handles a CTS, which grants the next window.
     pub(crate) fn cts_arrived(&mut self, peer: PeerId, cts: &Cts) {
         let send = self.sends.get_mut(cts.send_id);
@@ -84,30 +111,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         } else {
             self.core.enqueue(peer, Work::Send(cts.send_id));
         }
-    }
-
-    /// Sends CTSDATA up to the end of the window, at most [`BURST`] packets.
-    pub(crate) fn send_ctsdata(&mut self, id: OpId) -> Advance {
-        let Self { core, sends, .. } = self;
-        let Some(send) = sends.get_mut(id) else { return Advance::Done };
-        let active = core.peers.active(send.peer);
-        let connid =
-            active.is_some_and(|active| active.handshake.gets_connid(&core.config.profile));
-        let connid = connid.then(|| core.connid());
-        for _ in 0..BURST {
-            let seg_offset = send.sent;
-            if seg_offset >= send.window_end {
-                return Advance::Done;
-            }
-            let mut data = CtsData { connid, recv_id: send.recv_id, seg_length: 0, seg_offset };
-            data.seg_length = core.left_of_packet(data.len()).min(send.window_end - seg_offset);
-            let emit = |packet: &mut [u8]| data.emit(packet);
-            let advance = core.post_segment(id, send, PacketType::CtsData, data.seg_length, emit);
-            if advance != Advance::Done {
-                return advance;
-            }
-        }
-        Advance::More
     }
 
     /// Starts a matched long-CTS message or a long-CTS write: copies the request's data and queues a

@@ -17,13 +17,15 @@
 
 use efa_device::{Access, QueuePair};
 use efa_handshake::{EorLayout, Extras, Support};
-use efa_proto::{Eor, EorForm, MsgId, OpId, PacketType, ReadNack, RmaIov, Rtm, RtmKind};
+use efa_proto::{
+    Eor, EorForm, MsgId, OpId, PacketType, ReadNack, ReqOptions, RmaIov, Rtm, RtmKind,
+};
 
 use crate::completion::OperationError;
 use crate::core::Core;
 use crate::event::DropReason;
 use crate::ids::PeerId;
-use crate::operations::{Assembly, Operations, Reading, ReceiveRole};
+use crate::operations::{Assembly, Operations, Reading, ReceiveRole, SendOn};
 use crate::payload::Payload;
 use crate::peer::Active;
 use crate::remote::{NO_PIECES, Remote};
@@ -66,20 +68,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         self.config.profile.extras.contains(Extras::READ_NACK)
             && self.peers.active(peer).is_some_and(|active| support(active) == Support::Yes)
     }
-}
 
-impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Whether the peer can read the buffer of a send; registers the buffer if it isn't registered.
-    pub(crate) fn make_readable(&mut self, id: OpId, peer: PeerId) -> bool {
-        if !self.core.can_read(peer) {
+    pub(crate) fn make_readable(&self, send: &mut SendOn<Q, B>) -> bool {
+        if !self.can_read(send.peer) {
             return false;
         }
-        let Some(send) = self.sends.get_mut(id) else { return false };
         match send.memory.exposed_from(0) {
-            None => {
-                let device = &self.core.transmit.device;
-                send.memory.register(device, SOURCE)
-            }
+            None => send.memory.register(&self.transmit.device, SOURCE),
             // Most buffers have one piece.
             Some(range) if range.length as u64 >= send.length => range.access.remote_read,
             Some(_) => send.memory.read_iov(send.length, &mut { NO_PIECES }).is_some(),
@@ -87,45 +83,51 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     }
 
     /// Sends the LONGREAD_RTM, which carries no data.
-    pub(crate) fn send_longread(&mut self, id: OpId) -> Advance {
+    pub(crate) fn send_longread(
+        &mut self,
+        id: OpId,
+        send: &mut SendOn<Q, B>,
+        options: ReqOptions,
+    ) -> Advance {
         let mut pieces = NO_PIECES;
-        let Self { core, sends, .. } = self;
-        let Some(send) = sends.get_mut(id) else { return Advance::Done };
         let readable = send.memory.read_iov(send.length, &mut pieces);
         let Some(read_iov) = readable else { return Advance::Done };
         send.in_packets = 0;
         let kind = RtmKind::LongRead { msg_length: send.length, send_id: id, read_iov };
-        let options = core.request_options(send.peer, send.cq_data);
         let rtm = Rtm { msg_id: MsgId(send.msg_id), tag: send.tag, kind, options };
-        core.post_segment(id, send, rtm.packet_type(), 0, |packet| rtm.emit(packet))
+        self.post_segment(id, send, rtm.packet_type(), 0, |packet| rtm.emit(packet))
     }
 
     /// Sends the RUNTREAD_RTM packets that carry the runt.
-    pub(crate) fn send_runtread(&mut self, id: OpId) -> Advance {
+    pub(crate) fn send_runtread(
+        &mut self,
+        id: OpId,
+        send: &mut SendOn<Q, B>,
+        options: ReqOptions,
+    ) -> Advance {
         let mut pieces = NO_PIECES;
-        let Self { core, sends, .. } = self;
-        let Some(send) = sends.get_mut(id) else { return Advance::Done };
         let readable = send.memory.read_iov(send.length, &mut pieces);
         let Some(read_iov) = readable else { return Advance::Done };
         let (msg_id, tag, msg_length) = (MsgId(send.msg_id), send.tag, send.length);
-        let options = core.request_options(send.peer, send.cq_data);
-        let runt_length = core.config.runt_size.min(msg_length);
+        let runt_length = self.config.runt_size.min(msg_length);
         send.in_packets = runt_length;
         while send.sent < runt_length {
             let seg_offset = send.sent;
             let kind =
                 RtmKind::RuntRead { msg_length, send_id: id, seg_offset, runt_length, read_iov };
             let rtm = Rtm { msg_id, tag, kind, options };
-            let length = core.left_of_packet(rtm.len()).min(runt_length - seg_offset);
+            let length = self.left_of_packet(rtm.len()).min(runt_length - seg_offset);
             let advance =
-                core.post_segment(id, send, rtm.packet_type(), length, |packet| rtm.emit(packet));
+                self.post_segment(id, send, rtm.packet_type(), length, |packet| rtm.emit(packet));
             if advance != Advance::Done {
                 return advance;
             }
         }
         Advance::Done
     }
+}
 
+impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Handles an EOR: the receiver has finished reading.
     pub(crate) fn eor_arrived(&mut self, peer: PeerId, eor: &Eor) {
         let send = self.sends.get_mut(eor.send_id);

@@ -18,8 +18,7 @@ use crate::completion::Level;
 use crate::core::Core;
 use crate::event::DropReason;
 use crate::ids::PeerId;
-use crate::memory::Memory;
-use crate::operations::{Assembly, Operations, Send};
+use crate::operations::{Assembly, Operations, SendOn};
 use crate::payload::Payload;
 use crate::segment::Segment;
 use crate::select::Subprotocol;
@@ -27,34 +26,6 @@ use crate::shape::Shape;
 use crate::work::Advance;
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
-    /// Sends the remaining segments, until the device's send queue is full.
-    pub(crate) fn send_medium(&mut self, id: OpId) -> Advance {
-        let Self { core, sends, .. } = self;
-        let Some(send) = sends.get_mut(id) else { return Advance::Done };
-        let (msg_id, tag, msg_length) = (MsgId(send.msg_id), send.tag, send.length);
-        let options = core.request_options(send.peer, send.cq_data);
-        if let (ReqOptions { raw_address: None, cq_data: None, connid: Some(connid) }, false) =
-            (options, send.level == Level::Delivery)
-        {
-            return core.send_medium_by_connid(id, send, connid);
-        }
-        while send.sent < msg_length {
-            let seg_offset = send.sent;
-            let kind = match send.level {
-                Level::Inject | Level::Transmit => RtmKind::Medium { msg_length, seg_offset },
-                Level::Delivery => RtmKind::DcMedium { send_id: id, msg_length, seg_offset },
-            };
-            let rtm = Rtm { msg_id, tag, kind, options };
-            let length = core.left_of_packet(rtm.len()).min(msg_length - seg_offset);
-            let advance =
-                core.post_segment(id, send, rtm.packet_type(), length, |packet| rtm.emit(packet));
-            if advance != Advance::Done {
-                return advance;
-            }
-        }
-        Advance::Done
-    }
-
     /// Starts a receive with the first segment to arrive, which was matched.
     pub(crate) fn begin_medium(
         &mut self,
@@ -129,11 +100,41 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
+    /// Sends the remaining segments, until the device's send queue is full.
+    pub(crate) fn send_medium(
+        &mut self,
+        id: OpId,
+        send: &mut SendOn<Q, B>,
+        options: ReqOptions,
+    ) -> Advance {
+        let (msg_id, tag, msg_length) = (MsgId(send.msg_id), send.tag, send.length);
+        if let (ReqOptions { raw_address: None, cq_data: None, connid: Some(connid) }, false) =
+            (options, send.level == Level::Delivery)
+        {
+            return self.send_medium_by_connid(id, send, connid);
+        }
+        while send.sent < msg_length {
+            let seg_offset = send.sent;
+            let kind = match send.level {
+                Level::Inject | Level::Transmit => RtmKind::Medium { msg_length, seg_offset },
+                Level::Delivery => RtmKind::DcMedium { send_id: id, msg_length, seg_offset },
+            };
+            let rtm = Rtm { msg_id, tag, kind, options };
+            let length = self.left_of_packet(rtm.len()).min(msg_length - seg_offset);
+            let advance =
+                self.post_segment(id, send, rtm.packet_type(), length, |packet| rtm.emit(packet));
+            if advance != Advance::Done {
+                return advance;
+            }
+        }
+        Advance::Done
+    }
+
     /// Sends the remaining segments to a peer that gets the connid and nothing else in their headers.
     fn send_medium_by_connid(
         &mut self,
         id: OpId,
-        send: &mut Send<Memory<B, Q::Region>>,
+        send: &mut SendOn<Q, B>,
         connid: Connid,
     ) -> Advance {
         let (msg_id, tag, msg_length) = (MsgId(send.msg_id), send.tag, send.length);

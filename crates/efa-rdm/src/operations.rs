@@ -108,6 +108,9 @@ pub(crate) struct Send<M> {
     pub(crate) recv_id: OpId,
 }
 
+/// A send of an endpoint on such a queue pair, with such buffers.
+pub(crate) type SendOn<Q, B> = Send<Memory<B, <Q as QueuePair>::Region>>;
+
 impl<M> Send<M> {
     #[inline]
     pub(crate) fn new(peer: PeerId, role: SendRole, memory: M, length: u64, context: u64) -> Self {
@@ -350,7 +353,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     }
 
     /// Adds a send. The caller has checked that the table isn't full.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn add_send(&mut self, mut send: Send<Memory<B, Q::Region>>) -> OpId {
         if !send.role.is_ordered() {
             self.serial = self.serial.wrapping_add(1);
@@ -384,6 +387,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     }
 
     /// Adds a receive. The caller has checked that the table isn't full.
+    #[inline(always)]
     pub(crate) fn add_receive(&mut self, receive: Receive<Memory<B, Q::Region>>) -> OpId {
         self.requested += usize::from(receive.role.is_requested());
         let list = self.core.operations_of(receive.peer);

@@ -47,95 +47,64 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Posts RDMA operations of a transfer until all are posted, the device's queue is full, `max_rdma`
     /// are in flight, or there is no bounce region.
     pub(crate) fn advance_transfer(&mut self, id: OpId) -> Advance {
-        loop {
-            let Some(transfer) = self.transfers.get(id) else { return Advance::Done };
-            if transfer.next == transfer.end || transfer.failed.is_some() {
-                return Advance::Done;
+        match self.post_transfer(id) {
+            Ok(advance) => advance,
+            Err(status) => {
+                self.fail_transfer(id, OperationError::Device(status));
+                Advance::Done
             }
-            if self.core.transmit.rdma_in_flight() >= self.core.config.max_rdma {
-                self.waiting_transfers.push_back(id);
-                return Advance::Done;
+        }
+    }
+
+    /// Does that. Fails if the device refuses an operation, or there is no such remote memory.
+    fn post_transfer(&mut self, id: OpId) -> Result<Advance, Status> {
+        let Self { core, sends, receives, transfers, waiting_transfers, .. } = self;
+        let Some(transfer) = transfers.get_mut(id) else { return Ok(Advance::Done) };
+        let (peer, owner) = (transfer.peer, transfer.owner);
+        let memory = match owner {
+            Owner::Receive(id) => receives.get(id).map(|receive| &receive.memory),
+            Owner::Write { send, .. } => sends.get(send).map(|send| &send.memory),
+        };
+        let Some(memory) = memory else { return Ok(Advance::Done) };
+        while transfer.next != transfer.end && transfer.failed.is_none() {
+            if core.transmit.rdma_in_flight() >= core.config.max_rdma {
+                waiting_transfers.push_back(id);
+                return Ok(Advance::Done);
             }
-            let Some((remote, left)) = transfer.remote.at(transfer.next) else {
-                self.fail_transfer(id, OperationError::Device(Status::RemoteBadAddress));
-                return Advance::Done;
-            };
-            let (peer, offset, owner) = (transfer.peer, transfer.next, transfer.owner);
-            let length = left.min(transfer.end - offset).min(self.core.longest_rdma());
-            let Some((local, bounce)) = self.local(id, owner, offset, length) else {
-                return Advance::Done;
+            let offset = transfer.next;
+            let (remote, left) = transfer.remote.at(offset).ok_or(Status::RemoteBadAddress)?;
+            let length = left.min(transfer.end - offset).min(core.longest_rdma());
+            let Some((local, bounce)) = core.local(memory, owner, offset, length) else {
+                waiting_transfers.push_back(id);
+                return Ok(Advance::Done);
             };
             let length = local.length as u64;
             let flight = RdmaFlight { transfer: id, offset, length, bounce };
-            let destination = self.core.peers.destination(peer);
+            let destination = core.peers.destination(peer);
             let posted = match owner {
-                Owner::Receive(_) => {
-                    self.core.transmit.post_read(destination, local, remote, flight)
-                }
+                Owner::Receive(_) => core.transmit.post_read(destination, local, remote, flight),
                 Owner::Write { immediate, .. } => {
-                    self.core.transmit.post_write(destination, local, remote, immediate, flight)
+                    core.transmit.post_write(destination, local, remote, immediate, flight)
                 }
             };
             match posted {
                 Ok(()) => {
                     match owner {
-                        Owner::Receive(_) => self.core.statistics.rdma_reads += 1,
-                        Owner::Write { .. } => self.core.statistics.rdma_writes += 1,
+                        Owner::Receive(_) => core.statistics.rdma_reads += 1,
+                        Owner::Write { .. } => core.statistics.rdma_writes += 1,
                     }
-                    if let Some(transfer) = self.transfers.get_mut(id) {
-                        transfer.next += length;
-                        transfer.outstanding += 1;
-                    }
+                    transfer.next += length;
+                    transfer.outstanding += 1;
                 }
-                Err(PostFailure::Blocked) => return Advance::Blocked,
+                Err(PostFailure::Blocked) => return Ok(Advance::Blocked),
                 Err(PostFailure::Lacking(error)) => {
-                    self.core.lack(peer, *error);
-                    return Advance::Blocked;
+                    core.lack(peer, *error);
+                    return Ok(Advance::Blocked);
                 }
-                Err(PostFailure::Refused(status)) => {
-                    self.fail_transfer(id, OperationError::Device(status));
-                    return Advance::Done;
-                }
+                Err(PostFailure::Refused(status)) => return Err(status),
             }
         }
-    }
-
-    fn memory_of(&self, owner: Owner) -> Option<&Memory<B, Q::Region>> {
-        match owner {
-            Owner::Receive(id) => Some(&self.receives.get(id)?.memory),
-            Owner::Write { send, .. } => Some(&self.sends.get(send)?.memory),
-        }
-    }
-
-    /// The local memory of an RDMA operation: the operation's own if it is registered, else a bounce
-    /// region, filled for a write. `None` if no bounce region can be registered: the transfer waits.
-    #[allow(clippy::type_complexity, reason = "a range, and its region if that is a bounce region")]
-    fn local(
-        &mut self,
-        transfer: OpId,
-        owner: Owner,
-        offset: u64,
-        length: u64,
-    ) -> Option<(RegionRange<Q::Region>, Option<Q::Region>)> {
-        if let Some(mut range) = self.memory_of(owner)?.registered_from(offset) {
-            range.length = range.length.min(length as usize);
-            return Some((range, None));
-        }
-        match self.core.transmit.bounce(self.core.config.bounce_size) {
-            Ok(region) => {
-                let length = (length as usize).min(region.length());
-                if let Owner::Write { .. } = owner {
-                    copy_in(self.memory_of(owner)?, offset, length, &region);
-                }
-                let local = RegionRange { region: region.clone(), offset: 0, length };
-                Some((local, Some(region)))
-            }
-            Err(error) => {
-                self.core.events.push(Event::DeviceRefused(error));
-                self.waiting_transfers.push_back(transfer);
-                None
-            }
-        }
+        Ok(Advance::Done)
     }
 
     /// Handles the completion of an RDMA operation. A write with immediate data that failed with RNR
@@ -233,6 +202,36 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
+    /// The local memory of an RDMA operation: the operation's own if it is registered, else a bounce
+    /// region, filled for a write. `None` if no bounce region can be registered: the transfer waits.
+    #[allow(clippy::type_complexity, reason = "a range, and its region if that is a bounce region")]
+    fn local(
+        &mut self,
+        memory: &Memory<B, Q::Region>,
+        owner: Owner,
+        offset: u64,
+        length: u64,
+    ) -> Option<(RegionRange<Q::Region>, Option<Q::Region>)> {
+        if let Some(mut range) = memory.registered_from(offset) {
+            range.length = range.length.min(length as usize);
+            return Some((range, None));
+        }
+        match self.transmit.bounce(self.config.bounce_size) {
+            Ok(region) => {
+                let length = (length as usize).min(region.length());
+                if let Owner::Write { .. } = owner {
+                    copy_in(memory, offset, length, &region);
+                }
+                let local = RegionRange { region: region.clone(), offset: 0, length };
+                Some((local, Some(region)))
+            }
+            Err(error) => {
+                self.events.push(Event::DeviceRefused(error));
+                None
+            }
+        }
+    }
+
     /// Most bytes of one RDMA operation.
     pub(crate) fn longest_rdma(&self) -> u64 {
         self.transmit.device.attributes().max_rdma_size.min(self.config.rdma_segment)

@@ -30,7 +30,9 @@ use crate::endpoint::Endpoint;
 use crate::event::{DropReason, Event};
 use crate::ids::PeerId;
 use crate::memory::{Exposed, Memory, RemoteUse};
-use crate::operations::{Operations, Reading, Receive, ReceiveRole, RemoteId, Send, SendRole};
+use crate::operations::{
+    Operations, Reading, Receive, ReceiveRole, RemoteId, Send, SendOn, SendRole,
+};
 use crate::payload::Payload;
 use crate::remote::{self, NO_PIECES, Remote};
 use crate::segment::Segment;
@@ -164,6 +166,32 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         ours == theirs
     }
 
+    /// `Some` if the write can be done by RDMA, with its immediate data if it has any.
+    fn direct_immediate(
+        &mut self,
+        send: &mut SendOn<Q, B>,
+        remote: &Remote,
+    ) -> Option<Option<u32>> {
+        let Send { peer, length, cq_data, .. } = *send;
+        if length == 0 || !remote.is_of_device() || !self.can_write(peer) {
+            return None;
+        }
+        let Some(data) = cq_data else {
+            return self.reach(&mut send.memory, length).then_some(None);
+        };
+        // Immediate data needs a single RDMA operation. The buffer is registered last: without remote
+        // access, it couldn't be used for a long-read write.
+        let single = remote.pieces().len() == 1 && length <= self.longest_rdma();
+        let data = u32::try_from(data).ok().filter(|_| single && self.may_send_immediate(peer))?;
+        if !self.reach(&mut send.memory, length) {
+            return None;
+        }
+        let range = send.memory.exposed_from(0);
+        let most = range.map_or(self.config.bounce_size, |range| range.length);
+        let in_one = length <= most as u64;
+        in_one.then_some(Some(data))
+    }
+
     /// Looks up local memory that a peer's request names. If access is refused, queues an event, and a
     /// PEER_ERROR for the operation `asked`.
     pub(crate) fn exposed(
@@ -193,51 +221,91 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
             }
         }
     }
+
+    fn send_longcts_write(
+        &mut self,
+        id: OpId,
+        send: &mut SendOn<Q, B>,
+        remote: &Remote,
+        options: ReqOptions,
+    ) -> Advance {
+        let (msg_length, send_id, credit_request) = (send.length, id, self.config.cts_window);
+        let kind = match send.level {
+            Level::Inject | Level::Transmit => {
+                RtwKind::LongCts { msg_length, send_id, credit_request }
+            }
+            Level::Delivery => RtwKind::DcLongCts { msg_length, send_id, credit_request },
+        };
+        let rtw = Rtw { rma_iov: remote.pieces(), kind, options };
+        // At least one byte must be left for the peer to grant.
+        let first = self.left_of_packet(rtw.len()).min(msg_length - 1);
+        let advance =
+            self.post_segment(id, send, rtw.packet_type(), first, |packet| rtw.emit(packet));
+        send.window_end = send.sent;
+        advance
+    }
+
+    fn send_longread_write(
+        &mut self,
+        id: OpId,
+        send: &mut SendOn<Q, B>,
+        remote: &Remote,
+        options: ReqOptions,
+    ) -> Advance {
+        let mut pieces = NO_PIECES;
+        let readable = send.memory.read_iov(send.length, &mut pieces);
+        let Some(read_iov) = readable else { return Advance::Done };
+        send.in_packets = 0;
+        let kind = RtwKind::LongRead { msg_length: send.length, send_id: id, read_iov };
+        let rtw = Rtw { rma_iov: remote.pieces(), kind, options };
+        self.post_segment(id, send, rtw.packet_type(), 0, |packet| rtw.emit(packet))
+    }
+
+    /// Sends the READRSP with the first data of a peer's read.
+    pub(crate) fn send_readrsp(&mut self, id: OpId, send: &mut SendOn<Q, B>) -> Advance {
+        let response = ReadRsp {
+            connid: self.packet_connid(),
+            recv_id: send.recv_id,
+            send_id: id,
+            seg_length: self.left_of_packet(READRSP_HEADER).min(send.length),
+        };
+        let emit = |packet: &mut [u8]| response.emit(packet);
+        let advance = self.post_segment(id, send, PacketType::ReadRsp, response.seg_length, emit);
+        if advance != Advance::Done {
+            return advance;
+        }
+        send.subprotocol = Some(Subprotocol::LongCts);
+        // The READRSP may carry more than the window.
+        send.window_end = send.window_end.max(send.sent);
+        let more = send.sent < send.window_end;
+        if let Some(active) = self.peers.active_mut(send.peer) {
+            active.handshake.request_posted();
+        }
+        if more { Advance::More } else { Advance::Done }
+    }
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
-    /// `Some` if the write can be done by RDMA, with its immediate data if it has any.
-    fn direct_immediate(&mut self, id: OpId, remote: &Remote) -> Option<Option<u32>> {
-        let Send { peer, length, cq_data, .. } = *self.sends.get(id)?;
-        if length == 0 || !remote.is_of_device() || !self.core.can_write(peer) {
-            return None;
-        }
-        let Some(data) = cq_data else {
-            return self.reach(id).then_some(None);
-        };
-        // Immediate data needs a single RDMA operation. The buffer is registered last: without remote
-        // access, it couldn't be used for a long-read write.
-        let single = remote.pieces().len() == 1 && length <= self.core.longest_rdma();
-        let data =
-            u32::try_from(data).ok().filter(|_| single && self.core.may_send_immediate(peer))?;
-        if !self.reach(id) {
-            return None;
-        }
-        let range = self.sends.get(id)?.memory.exposed_from(0);
-        let most = range.map_or(self.core.config.bounce_size, |range| range.length);
-        let in_one = length <= most as u64;
-        in_one.then_some(Some(data))
-    }
-
     /// Selects the subprotocol of a write, and posts its first packet or starts its transfer.
     pub(crate) fn begin_write(&mut self, id: OpId, remote: RemoteId) -> Advance {
         let Some(remote) = self.remotes.get(remote as usize).copied() else {
             return Advance::Done;
         };
-        let Some(send) = self.sends.get(id) else { return Advance::Done };
+        let Self { core, sends, .. } = self;
+        let Some(send) = sends.get_mut(id) else { return Advance::Done };
         let Send { peer, length, level, cq_data, read_nack, outstanding: before, .. } = *send;
-        let direct = if read_nack { None } else { self.direct_immediate(id, &remote) };
-        let options = self.core.request_options(peer, cq_data);
+        let direct = if read_nack { None } else { core.direct_immediate(send, &remote) };
+        let options = core.request_options(peer, cq_data);
         let kind = match level {
             Level::Inject | Level::Transmit => RtwKind::Eager,
             Level::Delivery => RtwKind::DcEager { send_id: id },
         };
         let rtw = Rtw { rma_iov: remote.pieces(), kind, options };
-        let fits = self.core.left_of_packet(rtw.len());
+        let fits = core.left_of_packet(rtw.len());
         let readable = direct.is_none()
             && !read_nack
-            && length >= self.core.config.min_read_write
-            && self.make_readable(id, peer);
+            && length >= core.config.min_read_write
+            && core.make_readable(send);
         let inputs = Inputs {
             direct: direct.is_some(),
             readable,
@@ -245,7 +313,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             ..Inputs::default()
         };
         let chosen = select::subprotocol(Operation::Write, inputs);
-        let missing = self.core.peers.active(peer).map(|active| active.missing(level));
+        let missing = core.peers.active(peer).map(|active| active.missing(level));
         let missing = missing.unwrap_or(Extras::empty());
         if matches!(chosen, Subprotocol::Eager | Subprotocol::LongCts) && !missing.is_empty() {
             self.fail_send(id, OperationError::PeerLacks { missing });
@@ -256,22 +324,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                 self.write_directly(id, remote, direct.flatten());
                 return Advance::Done;
             }
-            Subprotocol::LongRead => self.send_longread_write(id, &remote, options),
+            Subprotocol::LongRead => core.send_longread_write(id, send, &remote, options),
             Subprotocol::Eager => {
-                let Some(send) = self.sends.get_mut(id) else { return Advance::Done };
                 let emit = |packet: &mut [u8]| rtw.emit(packet);
-                self.core.post_segment(id, send, rtw.packet_type(), length, emit)
+                core.post_segment(id, send, rtw.packet_type(), length, emit)
             }
-            _ => self.send_longcts_write(id, &remote, options),
+            _ => core.send_longcts_write(id, send, &remote, options),
         };
-        self.note_subprotocol(id, chosen, before);
+        core.note_subprotocol(send, chosen, before);
         advance
-    }
-
-    /// Whether the device reaches the buffer of a send: registered, or through a bounce region.
-    fn reach(&mut self, id: OpId) -> bool {
-        let Some(send) = self.sends.get_mut(id) else { return false };
-        self.core.reach(&mut send.memory, send.length)
     }
 
     fn write_directly(&mut self, id: OpId, remote: Remote, immediate: Option<u32>) {
@@ -288,47 +349,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let peer = self.sends.get(id).map(|send| send.peer);
         self.end_send(id, failed.map_or(Ok(()), Err));
         self.core.lose_if_gone(peer, failed);
-    }
-
-    pub(crate) fn send_longcts_write(
-        &mut self,
-        id: OpId,
-        remote: &Remote,
-        options: ReqOptions,
-    ) -> Advance {
-        let Self { core, sends, .. } = self;
-        let Some(send) = sends.get_mut(id) else { return Advance::Done };
-        let (msg_length, send_id, credit_request) = (send.length, id, core.config.cts_window);
-        let kind = match send.level {
-            Level::Inject | Level::Transmit => {
-                RtwKind::LongCts { msg_length, send_id, credit_request }
-            }
-            Level::Delivery => RtwKind::DcLongCts { msg_length, send_id, credit_request },
-        };
-        let rtw = Rtw { rma_iov: remote.pieces(), kind, options };
-        // At least one byte must be left for the peer to grant.
-        let first = core.left_of_packet(rtw.len()).min(msg_length - 1);
-        let advance =
-            core.post_segment(id, send, rtw.packet_type(), first, |packet| rtw.emit(packet));
-        send.window_end = send.sent;
-        advance
-    }
-
-    pub(crate) fn send_longread_write(
-        &mut self,
-        id: OpId,
-        remote: &Remote,
-        options: ReqOptions,
-    ) -> Advance {
-        let mut pieces = NO_PIECES;
-        let Self { core, sends, .. } = self;
-        let Some(send) = sends.get_mut(id) else { return Advance::Done };
-        let readable = send.memory.read_iov(send.length, &mut pieces);
-        let Some(read_iov) = readable else { return Advance::Done };
-        send.in_packets = 0;
-        let kind = RtwKind::LongRead { msg_length: send.length, send_id: id, read_iov };
-        let rtw = Rtw { rma_iov: remote.pieces(), kind, options };
-        core.post_segment(id, send, rtw.packet_type(), 0, |packet| rtw.emit(packet))
     }
 
     /// Handles a peer's RTW: checks the request and the memory it names, and starts a receive into it.
@@ -477,31 +497,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let id = self.add_send(send);
         self.core.request_began(peer);
         self.core.enqueue(peer, Work::Send(id));
-    }
-
-    /// Sends the READRSP with the first data of a peer's read.
-    pub(crate) fn send_readrsp(&mut self, id: OpId) -> Advance {
-        let Self { core, sends, .. } = self;
-        let Some(send) = sends.get_mut(id) else { return Advance::Done };
-        let response = ReadRsp {
-            connid: core.packet_connid(),
-            recv_id: send.recv_id,
-            send_id: id,
-            seg_length: core.left_of_packet(READRSP_HEADER).min(send.length),
-        };
-        let emit = |packet: &mut [u8]| response.emit(packet);
-        let advance = core.post_segment(id, send, PacketType::ReadRsp, response.seg_length, emit);
-        if advance != Advance::Done {
-            return advance;
-        }
-        send.subprotocol = Some(Subprotocol::LongCts);
-        // The READRSP may carry more than the window.
-        send.window_end = send.window_end.max(send.sent);
-        let more = send.sent < send.window_end;
-        if let Some(active) = core.peers.active_mut(send.peer) {
-            active.handshake.request_posted();
-        }
-        if more { Advance::More } else { Advance::Done }
     }
 
     /// Handles a READRSP, which carries the first data of a read.

@@ -22,11 +22,12 @@ use efa_proto::{AtomRsp, MsgId, OpId, PacketType, Rta, RtaKind};
 
 use crate::atomic::{AtomicKind, AtomicOp, Datatype, apply};
 use crate::completion::{Level, StartError};
+use crate::core::Core;
 use crate::endpoint::Endpoint;
 use crate::event::DropReason;
 use crate::ids::PeerId;
 use crate::memory::{Memory, RemoteUse};
-use crate::operations::{AtomicState, Operations, Send, SendRole};
+use crate::operations::{AtomicState, Operations, Send, SendOn, SendRole};
 use crate::payload::Payload;
 use crate::remote::{self, Remote};
 use crate::select::Subprotocol;
@@ -216,6 +217,18 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 }
 
+impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
+    /// Sends the ATOMRSP with the previous values.
+    pub(crate) fn send_atomrsp(&mut self, id: OpId, send: &mut SendOn<Q, B>) -> Advance {
+        let (seg_length, before) = (send.length, send.outstanding);
+        let response = AtomRsp { connid: self.packet_connid(), recv_id: send.recv_id, seg_length };
+        let emit = |packet: &mut [u8]| response.emit(packet);
+        let advance = self.post_segment(id, send, PacketType::AtomRsp, seg_length, emit);
+        self.note_subprotocol(send, Subprotocol::Eager, before);
+        advance
+    }
+}
+
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Sends the RTA.
     pub(crate) fn send_rta(&mut self, id: OpId, atomic: u32) -> Advance {
@@ -238,7 +251,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let (length, before) = (send.length, send.outstanding);
         let advance =
             core.post_segment(id, send, rta.packet_type(), length, |packet| rta.emit(packet));
-        self.note_subprotocol(id, Subprotocol::Eager, before);
+        core.note_subprotocol(send, Subprotocol::Eager, before);
         advance
     }
 
@@ -284,18 +297,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             }
             _ => self.recycle_values(values),
         }
-    }
-
-    /// Sends the ATOMRSP with the previous values.
-    pub(crate) fn send_atomrsp(&mut self, id: OpId) -> Advance {
-        let Self { core, sends, .. } = self;
-        let Some(send) = sends.get_mut(id) else { return Advance::Done };
-        let (seg_length, before) = (send.length, send.outstanding);
-        let response = AtomRsp { connid: core.packet_connid(), recv_id: send.recv_id, seg_length };
-        let emit = |packet: &mut [u8]| response.emit(packet);
-        let advance = core.post_segment(id, send, PacketType::AtomRsp, seg_length, emit);
-        self.note_subprotocol(id, Subprotocol::Eager, before);
-        advance
     }
 
     /// Handles an ATOMRSP: copies the previous values to the buffer and completes the atomic.

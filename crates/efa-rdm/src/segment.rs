@@ -12,7 +12,7 @@ use crate::coverage::Covered;
 use crate::event::DropReason;
 use crate::ids::PeerId;
 use crate::memory::Memory;
-use crate::operations::{Operations, Reading, Receive, Send};
+use crate::operations::{Operations, Reading, Receive, SendOn};
 use crate::payload::Payload;
 use crate::transmit::{PostFailure, Unposted};
 use crate::work::{Advance, InFlight, Purpose};
@@ -27,7 +27,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     pub(crate) fn post_segment(
         &mut self,
         id: OpId,
-        send: &mut Send<Memory<B, Q::Region>>,
+        send: &mut SendOn<Q, B>,
         packet_type: PacketType,
         length: u64,
         emit: impl FnOnce(&mut [u8]) -> Result<usize, EmitError>,
