@@ -121,7 +121,7 @@ pub use packet::{Header, Packet};
 pub use packet_type::{PacketType, PacketTypeError};
 pub use response::{Eor, EorForm, ReadNack, ReadRsp, Receipt};
 pub use rta::{AtomRsp, Rta, RtaKind};
-pub use rtm::{EagerConnid, MediumConnid, Rtm, RtmKind};
+pub use rtm::{EagerConnid, LongReadConnid, MediumConnid, Rtm, RtmKind};
 pub use rtr::{Rtr, RtrKind};
 pub use rtw::{Rtw, RtwKind};
 

@@ -12,6 +12,7 @@
 
 use core::fmt;
 
+use zerocopy::FromBytes;
 use zerocopy::little_endian::{U32, U64};
 
 use crate::base::{Base, wire};
@@ -129,6 +130,24 @@ impl fmt::Display for ReadRsp {
 }
 
 impl Eor {
+    /// Reads a packet if it is an EOR with connid, the form that all releases since 1.14 send, and nothing else; `bytes` is
+    /// exactly one datagram. Returns the header and the connid.
+    ///
+    /// A fast path: [`Packet`](crate::Packet) parses it, too.
+    #[must_use]
+    #[inline(always)]
+    pub fn peek(bytes: &[u8]) -> Option<(Self, Connid)> {
+        let base = Base::read(bytes)?;
+        let flags = PacketFlags::from_bits_retain(base.flags.get());
+        if base.packet_type != PacketType::Eor.as_u8() || !flags.contains(PacketFlags::CONNID) {
+            return None;
+        }
+        let head = FullEor::ref_from_bytes(bytes).ok()?;
+        let (send_id, recv_id) = (OpId(head.send_id.get()), OpId(head.recv_id.get()));
+        let connid = Connid(head.connid.get());
+        Some((Self { send_id, recv_id, form: EorForm::Full { connid: Some(connid) } }, connid))
+    }
+
     /// Bytes that [`Self::emit`] writes.
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]

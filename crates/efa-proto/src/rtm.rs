@@ -18,18 +18,21 @@
 //! calls it a segment's length; a segment is as long as the payload. The specification has no DC layouts.
 //! `read_iov[]` follows the optional headers.
 
+mod by_connid;
+
 use core::fmt;
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+pub use self::by_connid::{EagerConnid, LongReadConnid, MediumConnid};
 use crate::base::{Base, Wire, wire};
 use crate::cursor::{Cursor, READ_IOV, Read};
 use crate::iov::IovList;
 use crate::writer::{self, Writer};
 use crate::{
-    Connid, EmitError, Header, MAX_IOV, MsgId, OpId, PacketType, ParseError, ReqFlags, ReqOptions,
-    RmaIov, Tag,
+    EmitError, Header, MAX_IOV, MsgId, OpId, PacketType, ParseError, ReqFlags, ReqOptions, RmaIov,
+    Tag,
 };
 
 /// A request to send a message.
@@ -314,214 +317,6 @@ impl Rtm<'_> {
         }
         self.options.put(out)?;
         out.put(read_iov)
-    }
-}
-
-/// The most common packet: an eager message request with the connid header and no other optional header.
-///
-/// A fast path: [`Packet`](crate::Packet) parses it, too, with some three times as many instructions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct EagerConnid<'a> {
-    /// Position of the message among those to this peer.
-    pub msg_id: MsgId,
-    /// The tag; makes the request a TAGRTM.
-    pub tag: Option<Tag>,
-    /// Incarnation of the sender.
-    pub connid: Connid,
-    /// The message.
-    pub payload: &'a [u8],
-}
-
-/// A header followed by the connid header.
-#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-struct WithConnid<H> {
-    head: H,
-    connid: U32,
-}
-
-impl<'a> EagerConnid<'a> {
-    /// Length in bytes of the longest header of this form. [`peek`](Self::peek) reads no byte behind it.
-    pub const LONGEST_HEADER: usize = size_of::<WithConnid<Tagged<EagerRtm>>>();
-
-    /// Reads a packet if it is of this form and well-formed; `bytes` is exactly one datagram.
-    #[must_use]
-    #[inline(always)]
-    pub fn peek(bytes: &'a [u8]) -> Option<Self> {
-        const TAGGED: u8 = PacketType::EagerTagRtm.as_u8();
-        const UNTAGGED: u8 = PacketType::EagerMsgRtm.as_u8();
-        let base = Base::read(bytes)?;
-        let flags = ReqFlags::from_bits_retain(base.flags.get());
-        if flags.intersection(ReqFlags::HEADERS) != ReqFlags::CONNID {
-            return None;
-        }
-        match base.packet_type {
-            TAGGED => {
-                type Form = WithConnid<Tagged<EagerRtm>>;
-                let (WithConnid { head, connid }, payload) = Form::ref_from_prefix(bytes).ok()?;
-                let (msg_id, tag) = (head.head.msg_id, Some(head.tag.get()));
-                Some(Self::new(msg_id, tag, *connid, payload))
-            }
-            UNTAGGED => {
-                type Form = WithConnid<EagerRtm>;
-                let (WithConnid { head, connid }, payload) = Form::ref_from_prefix(bytes).ok()?;
-                Some(Self::new(head.msg_id, None, *connid, payload))
-            }
-            _ => None,
-        }
-    }
-
-    #[inline(always)]
-    fn new(msg_id: U32, tag: Option<Tag>, connid: U32, payload: &'a [u8]) -> Self {
-        Self { msg_id: MsgId(msg_id.get()), tag, connid: Connid(connid.get()), payload }
-    }
-
-    /// Writes the header, to be followed by the payload; returns its length in bytes.
-    ///
-    /// # Errors
-    ///
-    /// The buffer is too small.
-    #[inline(always)]
-    pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
-        let flags = ReqFlags::kind_of(self.packet_type()) | ReqFlags::CONNID;
-        let base = Base::new(self.packet_type(), flags.bits());
-        let head = EagerRtm { base, msg_id: U32::new(self.msg_id.0) };
-        let connid = U32::new(self.connid.0);
-        let (available, mut out) = (buf.len(), Writer::new(buf));
-        let written = match self.tag {
-            Some(tag) => {
-                let head = Tagged { head, tag: U64::new(tag) };
-                out.put(&WithConnid { head, connid })
-            }
-            None => out.put(&WithConnid { head, connid }),
-        };
-        match written {
-            Some(()) => Ok(available - out.remaining()),
-            None => writer::too_small(self.packet_type(), self.rtm().len(), available),
-        }
-    }
-
-    /// Type of the packet.
-    #[must_use]
-    #[inline]
-    pub const fn packet_type(&self) -> PacketType {
-        match self.tag {
-            Some(_) => PacketType::EagerTagRtm,
-            None => PacketType::EagerMsgRtm,
-        }
-    }
-
-    /// The same as an [`Rtm`].
-    #[must_use]
-    pub const fn rtm(&self) -> Rtm<'a> {
-        let options = ReqOptions { raw_address: None, cq_data: None, connid: Some(self.connid) };
-        Rtm { msg_id: self.msg_id, tag: self.tag, kind: RtmKind::Eager, options }
-    }
-}
-
-/// A segment of a medium message, with the connid header and no other optional header.
-///
-/// A fast path, as [`EagerConnid`] is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct MediumConnid<'a> {
-    /// Position of the message among those to this peer.
-    pub msg_id: MsgId,
-    /// The tag; makes the request a TAGRTM.
-    pub tag: Option<Tag>,
-    /// Length of the message in bytes.
-    pub msg_length: u64,
-    /// Offset of the payload in the message, in bytes.
-    pub seg_offset: u64,
-    /// Incarnation of the sender.
-    pub connid: Connid,
-    /// The segment.
-    pub payload: &'a [u8],
-}
-
-impl<'a> MediumConnid<'a> {
-    /// Reads a packet if it is of this form and well-formed; `bytes` is exactly one datagram.
-    #[must_use]
-    #[inline(always)]
-    pub fn peek(bytes: &'a [u8]) -> Option<Self> {
-        const TAGGED: u8 = PacketType::MediumTagRtm.as_u8();
-        const UNTAGGED: u8 = PacketType::MediumMsgRtm.as_u8();
-        let base = Base::read(bytes)?;
-        let flags = ReqFlags::from_bits_retain(base.flags.get());
-        if flags.intersection(ReqFlags::HEADERS) != ReqFlags::CONNID {
-            return None;
-        }
-        match base.packet_type {
-            TAGGED => {
-                type Form = WithConnid<Tagged<MediumRtm>>;
-                let (WithConnid { head, connid }, payload) = Form::ref_from_prefix(bytes).ok()?;
-                Some(Self::new(&head.head, Some(head.tag.get()), *connid, payload))
-            }
-            UNTAGGED => {
-                type Form = WithConnid<MediumRtm>;
-                let (WithConnid { head, connid }, payload) = Form::ref_from_prefix(bytes).ok()?;
-                Some(Self::new(head, None, *connid, payload))
-            }
-            _ => None,
-        }
-    }
-
-    #[inline(always)]
-    fn new(head: &MediumRtm, tag: Option<Tag>, connid: U32, payload: &'a [u8]) -> Self {
-        Self {
-            msg_id: MsgId(head.msg_id.get()),
-            tag,
-            msg_length: head.msg_length.get(),
-            seg_offset: head.seg_offset.get(),
-            connid: Connid(connid.get()),
-            payload,
-        }
-    }
-
-    /// Writes the header, to be followed by the payload; returns its length in bytes.
-    ///
-    /// # Errors
-    ///
-    /// The buffer is too small.
-    #[inline(always)]
-    pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
-        let flags = ReqFlags::kind_of(self.packet_type()) | ReqFlags::CONNID;
-        let head = MediumRtm {
-            base: Base::new(self.packet_type(), flags.bits()),
-            msg_id: U32::new(self.msg_id.0),
-            msg_length: U64::new(self.msg_length),
-            seg_offset: U64::new(self.seg_offset),
-        };
-        let connid = U32::new(self.connid.0);
-        let (available, mut out) = (buf.len(), Writer::new(buf));
-        let written = match self.tag {
-            Some(tag) => {
-                let head = Tagged { head, tag: U64::new(tag) };
-                out.put(&WithConnid { head, connid })
-            }
-            None => out.put(&WithConnid { head, connid }),
-        };
-        match written {
-            Some(()) => Ok(available - out.remaining()),
-            None => writer::too_small(self.packet_type(), self.rtm().len(), available),
-        }
-    }
-
-    /// Type of the packet.
-    #[must_use]
-    #[inline]
-    pub const fn packet_type(&self) -> PacketType {
-        match self.tag {
-            Some(_) => PacketType::MediumTagRtm,
-            None => PacketType::MediumMsgRtm,
-        }
-    }
-
-    /// The same as an [`Rtm`].
-    #[must_use]
-    pub const fn rtm(&self) -> Rtm<'a> {
-        let options = ReqOptions { raw_address: None, cq_data: None, connid: Some(self.connid) };
-        let kind = RtmKind::Medium { msg_length: self.msg_length, seg_offset: self.seg_offset };
-        Rtm { msg_id: self.msg_id, tag: self.tag, kind, options }
     }
 }
 
