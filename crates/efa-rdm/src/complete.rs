@@ -48,12 +48,23 @@ pub(crate) fn eager_received<B>(
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
+    /// Completes a send that is done.
     pub(crate) fn end_send_if_done(&mut self, id: OpId) {
-        let Some(send) = self.sends.get(id) else { return };
+        let completion = self.send_end_if_done(id);
+        self.core.complete(completion);
+    }
+
+    /// Removes a send that is done; returns its completion.
+    #[inline]
+    pub(crate) fn send_end_if_done(&mut self, id: OpId) -> Option<Completion<B>> {
+        let send = self.sends.get(id)?;
         if let Some(status) = send.given_up {
             self.give_up_if_drained(id, status);
+            None
         } else if send.is_done() {
-            self.end_send(id, Ok(()));
+            self.send_end(id, Ok(()))
+        } else {
+            None
         }
     }
 
@@ -89,7 +100,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             })),
             _ => {
                 let kind = RmaKind::Write;
-                self.core.rma_ended(RmaCompletion {
+                self.core.schedule.complete(Completion::Rma(RmaCompletion {
                     kind,
                     context,
                     peer,
@@ -97,7 +108,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                     subprotocol,
                     buffer,
                     result,
-                });
+                }));
             }
         }
     }
@@ -106,26 +117,38 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         self.end_send(id, Err(error));
     }
 
+    /// Completes a send.
     pub(crate) fn end_send(&mut self, id: OpId, result: Result<(), OperationError>) {
-        let Some(mut send) = self.take_send(id) else { return };
-        send.memory.deregister();
-        tracing::trace!(peer = send.peer.0, ?send.role, send.msg_id, ?result, "send ended");
-        let Send { context, peer, tag, length, subprotocol, .. } = send;
-        match (send.role, send.memory) {
+        let completion = self.send_end(id, result);
+        self.core.complete(completion);
+    }
+
+    /// Removes a send; returns its completion, if it has one.
+    pub(crate) fn send_end(
+        &mut self,
+        id: OpId,
+        result: Result<(), OperationError>,
+    ) -> Option<Completion<B>> {
+        self.sends.get_mut(id)?.memory.deregister();
+        let Send { memory, role, context, peer, tag, length, subprotocol, msg_id, .. } =
+            self.take_send(id)?;
+        tracing::trace!(peer = peer.0, ?role, msg_id, ?result, "send ended");
+        match (role, memory) {
             (SendRole::Message, Memory::Buffer(buffer)) => {
-                self.core.schedule.complete(Completion::Send(SendCompletion {
+                let buffer = Some(buffer);
+                return Some(Completion::Send(SendCompletion {
                     context,
                     peer,
                     tag,
                     length,
                     subprotocol,
-                    buffer: Some(buffer),
+                    buffer,
                     result,
                 }));
             }
             (SendRole::Write { .. }, Memory::Buffer(buffer)) => {
                 let kind = RmaKind::Write;
-                self.core.rma_ended(RmaCompletion {
+                return Some(Completion::Rma(RmaCompletion {
                     kind,
                     context,
                     peer,
@@ -133,7 +156,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                     subprotocol,
                     buffer,
                     result,
-                });
+                }));
             }
             // It has completed.
             (SendRole::Message | SendRole::Write { .. }, Memory::Values(_)) => {
@@ -142,7 +165,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                 }
             }
             (SendRole::Atomic { atomic, .. }, memory) => {
-                self.atomic_ended((context, peer), atomic, memory, result);
+                return self.atomic_end((context, peer), atomic, memory, result);
             }
             (SendRole::AtomicResponse, Memory::Values(values)) => {
                 self.recycle_values(values);
@@ -154,41 +177,67 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             }
             _ => {}
         }
+        None
     }
 
-    /// Ends a receive operation.
+    /// Completes a receive operation.
     pub(crate) fn end_receive(&mut self, id: OpId, error: Option<OperationError>) {
-        let Some(mut receive) = self.take_receive(id) else { return };
+        let completion = self.receive_end(id, error);
+        self.core.complete(completion);
+    }
+
+    /// Removes a receive operation; returns its completion, if it has one.
+    pub(crate) fn receive_end(
+        &mut self,
+        id: OpId,
+        error: Option<OperationError>,
+    ) -> Option<Completion<B>> {
+        let receive = self.receives.get_mut(id)?;
         receive.memory.deregister();
-        if receive.is_assembled() {
-            self.assembling.remove(&(receive.peer.0, receive.msg_id));
+        let (capacity, is_assembled) = (receive.memory.length(), receive.is_assembled());
+        let Receive {
+            memory,
+            coverage,
+            role,
+            context,
+            peer,
+            length,
+            msg_id,
+            tagged,
+            tag,
+            cq_data,
+            subprotocol,
+            send_id,
+            receipt,
+            ..
+        } = self.take_receive(id)?;
+        if is_assembled {
+            self.assembling.remove(&(peer.0, msg_id));
         }
-        if receive.receipt && error.is_none() {
-            let (send_id, msg_id) = (receive.send_id, receive.msg_id);
-            self.core.queue_response(receive.peer, Work::Receipt { send_id, msg_id });
+        if receipt && error.is_none() {
+            self.core.queue_response(peer, Work::Receipt { send_id, msg_id });
         }
-        let capacity = receive.memory.length();
-        let written = receive.coverage.prefix().min(capacity);
-        let Receive { role, context, peer, length, cq_data, subprotocol, .. } = receive;
-        self.recycle_coverage(receive.coverage);
-        match (role, receive.memory) {
+        let written = coverage.prefix().min(capacity);
+        self.recycle_coverage(coverage);
+        match (role, memory) {
             (ReceiveRole::Message, Memory::Buffer(buffer)) => {
                 let truncated = OperationError::Truncated { length, capacity };
                 let error = error.or((length > capacity).then_some(truncated));
-                self.core.received(ReceiveCompletion {
+                return Some(self.core.receive_completion(ReceiveCompletion {
                     context,
                     peer: Some(peer),
-                    tagged: receive.tagged,
-                    tag: receive.tag,
+                    tagged,
+                    tag,
                     length: written,
                     cq_data,
                     subprotocol,
                     buffer,
                     result: error.map_or(Ok(()), Err),
-                });
+                }));
             }
             (ReceiveRole::Read { .. }, Memory::Buffer(buffer)) => {
-                self.core.rma_ended(RmaCompletion {
+                self.core.statistics.delivered_bytes += written;
+                return Some(Completion::Rma(RmaCompletion {
                     kind: RmaKind::Read,
                     context,
                     peer,
@@ -196,7 +245,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                     subprotocol,
                     buffer,
                     result: error.map_or(Ok(()), Err),
-                });
+                }));
             }
             (ReceiveRole::Discarded, _) => self.core.request_ended(peer),
             (ReceiveRole::Written, _) => {
@@ -205,6 +254,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             }
             _ => {}
         }
+        None
     }
 
     /// Completes a single-packet message, apart from device completions.
@@ -244,21 +294,22 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }))
     }
 
-    /// Completes an atomic.
-    pub(crate) fn atomic_ended(
+    /// Removes the state of an atomic; returns its completion.
+    #[cold]
+    fn atomic_end(
         &mut self,
         (context, peer): (u64, PeerId),
         atomic: u32,
         memory: Memory<B, Q::Region>,
         result: Result<(), OperationError>,
-    ) {
-        let Some(state) = self.atomics.try_remove(atomic as usize) else { return };
+    ) -> Option<Completion<B>> {
+        let state = self.atomics.try_remove(atomic as usize)?;
         let (operand, comparand) = match memory {
             Memory::Buffer(operand) => (operand, None),
             Memory::Buffers(both) => (both.0, Some(both.1)),
-            Memory::Exposed(_) | Memory::Values(_) => return,
+            Memory::Exposed(_) | Memory::Values(_) => return None,
         };
-        self.core.schedule.complete(Completion::Atomic(Box::new(AtomicCompletion {
+        Some(Completion::Atomic(Box::new(AtomicCompletion {
             context,
             peer,
             length: remote::total(state.remote.pieces()).unwrap_or(0),
@@ -266,25 +317,23 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             comparand,
             fetched: state.fetched,
             result,
-        })));
+        })))
     }
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Completes a receive.
     pub(crate) fn received(&mut self, completion: ReceiveCompletion<B>) {
-        let (tag, length, result) = (completion.tag, completion.length, completion.result);
-        tracing::trace!(tag, length, ?result, "receive ended");
-        self.statistics.delivered_bytes += completion.length;
-        self.schedule.complete(Completion::Receive(completion));
+        let completion = self.receive_completion(completion);
+        self.schedule.complete(completion);
     }
 
-    /// Completes a write or read.
-    pub(crate) fn rma_ended(&mut self, completion: RmaCompletion<B>) {
-        if completion.kind == RmaKind::Read {
-            self.statistics.delivered_bytes += completion.length;
-        }
-        self.schedule.complete(Completion::Rma(completion));
+    /// Counts a receive that completes.
+    fn receive_completion(&mut self, completion: ReceiveCompletion<B>) -> Completion<B> {
+        let (tag, length, result) = (completion.tag, completion.length, completion.result);
+        tracing::trace!(tag, length, ?result, "receive ended");
+        self.statistics.delivered_bytes += length;
+        Completion::Receive(completion)
     }
 
     /// Reports a peer's write that is complete or failed.

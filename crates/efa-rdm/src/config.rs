@@ -1,5 +1,6 @@
 //! The settings of an endpoint.
 
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 use efa_device::DeviceAttributes;
@@ -219,9 +220,9 @@ impl MinRead {
         length < self.mapped || (length < self.any && !is_mapped())
     }
 
-    /// Whether a peer reads a message of this length that is not [excluded](Self::excludes).
-    pub(crate) fn allows(self, length: u64, is_ours: impl FnOnce() -> bool) -> bool {
-        length >= self.of_others || is_ours()
+    /// The shortest message that a peer of this or of another implementation reads.
+    pub(crate) fn by(self, is_ours: bool) -> Option<NonZeroU64> {
+        NonZeroU64::new(if is_ours { self.mapped } else { self.of_others })
     }
 }
 

@@ -14,7 +14,7 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use efa_device::{DeviceError, QueuePair, QueuePairAddress, Time};
-use efa_handshake::{AddressHeader, Extras};
+use efa_handshake::AddressHeader;
 use efa_proto::{Connid, RawAddress, ReqOptions, UserRecvQp};
 
 use crate::bounds::Excess;
@@ -56,29 +56,8 @@ pub(crate) struct Core<Q: QueuePair, B> {
 const LACK_PAUSE: Duration = Duration::from_millis(10);
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
-    /// Whether a message is long enough to be read by this peer. The device's choice is for endpoints of this
-    /// implementation: libfabric gives no answer for a message that is longer than its receive if it is to read it.
-    #[inline]
-    pub(crate) fn may_be_read(
-        &self,
-        peer: PeerId,
-        length: u64,
-        is_mapped: impl FnOnce() -> bool,
-    ) -> bool {
-        !self.min_read.excludes(length, is_mapped)
-            && self.min_read.allows(length, || self.is_ours(peer))
-    }
-
-    /// Whether a peer has announced that it is of this implementation.
-    #[cold]
-    fn is_ours(&self, peer: PeerId) -> bool {
-        let extras = self.peers.active(peer).and_then(|active| active.handshake.extras());
-        extras.is_some_and(|extras| extras.contains(Extras::PEER_ERROR_20))
-    }
-
     /// The header options of requests to a peer: address or connid, and CQ data.
     pub(crate) fn request_options(&self, peer: PeerId, cq_data: Option<u64>) -> ReqOptions {
-        use efa_handshake::AddressHeader;
         let header = match self.peers.active(peer) {
             Some(active) => active.handshake.address_header(&self.config.profile),
             None => AddressHeader::Raw(self.config.profile.raw_address),

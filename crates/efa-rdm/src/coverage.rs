@@ -81,6 +81,11 @@ impl Coverage {
         Covered::New
     }
 
+    /// Whether it has allocated memory.
+    pub(crate) fn has_memory(&self) -> bool {
+        self.islands.capacity() > 0
+    }
+
     /// Removes all bytes but keeps the allocated memory.
     pub(crate) fn clear(&mut self) {
         self.prefix = 0;

@@ -196,8 +196,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
             return Subprotocol::LongCts;
         }
         let (peer, length) = (send.peer, send.length);
-        let readable =
-            self.may_be_read(peer, length, || send.memory.is_mapped()) && self.make_readable(send);
+        let readable = self.may_be_read(send) && self.make_readable(send);
         let message = Inputs {
             direct: false,
             readable,

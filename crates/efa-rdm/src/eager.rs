@@ -168,10 +168,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         copy: impl FnOnce(&mut [u8]),
     ) -> Option<(Q::Packet, usize)> {
         let active = self.peers.active_mut(peer)?;
-        let at_once = active.next_msg_id != active.send_window.stop
-            && active.is_clear()
-            && !active.must_hold(Level::Transmit, &self.config);
-        if !at_once {
+        if !active.goes_at_once(&self.config) {
             return None;
         }
         let own = (&self.local, &self.config.profile);

@@ -276,9 +276,16 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         Ok(())
     }
 
-    /// Starts a message of several packets, or one that has to wait.
+    /// Starts a message that the receiver reads, one of several packets, or one that has to wait.
     #[inline(never)]
     fn send_later(&mut self, message: Message<B>) -> Result<(), Refused<B>> {
+        let message = match self.matching.ops.send_longread_at_once(message) {
+            Ok(()) => {
+                self.settle();
+                return Ok(());
+            }
+            Err(message) => message,
+        };
         let Message { peer, tag, cq_data, level, buffer, context } = message;
         if let Err(error) =
             self.core_mut().check_peer(peer).and_then(|()| self.matching.ops.check_new_send())

@@ -172,8 +172,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         if active.handshake.handshake_received(handshake) == Learned::Changed {
             tracing::info!(peer = peer.0, "a second HANDSHAKE announces other features");
         }
+        let known = active.handshake;
+        let reads_from = self.core.reads_from(&known);
+        let Some(active) = self.core.peers.active_mut(peer) else { return };
         active.by_connid =
             active.handshake.address_header(&self.core.config.profile) == AddressHeader::Connid;
+        active.reads_from = reads_from;
         active.user_queue = user_queue(active.handshake.extras(), handshake);
         let extras = active.handshake.extras().unwrap_or_default();
         active.send_window.learn(extras, active.next_msg_id);

@@ -10,7 +10,8 @@
 use efa_device::{DeviceError, QueuePair, Source};
 use efa_handshake::Reply;
 use efa_proto::{
-    Connid, CtsData, EagerConnid, Header, MediumConnid, MsgId, Packet, PacketType, RawAddress,
+    Connid, CtsData, EagerConnid, Eor, Header, LongReadConnid, MediumConnid, MsgId, Packet,
+    PacketType, RawAddress,
 };
 
 use crate::complete::eager_received;
@@ -22,6 +23,7 @@ use crate::ids::PeerId;
 use crate::matching::Posted;
 use crate::payload::Payload;
 use crate::peer::{PeerStatus, gid};
+use crate::shape::Shape;
 use crate::work::Work;
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
@@ -109,17 +111,35 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         Q::Packet::as_ref(packet).get(..length).unwrap_or_default()
     }
 
-    /// Handles a packet that isn't the next message of a peer. Most are further segments.
+    /// Handles a packet that isn't the next message of a peer, complete. Most are further segments, or begin or end the
+    /// reading of a message.
     #[inline(always)]
     fn segment_or_other_arrived(&mut self, bytes: &[u8], source: Source) {
         const CTSDATA: u8 = PacketType::CtsData.as_u8();
+        const EOR: u8 = PacketType::Eor.as_u8();
         const MEDIUM: u8 = PacketType::MediumMsgRtm.as_u8();
         const MEDIUM_TAGGED: u8 = PacketType::MediumTagRtm.as_u8();
+        const LONG_READ: u8 = PacketType::LongReadMsgRtm.as_u8();
+        const LONG_READ_TAGGED: u8 = PacketType::LongReadTagRtm.as_u8();
         match bytes.first() {
             Some(&CTSDATA) => self.ctsdata_or_other_arrived(bytes, source),
+            Some(&EOR) => self.eor_or_other_arrived(bytes, source),
             Some(&(MEDIUM | MEDIUM_TAGGED)) => self.medium_or_other_arrived(bytes, source),
+            Some(&(LONG_READ | LONG_READ_TAGGED)) => self.longread_or_other_arrived(bytes, source),
             _ => self.other_packet_arrived(bytes, source),
         }
+    }
+
+    #[inline(never)]
+    fn eor_or_other_arrived(&mut self, bytes: &[u8], source: Source) {
+        let ops = &mut self.matching.ops;
+        if let Some((eor, connid)) = Eor::peek(bytes)
+            && let Some(peer) = ops.core.recognise(source, connid)
+        {
+            ops.core.statistics.received.count(PacketType::Eor);
+            return ops.eor_arrived(peer, &eor);
+        }
+        self.other_packet_arrived(bytes, source);
     }
 
     #[inline(never)]
@@ -140,6 +160,19 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             && self.matching.ops.further_medium_arrived(&medium, source)
         {
             return;
+        }
+        self.other_packet_arrived(bytes, source);
+    }
+
+    #[inline(never)]
+    fn longread_or_other_arrived(&mut self, bytes: &[u8], source: Source) {
+        if let Some(request) = LongReadConnid::peek(bytes)
+            && let Some(shape) = Shape::long_read(&request)
+            && let Some(peer) =
+                self.matching.ops.core.next_sender(request.msg_id, request.connid, source)
+        {
+            self.matching.ops.core.statistics.received.count(request.packet_type());
+            return self.matching.longread_arrived(peer, &request, &shape, bytes);
         }
         self.other_packet_arrived(bytes, source);
     }
@@ -222,12 +255,17 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         source: Source,
     ) -> Option<(PeerId, EagerConnid<'a>)> {
         let eager = EagerConnid::peek(bytes)?;
-        let (peer, active) = self.peers.recognise(source, eager.connid)?;
-        if !active.handshake.is_answered() || !active.window.pass(eager.msg_id.0) {
-            return None;
-        }
+        let peer = self.next_sender(eager.msg_id, eager.connid, source)?;
         self.statistics.received.count(eager.packet_type());
         Some((peer, eager))
+    }
+
+    /// The sender of a message with this connid and ID, if it wrote lately, our HANDSHAKE was sent to it, and this is its
+    /// next message.
+    #[inline(always)]
+    fn next_sender(&mut self, msg_id: MsgId, connid: Connid, source: Source) -> Option<PeerId> {
+        let (peer, active) = self.peers.recognise(source, connid)?;
+        (active.handshake.is_answered() && active.window.pass(msg_id.0)).then_some(peer)
     }
 
     /// The sender of a packet with this connid, if it wrote lately and our HANDSHAKE was sent to it.

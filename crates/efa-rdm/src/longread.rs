@@ -15,33 +15,58 @@
 //!     │── LONGCTS_RTM (same msg_id, flag READ_NACK) ───►│ continues the same receive
 //! ```
 
-use efa_device::{Access, QueuePair};
-use efa_handshake::{EorLayout, Extras, Support};
+use std::num::NonZeroU64;
+
+use efa_device::{Access, QueuePair, RegionRange, RemoteMemory, RemoteRange};
+use efa_handshake::{EorLayout, Extras, PeerState, Support};
 use efa_proto::{
-    Eor, EorForm, MsgId, OpId, PacketType, ReadNack, ReqOptions, RmaIov, Rtm, RtmKind,
+    Eor, EorForm, LongReadConnid, MsgId, OpId, PacketType, ReadNack, ReqOptions, RmaIov, Rtm,
+    RtmKind,
 };
 
-use crate::completion::OperationError;
+use crate::completion::{Completion, Level, OperationError};
 use crate::core::Core;
+use crate::coverage::Coverage;
+use crate::endpoint::Message;
 use crate::event::DropReason;
 use crate::ids::PeerId;
-use crate::operations::{Assembly, Operations, Reading, ReceiveRole, SendOn};
+use crate::matching::Posted;
+use crate::memory::Memory;
+use crate::operations::{
+    Assembly, Operations, Reading, Receive, ReceiveRole, Send, SendOn, SendRole,
+};
 use crate::payload::Payload;
 use crate::peer::Active;
 use crate::remote::{NO_PIECES, Remote};
 use crate::select::Subprotocol;
 use crate::shape::Shape;
 use crate::transfer::{Owner, Transfer};
+use crate::transmit::RdmaFlight;
 use crate::work::{Advance, InFlight, Work};
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Whether a peer and this endpoint can read each other's memory.
     pub(crate) fn can_read(&self, peer: PeerId) -> bool {
-        let Some(active) = self.peers.active(peer) else { return false };
+        self.peers.active(peer).is_some_and(|active| active.reads_from.is_some())
+    }
+
+    /// Length in bytes of the shortest message that a peer reads, by its HANDSHAKE; `None` if a peer and this endpoint
+    /// can't read each other's memory. The device's choice is for endpoints of this implementation: libfabric gives no
+    /// answer for a message that is longer than its receive if it is to read it.
+    pub(crate) fn reads_from(&self, known: &PeerState) -> Option<NonZeroU64> {
         let local = self.transmit.device.attributes();
-        self.config.profile.extras.contains(Extras::RDMA_READ)
-            && active.handshake.supports(Extras::RDMA_READ) == Support::Yes
-            && interoperable(local.vendor_part_id, active.handshake.device_version())
+        let can_read = self.config.profile.extras.contains(Extras::RDMA_READ)
+            && known.supports(Extras::RDMA_READ) == Support::Yes
+            && interoperable(local.vendor_part_id, known.device_version());
+        let is_ours = known.supports(Extras::PEER_ERROR_20) == Support::Yes;
+        self.min_read.by(is_ours).filter(|_| can_read)
+    }
+
+    /// Whether a message is long enough to be read by this peer, which can read.
+    pub(crate) fn may_be_read(&self, send: &SendOn<Q, B>) -> bool {
+        let reads_from = self.peers.active(send.peer).and_then(|active| active.reads_from);
+        !self.min_read.excludes(send.length, || send.memory.is_mapped())
+            && reads_from.is_some_and(|from| send.length >= from.get())
     }
 
     /// Whether messages to a peer may be sent by runting read. The runt uses the link until the peer's
@@ -128,6 +153,48 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
+    /// Starts a message that the peer is to read, if its request can go at once and names one piece of memory. Otherwise
+    /// returns the message.
+    pub(crate) fn send_longread_at_once(&mut self, message: Message<B>) -> Result<(), Message<B>> {
+        let Message { peer, tag, cq_data, level, ref buffer, context } = message;
+        let length = buffer.length();
+        if self.core.min_read.excludes(length, || buffer.is_mapped())
+            || level != Level::Transmit
+            || cq_data.is_some()
+            || self.check_new_send().is_err()
+            || self.core.config.runt_size > 0
+        {
+            return Err(message);
+        }
+        let core = &mut self.core;
+        let Some(active) = core.peers.active_mut(peer) else { return Err(message) };
+        let goes = active.by_connid
+            && active.reads_from.is_some_and(|from| length >= from.get())
+            && active.goes_at_once(&core.config);
+        let readable =
+            |of: &RemoteRange| goes && of.access.remote_read && of.length as u64 >= length;
+        let Some(RemoteRange { memory, .. }) = buffer.exposed_from(0).filter(readable) else {
+            return Err(message);
+        };
+        let msg_id = active.next_id();
+        let buffer = Memory::Buffer(message.buffer);
+        let send = Send::new(peer, SendRole::Message, buffer, length, context);
+        let send_id = self.add_send(Send { tag, msg_id: msg_id.0, in_packets: 0, ..send });
+        let Self { core, sends, .. } = self;
+        let Some(send) = sends.get_mut(send_id) else { return Ok(()) };
+        let memory = RmaIov::new(memory.address, length, memory.key.into());
+        let (msg_length, connid) = (length, core.connid());
+        let request = LongReadConnid { msg_id, tag, msg_length, send_id, memory, connid };
+        let packet_type = request.packet_type();
+        let advance =
+            core.post_segment(send_id, send, packet_type, 0, |packet| request.emit(packet));
+        core.note_subprotocol(send, Subprotocol::LongRead, 0);
+        if advance.goes_on() {
+            core.enqueue(peer, Work::Send(send_id));
+        }
+        Ok(())
+    }
+
     /// Handles an EOR: the receiver has finished reading.
     pub(crate) fn eor_arrived(&mut self, peer: PeerId, eor: &Eor) {
         let send = self.sends.get_mut(eor.send_id);
@@ -173,6 +240,66 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             && self.transfers.get(transfer).is_some()
         {
             receive.reading = Reading::UnderWay(transfer);
+        }
+    }
+
+    /// Begins to read a message, if that can be done at once by a single RDMA operation into its receive's buffer. Otherwise
+    /// returns the receive.
+    pub(crate) fn read_at_once(
+        &mut self,
+        posted: Posted<B>,
+        peer: PeerId,
+        request: &LongReadConnid,
+    ) -> Result<(), Posted<B>> {
+        let LongReadConnid { msg_id, tag, msg_length: length, send_id, memory, .. } = *request;
+        let core = &mut self.core;
+        let goes = length > 0
+            && length <= posted.buffer.length().min(core.longest_rdma())
+            && core.transmit.device.attributes().rdma.read
+            && core.transmit.rdma_in_flight() < core.config.max_rdma
+            && core.peers.active(peer).is_some_and(Active::is_clear)
+            && !self.receives.is_full();
+        let (Ok(key), true) = (u32::try_from(memory.key()), goes) else { return Err(posted) };
+        let Some(local) = posted.buffer.registered_from(0) else { return Err(posted) };
+        if (local.length as u64) < length {
+            return Err(posted);
+        }
+        let local = RegionRange { length: length as usize, ..local };
+        let coverage = Coverage::default();
+        let buffer = Memory::Buffer(posted.buffer);
+        let receive = self.add_receive(Receive {
+            msg_id: msg_id.0,
+            context: posted.context,
+            tagged: tag.is_some(),
+            tag: tag.unwrap_or(0),
+            subprotocol: Some(Subprotocol::LongRead),
+            send_id,
+            ..Receive::new(peer, ReceiveRole::Message, buffer, length, coverage)
+        });
+        let remote = RemoteMemory { address: memory.addr(), key };
+        let transfer = Transfer::new(peer, Owner::Receive(receive), memory.into(), 0, length);
+        let list = self.core.operations_of(peer);
+        let id = self.transfers.insert(list, Transfer { next: length, outstanding: 1, ..transfer });
+        if let Some(receive) = self.receives.get_mut(receive) {
+            receive.reading = Reading::UnderWay(id);
+        }
+        let flight = RdmaFlight { transfer: id, offset: 0, length, bounce: None };
+        let destination = self.core.peers.destination(peer);
+        match self.core.transmit.post_read(destination, local, remote, flight) {
+            Ok(()) => self.core.statistics.rdma_reads += 1,
+            Err(_) => self.begin_again(id),
+        }
+        Ok(())
+    }
+
+    /// Posts a transfer whose first RDMA operation the device didn't take.
+    #[cold]
+    fn begin_again(&mut self, id: OpId) {
+        let Some(transfer) = self.transfers.get_mut(id) else { return };
+        (transfer.next, transfer.outstanding) = (transfer.start, 0);
+        let peer = transfer.peer;
+        if self.advance_transfer(id).goes_on() {
+            self.core.enqueue(peer, Work::Transfer(id));
         }
     }
 
@@ -253,9 +380,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         self.core.enqueue(peer, Work::Cts(id));
     }
 
-    /// Ends the transfer of a receive: the device has read everything from `start` on, or `failed`.
-    pub(crate) fn memory_read(&mut self, id: OpId, start: u64, failed: Option<OperationError>) {
-        let Some(receive) = self.receives.get_mut(id) else { return };
+    /// Ends the transfer of a receive: the device has read everything from `start` on, or `failed`. Returns the completion
+    /// of the receive if it ends.
+    pub(crate) fn memory_read(
+        &mut self,
+        id: OpId,
+        start: u64,
+        failed: Option<OperationError>,
+    ) -> Option<Completion<B>> {
+        let receive = self.receives.get_mut(id)?;
         receive.reading = Reading::No;
         let (peer, length, role) = (receive.peer, receive.length, receive.role);
         if failed.is_none() {
@@ -263,27 +396,30 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
         match failed {
             _ if matches!(role, ReceiveRole::Read { .. }) => {
-                self.end_receive(id, failed);
+                let completion = self.receive_end(id, failed);
                 self.core.lose_if_gone(Some(peer), failed);
+                completion
             }
             None => {
                 let (send_id, recv_id) = (receive.send_id, id);
                 let complete = receive.coverage.bytes() == length;
                 self.confirm_reading(peer, send_id, recv_id);
-                if complete {
-                    self.end_receive(id, None);
-                }
+                if complete { self.receive_end(id, None) } else { None }
             }
-            Some(OperationError::GivenUp { .. }) => self.end_receive(id, failed),
+            Some(OperationError::GivenUp { .. }) => self.receive_end(id, failed),
             Some(OperationError::Device(status)) if status.is_peer_gone() => {
-                self.end_receive(id, failed);
+                let completion = self.receive_end(id, failed);
                 self.core.lose_if_gone(Some(peer), failed);
+                completion
             }
             // The peer has ended; the receive was kept until the device finished reading into it.
             Some(error) if self.core.peers.active(peer).is_none() => {
-                self.end_receive(id, Some(error))
+                self.receive_end(id, Some(error))
             }
-            Some(error) => self.refuse_reading(id, error),
+            Some(error) => {
+                self.refuse_reading(id, error);
+                None
+            }
         }
     }
 

@@ -410,10 +410,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         self.coverages.take().unwrap_or_default()
     }
 
-    /// Returns a coverage to the pool.
+    /// Returns a coverage to the pool, if it has memory to be used again.
+    #[inline(always)]
     pub(crate) fn recycle_coverage(&mut self, mut coverage: Coverage) {
-        coverage.clear();
-        self.coverages.put(coverage);
+        if coverage.has_memory() {
+            coverage.clear();
+            self.coverages.put(coverage);
+        }
     }
 
     /// An empty vector for previous values.

@@ -105,14 +105,27 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             return Advance::Done;
         };
         let record = record(length as u32);
-        match self.core.post_packet(packet, record) {
-            Ok(()) => Advance::Done,
-            Err((_, PostFailure::Blocked)) => Advance::Blocked,
-            Err((record, PostFailure::Lacking(error))) => {
+        let (peer, packet_type, length) = (record.peer, record.packet_type, record.length);
+        match self.core.transmit.post(packet, self.core.peers.destination(peer), record) {
+            Ok(()) => {
+                self.core.statistics.count_sent(packet_type, length);
+                Advance::Done
+            }
+            Err(unposted) => self.control_not_posted(unposted),
+        }
+    }
+
+    #[cold]
+    fn control_not_posted(&mut self, unposted: Unposted<Q::Packet, B>) -> Advance {
+        let Unposted { packet, record, failure } = unposted;
+        self.core.transmit.recycle(packet);
+        match failure {
+            PostFailure::Blocked => Advance::Blocked,
+            PostFailure::Lacking(error) => {
                 self.core.lack(record.peer, *error);
                 Advance::Blocked
             }
-            Err((record, PostFailure::Refused(status))) => {
+            PostFailure::Refused(status) => {
                 self.packet_failed(record, status);
                 Advance::Stopped
             }
@@ -142,8 +155,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     pub(crate) fn packet_delivered(&mut self, id: WorkId) -> Option<Completion<B>> {
         // Most are segments.
         if let Some((peer, id, msg_id)) = self.core.transmit.completed_segment(id) {
-            self.segment_delivered(peer, id, msg_id);
-            return None;
+            return self.segment_delivered(peer, id, msg_id);
         }
         let InFlight { peer, purpose, retransmitted, .. } = self.core.transmit.completed(id)?;
         if retransmitted && let Some(active) = self.core.peers.active_mut(peer) {
@@ -153,26 +165,19 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             Purpose::Message(message) => self.single_packet_end(peer, message, Ok(())),
             // One pattern for both costs fifteen instructions a message.
             Purpose::Plain { message, .. } => self.single_packet_end(peer, message, Ok(())),
-            Purpose::Send { id, msg_id } => {
-                self.segment_delivered(peer, id, msg_id);
-                None
-            }
+            Purpose::Send { id, msg_id } => self.segment_delivered(peer, id, msg_id),
             Purpose::Control | Purpose::Handshake => None,
         }
     }
 
-    /// Counts a delivered packet of a send, and ends the send if it was the last.
-    pub(crate) fn segment_delivered(&mut self, peer: PeerId, id: OpId, msg_id: u32) {
-        let Some(send) = self.sends.get_mut(id).filter(|send| send.is(peer, msg_id)) else {
-            return;
-        };
+    /// Counts a delivered packet of a send; returns the completion of the send if it ends by that.
+    fn segment_delivered(&mut self, peer: PeerId, id: OpId, msg_id: u32) -> Option<Completion<B>> {
+        let send = self.sends.get_mut(id).filter(|send| send.is(peer, msg_id))?;
         send.outstanding -= 1;
         if send.reached == Reached::Nothing {
             send.reached = Reached::Part;
         }
-        if send.outstanding == 0 {
-            self.end_send_if_done(id);
-        }
+        if send.outstanding == 0 { self.send_end_if_done(id) } else { None }
     }
 
     /// Handles a packet that the device failed to deliver.
@@ -233,26 +238,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
-    /// Posts a packet that can be written again if the device refuses it.
-    #[inline]
-    pub(crate) fn post_packet(
-        &mut self,
-        packet: Q::Packet,
-        record: InFlight<B>,
-    ) -> Result<(), (InFlight<B>, PostFailure)> {
-        let (packet_type, length) = (record.packet_type, record.length);
-        match self.transmit.post(packet, self.destination(&record), record) {
-            Ok(()) => {
-                self.statistics.count_sent(packet_type, length);
-                Ok(())
-            }
-            Err(Unposted { packet, record, failure }) => {
-                self.transmit.recycle(packet);
-                Err((record, failure))
-            }
-        }
-    }
-
     #[inline]
     pub(crate) fn destination(&self, record: &InFlight<B>) -> Destination {
         match record.purpose {

@@ -14,6 +14,7 @@
 //! made with the first packet.
 
 use std::collections::VecDeque;
+use std::num::NonZeroU64;
 
 use efa_device::{AddressHandle, Destination, Gid, Qkey, Qpn, Source, Time};
 use efa_handshake::{Extras, PeerState, Support};
@@ -91,6 +92,9 @@ pub(crate) struct Active<P, B> {
     pub(crate) handshake: PeerState,
     /// Whether requests to the peer carry the connid and no other header option, as most do.
     pub(crate) by_connid: bool,
+    /// Length in bytes of the shortest message to the peer that it may read. `None`: the peer and this endpoint can't read
+    /// each other's memory, or its HANDSHAKE hasn't arrived.
+    pub(crate) reads_from: Option<NonZeroU64>,
     pub(crate) next_msg_id: u32,
     /// The send window. The next message never goes at once to a peer with a user queue pair.
     pub(crate) send_window: SendWindow,
@@ -128,6 +132,7 @@ impl<P, B> Active<P, B> {
             incarnations,
             handshake: PeerState::new(),
             by_connid: false,
+            reads_from: None,
             next_msg_id: config.first_msg_id,
             send_window: SendWindow::new(config.old_peer_window, config.first_msg_id),
             window: Window::new(WINDOW.min(config.reorder()))
@@ -162,6 +167,14 @@ impl<P, B> Active<P, B> {
     #[inline]
     pub(crate) fn is_clear(&self) -> bool {
         self.backlog.is_empty() && !self.backoff.is_waiting()
+    }
+
+    /// Whether the next message may be posted at once, if it is one without delivery completion.
+    #[inline(always)]
+    pub(crate) fn goes_at_once(&self, config: &Config) -> bool {
+        self.next_msg_id != self.send_window.stop
+            && self.is_clear()
+            && !self.must_hold(Level::Transmit, config)
     }
 
     /// Whether no request was ever posted to the peer, so that no message to it is in flight.

@@ -164,7 +164,18 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.count_handled();
         match self.handle(completion) {
             None => self.poll_on(),
-            ended => ended,
+            ended => {
+                self.serve_waiting();
+                ended
+            }
+        }
+    }
+
+    /// Serves peers that wait for a response before the application gets a completion: it may not call again.
+    #[inline(always)]
+    fn serve_waiting(&mut self) {
+        if self.schedule().has_ready() {
+            self.follow_up();
         }
     }
 
@@ -193,14 +204,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             let ended = self.handle(completion);
             self.settle();
             if ended.is_some() {
+                self.serve_waiting();
                 return ended;
             }
         }
-        if !self.schedule().has_completions() {
+        if self.schedule().has_completions() {
+            self.serve_waiting();
+        } else {
             self.end_round();
-        } else if self.schedule().has_ready() {
-            // Peers that wait for a response are served before the application's next call.
-            self.follow_up();
         }
         self.poll_completion()
     }
@@ -263,10 +274,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             DeviceCompletion::Send { id, packet, result } => {
                 self.matching.ops.packet_sent(id, packet, result)
             }
-            DeviceCompletion::Rdma { id, result } => {
-                self.matching.ops.rdma_done(id, result);
-                None
-            }
+            DeviceCompletion::Rdma { id, result } => self.matching.ops.rdma_done(id, result),
             DeviceCompletion::Written { immediate, length, source, packet } => {
                 self.core_mut().written_by_device(source, immediate, length);
                 if let Some(packet) = packet {

@@ -16,7 +16,7 @@
 use efa_device::{QueuePair, Region, RegionRange, Status, WorkId};
 use efa_proto::OpId;
 
-use crate::completion::OperationError;
+use crate::completion::{Completion, OperationError};
 use crate::core::Core;
 use crate::event::Event;
 use crate::memory::Memory;
@@ -37,7 +37,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let id = self.transfers.insert(list, transfer);
         let clear = self.core.peers.active(peer).is_some_and(Active::is_clear);
         if over {
-            self.end_transfer(id);
+            let completion = self.transfer_end(id);
+            self.core.complete(completion);
         } else if !clear || self.advance_transfer(id).goes_on() {
             self.core.enqueue(peer, Work::Transfer(id));
         }
@@ -108,17 +109,18 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     }
 
     /// Handles the completion of an RDMA operation. A write with immediate data that failed with RNR
-    /// is posted again after a backoff.
-    pub(crate) fn rdma_done(&mut self, id: WorkId, result: Result<(), Status>) {
-        let Some(RdmaFlight { transfer: id, offset, length, bounce }) =
-            self.core.transmit.rdma_ended(id)
-        else {
-            return;
-        };
+    /// is posted again after a backoff. Returns the completion of the operation if it ends.
+    pub(crate) fn rdma_done(
+        &mut self,
+        id: WorkId,
+        result: Result<(), Status>,
+    ) -> Option<Completion<B>> {
+        let RdmaFlight { transfer: id, offset, length, bounce } =
+            self.core.transmit.rdma_ended(id)?;
         if !self.waiting_transfers.is_empty() {
             self.resume_transfer();
         }
-        let Some(transfer) = self.transfers.get_mut(id) else { return };
+        let transfer = self.transfers.get_mut(id)?;
         transfer.outstanding -= 1;
         let (peer, owner, retried) = (transfer.peer, transfer.owner, transfer.retried);
         // Only a write with immediate data can get RNR, and it is a single operation.
@@ -140,18 +142,20 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             }
             self.core.transmit.recycle_bounce(region);
         }
-        if over {
-            self.end_transfer(id);
-        } else if retry {
-            self.back_off(peer);
-            self.core.enqueue_first(peer, Work::Transfer(id));
-        }
         if result.is_ok()
             && retried
             && let Some(active) = self.core.peers.active_mut(peer)
         {
             active.backoff.delivered();
         }
+        if over {
+            return self.transfer_end(id);
+        }
+        if retry {
+            self.back_off(peer);
+            self.core.enqueue_first(peer, Work::Transfer(id));
+        }
+        None
     }
 
     /// Queues the next waiting transfer. One that belongs to a peer in backoff is queued too, to go on
@@ -184,18 +188,18 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let Some(transfer) = self.transfers.get_mut(id) else { return };
         transfer.failed = Some(error);
         if transfer.is_over() {
-            self.end_transfer(id);
+            let completion = self.transfer_end(id);
+            self.core.complete(completion);
         }
         // This transfer may have been queued in place of another waiting one.
         self.resume_transfer();
     }
 
-    fn end_transfer(&mut self, id: OpId) {
-        let Some(transfer) = self.transfers.remove(id) else { return };
+    /// Removes a transfer that is over; returns the completion of its operation if that ends.
+    fn transfer_end(&mut self, id: OpId) -> Option<Completion<B>> {
+        let transfer = self.transfers.remove(id)?;
         match transfer.owner {
-            Owner::Receive(receive) => {
-                self.memory_read(receive, transfer.start, transfer.failed);
-            }
+            Owner::Receive(receive) => self.memory_read(receive, transfer.start, transfer.failed),
             Owner::Write { send, .. } => self.memory_written(send, transfer.failed),
         }
     }

@@ -7,7 +7,7 @@
 
 use efa_device::QueuePair;
 use efa_match::{Cancelled, Handled, Match, PostId, Source as MatchSource};
-use efa_proto::{EagerConnid, Header, Rtm, RtmKind, Tag};
+use efa_proto::{EagerConnid, Header, LongReadConnid, Rtm, RtmKind, Tag};
 
 use crate::bounds::Excess;
 use crate::charges::Charged;
@@ -180,6 +180,28 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         let payload = eager.payload;
         let shape = Shape::eager(payload.len() as u64);
         self.handled(found, peer, &eager.rtm(), &shape, payload, bytes);
+    }
+
+    /// Matches a message that is to be read.
+    pub(crate) fn longread_arrived(
+        &mut self,
+        peer: PeerId,
+        request: &LongReadConnid,
+        shape: &Shape,
+        bytes: &[u8],
+    ) {
+        match self.match_at_once(peer, request.tag) {
+            Some(posted) => {
+                if let Err(posted) = self.ops.read_at_once(posted, peer, request) {
+                    let target = posted.target(request.tag.is_some());
+                    self.ops.begin_receive(target, peer, &request.rtm(), shape, &[]);
+                }
+            }
+            None => {
+                let found = self.find_receive(peer, request.tag);
+                self.handled(found, peer, &request.rtm(), shape, &[], bytes);
+            }
+        }
     }
 
     /// Looks for the receive of a message. `None`: the device matched it with a receive that has

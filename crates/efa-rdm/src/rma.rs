@@ -24,7 +24,7 @@ use efa_device::{Access, QueuePair, Region as _, Status};
 use efa_handshake::{Extras, Support};
 use efa_proto::{OpId, PacketType, ReadRsp, ReqOptions, RmaIov, Rtr, RtrKind, Rtw, RtwKind};
 
-use crate::completion::{Level, OperationError, Refused, StartError};
+use crate::completion::{Completion, Level, OperationError, Refused, StartError};
 use crate::core::Core;
 use crate::endpoint::Endpoint;
 use crate::event::{DropReason, Event};
@@ -344,11 +344,16 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         self.begin_transfer(transfer);
     }
 
-    /// Ends a direct write: the device has written everything, or `failed`.
-    pub(crate) fn memory_written(&mut self, id: OpId, failed: Option<OperationError>) {
+    /// Ends a direct write: the device has written everything, or `failed`. Returns its completion.
+    pub(crate) fn memory_written(
+        &mut self,
+        id: OpId,
+        failed: Option<OperationError>,
+    ) -> Option<Completion<B>> {
         let peer = self.sends.get(id).map(|send| send.peer);
-        self.end_send(id, failed.map_or(Ok(()), Err));
+        let completion = self.send_end(id, failed.map_or(Ok(()), Err));
         self.core.lose_if_gone(peer, failed);
+        completion
     }
 
     /// Handles a peer's RTW: checks the request and the memory it names, and starts a receive into it.

@@ -1,6 +1,6 @@
 //! The header of a message's packet in one form for all subprotocols, checked once.
 
-use efa_proto::{Header, OpId, Packet, RmaIov, RtaKind, Rtm, RtmKind};
+use efa_proto::{Header, LongReadConnid, OpId, Packet, RmaIov, RtaKind, Rtm, RtmKind};
 
 use crate::coverage::Coverage;
 use crate::event::DropReason;
@@ -37,6 +37,14 @@ impl Shape {
             read_nack: false,
             receipt: false,
         }
+    }
+
+    /// The shape of a message that is to be read, if the request's lengths agree.
+    #[inline(always)]
+    pub(crate) fn long_read(request: &LongReadConnid) -> Option<Self> {
+        let LongReadConnid { msg_length: length, send_id, memory, .. } = *request;
+        let subprotocol = Subprotocol::LongRead;
+        (memory.len() == length).then(|| Self { subprotocol, send_id, ..Self::eager(length) })
     }
 
     /// Fails with `Unsupported` for packet types that this endpoint doesn't handle, and with

@@ -61,27 +61,27 @@ use Operation as O;
 use Subprotocol as S;
 
 // The last two numbers are the work requests and the limit for each: what was measured and 1 %.
-pub(crate) const MEDIUM_64K: Case = case(O::Send, S::Medium, KIB_64, Rdma::NONE, 8, 939);
-pub(crate) const MEDIUM_1M: Case = case(O::Send, S::Medium, MIB_1, Rdma::NONE, 118, 633);
-pub(crate) const LONG_CTS_64K: Case = case(O::Send, S::LongCts, KIB_64, Rdma::NONE, 9, 969);
-pub(crate) const LONG_CTS_1M: Case = case(O::Send, S::LongCts, MIB_1, Rdma::NONE, 122, 632);
-pub(crate) const LONG_READ_64K: Case = case(O::Send, S::LongRead, KIB_64, READ_ONLY, 3, 1539);
-pub(crate) const LONG_READ_1M: Case = case(O::Send, S::LongRead, MIB_1, READ_ONLY, 3, 1539);
-pub(crate) const RUNTING_READ_1M: Case = case(O::Send, S::RuntRead, MIB_1, READ_ONLY, 10, 1287);
-pub(crate) const EMULATED_WRITE_64K: Case = case(O::Write, S::LongCts, KIB_64, Rdma::NONE, 9, 1042);
+pub(crate) const MEDIUM_64K: Case = case(O::Send, S::Medium, KIB_64, Rdma::NONE, 8, 911);
+pub(crate) const MEDIUM_1M: Case = case(O::Send, S::Medium, MIB_1, Rdma::NONE, 118, 631);
+pub(crate) const LONG_CTS_64K: Case = case(O::Send, S::LongCts, KIB_64, Rdma::NONE, 9, 940);
+pub(crate) const LONG_CTS_1M: Case = case(O::Send, S::LongCts, MIB_1, Rdma::NONE, 122, 631);
+pub(crate) const LONG_READ_64K: Case = case(O::Send, S::LongRead, KIB_64, READ_ONLY, 3, 1065);
+pub(crate) const LONG_READ_1M: Case = case(O::Send, S::LongRead, MIB_1, READ_ONLY, 3, 1065);
+pub(crate) const RUNTING_READ_1M: Case = case(O::Send, S::RuntRead, MIB_1, READ_ONLY, 10, 1246);
+pub(crate) const EMULATED_WRITE_64K: Case = case(O::Write, S::LongCts, KIB_64, Rdma::NONE, 9, 1007);
 pub(crate) const EMULATED_WRITE_1M: Case = case(O::Write, S::LongCts, MIB_1, Rdma::NONE, 122, 683);
 pub(crate) const LONG_READ_WRITE_64K: Case =
-    case(O::Write, S::LongRead, KIB_64, READ_ONLY, 3, 1637);
-pub(crate) const LONG_READ_WRITE_1M: Case = case(O::Write, S::LongRead, MIB_1, READ_ONLY, 3, 1637);
-pub(crate) const EMULATED_READ_64K: Case = case(O::Read, S::LongCts, KIB_64, Rdma::NONE, 9, 961);
+    case(O::Write, S::LongRead, KIB_64, READ_ONLY, 3, 1509);
+pub(crate) const LONG_READ_WRITE_1M: Case = case(O::Write, S::LongRead, MIB_1, READ_ONLY, 3, 1509);
+pub(crate) const EMULATED_READ_64K: Case = case(O::Read, S::LongCts, KIB_64, Rdma::NONE, 9, 937);
 pub(crate) const EMULATED_READ_1M: Case = case(O::Read, S::LongCts, MIB_1, Rdma::NONE, 123, 677);
 pub(crate) const DIRECT_WRITE_64K: Case =
-    case(O::Write, S::Direct, KIB_64, Rdma::READ_WRITE, 1, 2195);
+    case(O::Write, S::Direct, KIB_64, Rdma::READ_WRITE, 1, 2044);
 pub(crate) const DIRECT_WRITE_1M: Case =
-    case(O::Write, S::Direct, MIB_1, Rdma::READ_WRITE, 1, 2195);
+    case(O::Write, S::Direct, MIB_1, Rdma::READ_WRITE, 1, 2044);
 pub(crate) const DIRECT_READ_64K: Case =
-    case(O::Read, S::Direct, KIB_64, Rdma::READ_WRITE, 1, 2019);
-pub(crate) const DIRECT_READ_1M: Case = case(O::Read, S::Direct, MIB_1, Rdma::READ_WRITE, 1, 2019);
+    case(O::Read, S::Direct, KIB_64, Rdma::READ_WRITE, 1, 1942);
+pub(crate) const DIRECT_READ_1M: Case = case(O::Read, S::Direct, MIB_1, Rdma::READ_WRITE, 1, 1942);
 
 impl Case {
     /// The limit for a run.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use efa_device::{QueuePairOptions, Status};
 use efa_proto::{Header, MsgId, OpId, PacketType, ReqOptions, RmaIov, Rtm, RtmKind};
-use efa_rdm::{BackoffLimits, Event, OperationError};
+use efa_rdm::{BackoffLimits, Event, OperationError, Subprotocol};
 use efa_sim::local::LocalOptions;
 
 use super::{Memory, World, config, is_untouched_around};
@@ -75,28 +75,33 @@ fn sender_killed_during_the_read_fails_the_receive() {
 
 #[test]
 fn receive_of_removed_peer_completes_after_its_last_read() {
-    let options = LocalOptions::default().with(|options| {
-        options.max_rdma_size = 4096;
-        options.seed = 5;
-    });
-    let mut world = World::new(options);
-    world.add(config());
-    world.add(config().with(|config| config.max_rdma = 4));
-    world.shake_hands();
-    let target = world.region(1, &[0; 300_000]);
-    world.receive_into(1, target, 1);
-    let message = world.region(0, &pattern(300_000, 4));
-    world.send(0, 1, message, 2);
-    while world.endpoint(1).statistics().rdma_bytes < 50_000 {
-        world.step();
+    // In many pieces, of which some have been read, and in one.
+    for (max_rdma_size, read_before) in [(4096, 50_000), (1 << 20, 0)] {
+        let options = LocalOptions::default().with(|options| {
+            options.max_rdma_size = max_rdma_size;
+            options.seed = 5;
+        });
+        let mut world = World::new(options);
+        world.add(config());
+        world.add(config().with(|config| config.max_rdma = 4));
+        world.shake_hands();
+        let target = world.region(1, &[0; 300_000]);
+        world.receive_into(1, target, 1);
+        let message = world.region(0, &pattern(300_000, 4));
+        world.send(0, 1, message, 2);
+        while world.endpoint(1).statistics().rdma_reads == 0
+            || world.endpoint(1).statistics().rdma_bytes < read_before
+        {
+            world.step();
+        }
+        let peer = world.peer(1, 0);
+        world.endpoint(1).remove_peer(peer);
+        assert!(world.take_receives(1).is_empty(), "the device still writes to it");
+        world.drive();
+        let received = world.receive_done(1);
+        assert_eq!(received.result, Err(OperationError::PeerRemoved));
+        assert!(world.endpoint(1).is_quiet());
     }
-    let peer = world.peer(1, 0);
-    world.endpoint(1).remove_peer(peer);
-    assert!(world.take_receives(1).is_empty(), "the device still writes to it");
-    world.drive();
-    let received = world.receive_done(1);
-    assert_eq!(received.result, Err(OperationError::PeerRemoved));
-    assert!(world.endpoint(1).is_quiet());
 }
 
 /// Queued reads are posted in order; one that cannot be posted must not block the next.
@@ -207,5 +212,80 @@ fn reads_beside_a_peer_in_backoff(send_depth: usize) {
         world.take_sends(end);
         world.take_receives(end);
     }
+    world.assert_clean();
+}
+
+/// The send queues have a place for one packet or RDMA operation. Both ends send, so that requests, reads and confirmations
+/// find the place taken.
+#[test]
+fn requests_and_reads_wait_for_a_place_in_a_full_send_queue() {
+    const MESSAGES: u64 = 4;
+    let single = QueuePairOptions::default().with(|options| options.send_depth = 1);
+    for seed in 0..20 {
+        let mut world = World::new(LocalOptions::default().with(|options| options.seed = seed));
+        world.add_with(config(), single);
+        world.add_with(config(), single);
+        world.shake_hands();
+        world.receive_into(0, Memory::Heap(vec![0]), 0);
+        world.send(1, 0, Memory::Heap(vec![1]), 0);
+        world.drive();
+        world.receive_done(0);
+        world.send_done(1);
+        world.forget_packets();
+        for salt in 0..MESSAGES {
+            for (from, to) in [(0, 1), (1, 0)] {
+                let target = world.region(to, &[0; 100_000]);
+                world.receive_into(to, target, salt);
+                let message = world.region(from, &pattern(100_000, salt));
+                world.send(from, to, message, salt);
+            }
+        }
+        world.drive();
+        for end in 0..2 {
+            for salt in 0..MESSAGES {
+                let received = world.receive_done(end);
+                assert_eq!((received.context, received.result), (salt, Ok(())), "seed {seed}");
+                assert_eq!(received.subprotocol, Some(Subprotocol::LongRead));
+                assert!(received.buffer.bytes() == pattern(100_000, salt));
+                assert!(is_untouched_around(&received.buffer));
+            }
+            let sent = world.take_sends(end);
+            assert!(sent.len() == MESSAGES as usize && sent.iter().all(|of| of.result.is_ok()));
+            assert_eq!(world.endpoint(end).statistics().rdma_reads, MESSAGES);
+            let types = world.types_from(end);
+            let confirmations = types.iter().filter(|of| **of == PacketType::Eor).count();
+            assert_eq!((types.len(), confirmations), (2 * MESSAGES as usize, MESSAGES as usize));
+        }
+        world.assert_clean();
+    }
+}
+
+/// The send queue has a place for one packet or RDMA operation, and a packet is on its way when the request arrives.
+#[test]
+fn read_waits_for_the_packet_that_fills_the_send_queue() {
+    let single = QueuePairOptions::default().with(|options| options.send_depth = 1);
+    let mut world = World::new(LocalOptions::default().with(|options| options.seed = 3));
+    world.add(config());
+    world.add_with(config(), single);
+    world.shake_hands();
+    let target = world.region(1, &[0; 100_000]);
+    world.receive_into(1, target, 1);
+    world.receive_into(0, Memory::Heap(vec![0]), 2);
+    let message = world.region(0, &pattern(100_000, 1));
+    world.send(0, 1, message, 1);
+    world.send(1, 0, Memory::Heap(vec![1]), 2);
+    while world.endpoint(1).statistics().received.of(PacketType::LongReadMsgRtm) == 0 {
+        world.step();
+    }
+    assert_eq!(world.endpoint(1).statistics().rdma_reads, 0, "the packet is not delivered yet");
+    world.drive();
+    let received = world.receive_done(1);
+    assert_eq!(received.result, Ok(()));
+    assert!(received.buffer.bytes() == pattern(100_000, 1));
+    assert_eq!(world.endpoint(1).statistics().rdma_reads, 1);
+    for end in 0..2 {
+        assert_eq!(world.send_done(end).result, Ok(()));
+    }
+    assert_eq!(world.receive_done(0).result, Ok(()));
     world.assert_clean();
 }
