@@ -4,7 +4,7 @@
 //! ```text
 //!   client   tell(count) ──────────► server   posts receives
 //!            hear() ◄─────────────── tell(1)
-//!   clock ┌  latency: post, send ──► receive, send back, … count times
+//!   clock ┌  latency: send, post ──► receive, send back, post, … count times
 //!         │  stream:  at most `window` sends under way ──► as many receives posted, … count messages
 //!         └                    ◄──── tell(1)
 //!            … more exchanges, longer ones, until one takes the least time; tell(0)
@@ -142,8 +142,9 @@ fn exchange(transport: &mut impl Transport, point: Point, count: u64) -> Result<
         transport.hear()?;
     } else {
         for _ in 0..count {
-            transport.receive(point, 0)?;
+            // The receive is posted behind the send, as in `ucx_perftest`: the message is on its way meanwhile.
             transport.send(point, 0)?;
+            transport.receive(point, 0)?;
             transport.await_receive(point, 0)?;
             transport.await_send(0)?;
         }
@@ -204,11 +205,13 @@ pub(crate) fn server(transport: &mut impl Transport, points: &[Point]) -> Result
             for number in 0..count {
                 let slot = (number % window) as usize;
                 transport.await_receive(point, slot)?;
+                if !point.is_stream {
+                    transport.send(point, slot)?;
+                }
                 if number + window < count {
                     transport.receive(point, slot)?;
                 }
                 if !point.is_stream {
-                    transport.send(point, slot)?;
                     transport.await_send(slot)?;
                 }
             }
