@@ -7,7 +7,9 @@
 #![allow(clippy::unwrap_used)]
 
 use std::ffi::c_int;
-use std::io::{BufRead, BufReader};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -57,7 +59,9 @@ fn child_exchanges_until_its_handler_exits() {
         libc::alarm(120);
         libc::gettid()
     };
-    println!("\n{MARK}{thread}");
+    // Not by `println!`: if the signal comes before that returns, `exit` finds the standard output in use.
+    let mut output = File::from(std::io::stdout().as_fd().try_clone_to_owned().unwrap());
+    writeln!(output, "\n{MARK}{thread}").unwrap();
     for i in 0.. {
         let length = [8, 70_000, 2_000_000][i as usize % 3];
         two.receive(Receive::untagged(), vec![0; length], i).unwrap();
