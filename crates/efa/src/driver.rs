@@ -102,15 +102,14 @@ pub(crate) struct Driver<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePa
     looks: u32,
 }
 
-/// Polls per reading of the host's clock, which costs more than polling an idle device. While the
-/// engine has a timeout to watch, every poll reads the clock.
+/// Polls per reading of the host's clock, which costs more than polling an idle device: of those that find nothing, after
+/// which nobody waits for it, and of all others. While the engine has a timeout to watch, every poll reads the clock.
 const POLLS_PER_CLOCK_READ: u32 = 8;
+const BUSY_POLLS_PER_CLOCK_READ: u32 = 64;
 
 /// Looks at an idle device after a poll: a look costs a fraction of a poll, but doesn't do what the device does at
 /// intervals.
-const LOOKS_PER_POLL: u32 = 512;
-/// After so many looks the next poll reads the clock.
-const LOOKS_PER_CLOCK_READ: u32 = 64;
+const LOOKS_PER_POLL: u32 = 256;
 
 /// Whether completions of receives name the sender (`FI_SOURCE`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -196,7 +195,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             waiters: Waiters::new(waiters),
             now: Time::ZERO,
             // The first poll reads the clock: the fabric may have been open for long.
-            polls: POLLS_PER_CLOCK_READ - 1,
+            polls: BUSY_POLLS_PER_CLOCK_READ - 1,
             looks: 0,
         }
     }
@@ -504,13 +503,18 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         false
     }
 
-    /// Before the poll that comes after looks: if it comes long after the one before, it reads the clock.
-    #[inline(never)]
+    /// Before the poll that comes after looks. It reads the clock if none of them found anything.
+    #[inline(always)]
     fn end_looks(&mut self) {
-        if (1..LOOKS_PER_POLL - LOOKS_PER_CLOCK_READ).contains(&self.looks) {
+        if self.looks == 1 {
             self.polls = POLLS_PER_CLOCK_READ - 1;
         }
         self.looks = 0;
+    }
+
+    #[inline(never)]
+    fn read_clock(&mut self, clock: &Clock) {
+        self.now = clock.now();
     }
 
     /// After a poll that found nothing: whether only an arrival can change that. A manual clock may be advanced between
@@ -532,10 +536,10 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     pub(crate) fn poll(&mut self, clock: &Clock, mut reader: Reader<'_>) -> bool {
         self.polls = self.polls.wrapping_add(1);
         if clock.is_manual()
-            || self.polls.is_multiple_of(POLLS_PER_CLOCK_READ)
+            || self.polls.is_multiple_of(BUSY_POLLS_PER_CLOCK_READ)
             || self.engine.is_timed()
         {
-            self.now = clock.now();
+            self.read_clock(clock);
         }
         while self.transmit.is_clear() && self.receive.is_clear() {
             // Entries in the queue, of this call or of another thread's, are older than the next
@@ -556,6 +560,9 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         }
         if let Some(accounts) = &mut self.accounts {
             accounts.counters.follow(self.engine.statistics());
+        }
+        if self.polls.is_multiple_of(POLLS_PER_CLOCK_READ) {
+            self.read_clock(clock);
         }
         self.allow_looks(clock);
         false
