@@ -62,7 +62,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         self.min_read.by(is_ours).filter(|_| can_read)
     }
 
-    /// Whether a message is long enough to be read by this peer, which can read.
+    /// Whether the peer can read, and the message is long enough for that.
     pub(crate) fn may_be_read(&self, send: &SendOn<Q, B>) -> bool {
         let reads_from = self.peers.active(send.peer).and_then(|active| active.reads_from);
         !self.min_read.excludes(send.length, || send.memory.is_mapped())
