@@ -127,7 +127,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
         self.count_handled();
         match self.core_mut().transmit.completed_message(id) {
-            Some((peer, message)) => self.matching.ops.single_packet_end(peer, message, Ok(())),
+            Some((peer, message)) => {
+                match self.matching.ops.single_packet_end(peer, message, Ok(())) {
+                    // An injected one.
+                    None => self.poll_on(),
+                    ended => ended,
+                }
+            }
             None => self.poll_segment_delivered(id),
         }
     }

@@ -191,19 +191,16 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         self.in_flight.remove(u32::try_from(id.0).ok()?)
     }
 
-    /// Removes and returns the single-packet message of a completed packet, if it has a buffer and the
-    /// packet wasn't retransmitted. Otherwise the record stays.
+    /// Removes and returns the single-packet message of a completed packet, if it is one and wasn't retransmitted.
+    /// Otherwise the record stays.
     #[inline(always)]
     pub(crate) fn completed_message(&mut self, id: WorkId) -> Option<(PeerId, SinglePacket<B>)> {
         self.in_flight.take(usize::try_from(id.0).ok()?, |record| match &mut record.purpose {
             Purpose::Message(SinglePacket { tag, context, length, buffer })
                 if !record.retransmitted =>
             {
-                let buffer = Some(buffer.take()?);
-                Some((
-                    record.peer,
-                    SinglePacket { tag: *tag, context: *context, length: *length, buffer },
-                ))
+                let (tag, context, length) = (*tag, *context, *length);
+                Some((record.peer, SinglePacket { tag, context, length, buffer: buffer.take() }))
             }
             _ => None,
         })
