@@ -211,15 +211,25 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     #[inline(always)]
     pub(crate) fn post_single_packet(
         &mut self,
-        (packet, end): (Q::Packet, usize),
+        packet: (Q::Packet, usize),
         peer: PeerId,
         (tag, context, length, buffer): (Option<Tag>, u64, usize, B),
     ) -> bool {
         self.single_packets += 1;
+        self.post_eager(packet, peer, (tag, context, length, Some(buffer)))
+    }
+
+    /// Does that. An injected message has no buffer, and isn't counted.
+    #[inline(always)]
+    fn post_eager(
+        &mut self,
+        (packet, end): (Q::Packet, usize),
+        peer: PeerId,
+        (tag, context, length, buffer): (Option<Tag>, u64, usize, Option<B>),
+    ) -> bool {
         let destination = self.core.peers.destination(peer);
         let record = || {
-            let message =
-                SinglePacket { tag, context, length: length as u32, buffer: Some(buffer) };
+            let message = SinglePacket { tag, context, length: length as u32, buffer };
             single_packet(peer, end, message)
         };
         let posted = self.core.transmit.post_for(packet, end as u32, None, destination, record);
@@ -280,10 +290,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     ) -> Result<(), StartError> {
         let eager = Eager { tag, cq_data, length: bytes.len() };
         let copy = |to: &mut [u8]| to.copy_from_slice(bytes);
-        if let Some((packet, end)) = self.core.write_at_once(peer, &eager, copy) {
-            let message =
-                SinglePacket { tag, context: 0, length: bytes.len() as u32, buffer: None };
-            self.post_written(packet, single_packet(peer, end, message));
+        if let Some(written) = self.core.write_at_once(peer, &eager, copy) {
+            self.post_eager(written, peer, (tag, 0, bytes.len(), None));
             return Ok(());
         }
         self.inject_later(peer, &eager, bytes)
