@@ -63,20 +63,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         let connid =
             active.is_some_and(|active| active.handshake.gets_connid(&self.config.profile));
         let connid = connid.then(|| self.connid());
-        for _ in 0..BURST {
-            let seg_offset = send.sent;
-            if seg_offset >= send.window_end {
-                return Advance::Done;
-            }
-            let mut data = CtsData { connid, recv_id: send.recv_id, seg_length: 0, seg_offset };
-            data.seg_length = self.left_of_packet(data.len()).min(send.window_end - seg_offset);
-            let emit = |packet: &mut [u8]| data.emit(packet);
-            let advance = self.post_segment(id, send, PacketType::CtsData, data.seg_length, emit);
-            if advance != Advance::Done {
-                return advance;
-            }
-        }
-        Advance::More
+        let recv_id = send.recv_id;
+        let data = |seg_offset, seg_length| CtsData { connid, recv_id, seg_length, seg_offset };
+        let parts = (data(0, 0).len(), send.window_end, BURST);
+        self.post_segments(id, send, PacketType::CtsData, parts, |packet, offset, length| {
+            data(offset, length).emit(packet)
+        })
     }
 }
 
@@ -147,6 +139,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 
     /// Handles a CTSDATA packet: queues a CTS if the granted window is used up, and completes the receive with the last
     /// one. Drops a packet that lies beyond the window.
+    #[inline(always)]
     pub(crate) fn ctsdata_arrived(&mut self, peer: PeerId, data: &CtsData, payload: &[u8]) {
         let id = data.recv_id;
         let receive = self.receives.get_mut(id);

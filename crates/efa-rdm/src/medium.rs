@@ -138,16 +138,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         connid: Connid,
     ) -> Advance {
         let (msg_id, tag, msg_length) = (MsgId(send.msg_id), send.tag, send.length);
-        while send.sent < msg_length {
-            let seg_offset = send.sent;
-            let medium = MediumConnid { msg_id, tag, msg_length, seg_offset, connid, payload: &[] };
-            let length = self.left_of_packet(medium.rtm().len()).min(msg_length - seg_offset);
-            let emit = |packet: &mut [u8]| medium.emit(packet);
-            let advance = self.post_segment(id, send, medium.packet_type(), length, emit);
-            if advance != Advance::Done {
-                return advance;
-            }
-        }
-        Advance::Done
+        let medium =
+            |seg_offset| MediumConnid { msg_id, tag, msg_length, seg_offset, connid, payload: &[] };
+        let (packet_type, header) = (medium(0).packet_type(), medium(0).rtm().len());
+        self.post_segments(
+            id,
+            send,
+            packet_type,
+            (header, msg_length, usize::MAX),
+            |packet, offset, _| medium(offset).emit(packet),
+        )
     }
 }

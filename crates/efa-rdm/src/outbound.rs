@@ -151,12 +151,17 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     }
 
     /// Handles a packet that was delivered: it lies in memory of the receiver's device.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn packet_delivered(&mut self, id: WorkId) -> Option<Completion<B>> {
         // Most are segments.
-        if let Some((peer, id, msg_id)) = self.core.transmit.completed_segment(id) {
-            return self.segment_delivered(peer, id, msg_id);
+        match self.core.transmit.completed_segment(id) {
+            Some((peer, id, msg_id)) => self.segment_delivered(peer, id, msg_id),
+            None => self.other_packet_delivered(id),
         }
+    }
+
+    #[inline(never)]
+    fn other_packet_delivered(&mut self, id: WorkId) -> Option<Completion<B>> {
         let InFlight { peer, purpose, retransmitted, .. } = self.core.transmit.completed(id)?;
         if retransmitted && let Some(active) = self.core.peers.active_mut(peer) {
             active.backoff.delivered();
@@ -171,6 +176,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     }
 
     /// Counts a delivered packet of a send; returns the completion of the send if it ends by that.
+    #[inline(always)]
     fn segment_delivered(&mut self, peer: PeerId, id: OpId, msg_id: u32) -> Option<Completion<B>> {
         let send = self.sends.get_mut(id).filter(|send| send.is(peer, msg_id))?;
         send.outstanding -= 1;

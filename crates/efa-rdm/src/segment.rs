@@ -4,7 +4,7 @@
 //!   send ── the next bytes ──► header │ bytes ── device ──► coverage: new? ──► buffer of the receive
 //! ```
 
-use efa_device::{QueuePair, Region, Status};
+use efa_device::{Destination, QueuePair, Region};
 use efa_proto::{EmitError, OpId, PacketType};
 
 use crate::core::Core;
@@ -32,6 +32,48 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         length: u64,
         emit: impl FnOnce(&mut [u8]) -> Result<usize, EmitError>,
     ) -> Advance {
+        let destination = self.peers.destination(send.peer);
+        self.post_to(destination, id, send, packet_type, length, emit)
+    }
+
+    /// Does that with the data of a send up to byte `end`, in packets of which each has a header of `header` bytes, written by
+    /// `emit` for an offset and a length. After `most` packets returns `More`.
+    #[inline(always)]
+    pub(crate) fn post_segments(
+        &mut self,
+        id: OpId,
+        send: &mut SendOn<Q, B>,
+        packet_type: PacketType,
+        (header, end, most): (usize, u64, usize),
+        emit: impl Fn(&mut [u8], u64, u64) -> Result<usize, EmitError>,
+    ) -> Advance {
+        let destination = self.peers.destination(send.peer);
+        let longest = self.left_of_packet(header);
+        for _ in 0..most {
+            let offset = send.sent;
+            if offset >= end {
+                return Advance::Done;
+            }
+            let length = longest.min(end - offset);
+            let emit = |packet: &mut [u8]| emit(packet, offset, length);
+            let advance = self.post_to(destination, id, send, packet_type, length, emit);
+            if advance != Advance::Done {
+                return advance;
+            }
+        }
+        Advance::More
+    }
+
+    #[inline(always)]
+    fn post_to(
+        &mut self,
+        destination: Destination,
+        id: OpId,
+        send: &mut SendOn<Q, B>,
+        packet_type: PacketType,
+        length: u64,
+        emit: impl FnOnce(&mut [u8]) -> Result<usize, EmitError>,
+    ) -> Advance {
         let Ok(mut packet) = self.transmit.packet() else { return Advance::Blocked };
         let bytes = packet.as_mut();
         let written = emit(bytes).ok().and_then(|header| {
@@ -43,40 +85,41 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
             self.transmit.recycle(packet);
             return Advance::TooLong;
         };
-        let peer = send.peer;
         let record = InFlight {
-            peer,
+            peer: send.peer,
             purpose: Purpose::Send { id, msg_id: send.msg_id },
             packet_type,
             length: end as u32,
             retransmitted: false,
         };
-        match self.transmit.post(packet, self.peers.destination(peer), record) {
+        match self.transmit.post(packet, destination, record) {
             Ok(()) => {
                 self.statistics.count_sent(packet_type, end as u32);
                 send.sent += length;
                 send.outstanding += 1;
                 Advance::Done
             }
-            Err(Unposted { packet, failure, .. }) => {
-                self.transmit.recycle(packet);
-                match failure {
-                    PostFailure::Blocked => Advance::Blocked,
-                    PostFailure::Lacking(error) => {
-                        self.lack(peer, *error);
-                        Advance::Blocked
-                    }
-                    PostFailure::Refused(status) => self.segment_refused(peer, status),
-                }
-            }
+            Err(unposted) => self.segment_not_posted(unposted),
         }
     }
 
     #[cold]
-    fn segment_refused(&mut self, peer: PeerId, status: Status) -> Advance {
-        self.statistics.send_errors += 1;
-        self.lose_peer(peer, status);
-        Advance::Stopped
+    #[inline(never)]
+    fn segment_not_posted(&mut self, unposted: Unposted<Q::Packet, B>) -> Advance {
+        let Unposted { packet, record, failure } = unposted;
+        self.transmit.recycle(packet);
+        match failure {
+            PostFailure::Blocked => Advance::Blocked,
+            PostFailure::Lacking(error) => {
+                self.lack(record.peer, *error);
+                Advance::Blocked
+            }
+            PostFailure::Refused(status) => {
+                self.statistics.send_errors += 1;
+                self.lose_peer(record.peer, status);
+                Advance::Stopped
+            }
+        }
     }
 }
 
@@ -93,7 +136,7 @@ impl<B: Payload<R>, R: Region> Receive<Memory<B, R>> {
     /// Copies a segment that the caller has checked to lie within the message. Bytes beyond the
     /// buffer's length count as arrived but aren't copied. Fails if the segment overlaps bytes that
     /// have arrived, or leaves too many holes.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take_segment(
         &mut self,
         offset: u64,

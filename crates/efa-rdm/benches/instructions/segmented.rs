@@ -61,24 +61,24 @@ use Operation as O;
 use Subprotocol as S;
 
 // The last two numbers are the work requests and the limit for each: what was measured and 1 %.
-pub(crate) const MEDIUM_64K: Case = case(O::Send, S::Medium, KIB_64, Rdma::NONE, 8, 911);
-pub(crate) const MEDIUM_1M: Case = case(O::Send, S::Medium, MIB_1, Rdma::NONE, 118, 631);
-pub(crate) const LONG_CTS_64K: Case = case(O::Send, S::LongCts, KIB_64, Rdma::NONE, 9, 940);
-pub(crate) const LONG_CTS_1M: Case = case(O::Send, S::LongCts, MIB_1, Rdma::NONE, 122, 631);
-pub(crate) const LONG_READ_64K: Case = case(O::Send, S::LongRead, KIB_64, READ_ONLY, 3, 1065);
-pub(crate) const LONG_READ_1M: Case = case(O::Send, S::LongRead, MIB_1, READ_ONLY, 3, 1065);
-pub(crate) const RUNTING_READ_1M: Case = case(O::Send, S::RuntRead, MIB_1, READ_ONLY, 10, 1246);
-pub(crate) const EMULATED_WRITE_64K: Case = case(O::Write, S::LongCts, KIB_64, Rdma::NONE, 9, 1007);
-pub(crate) const EMULATED_WRITE_1M: Case = case(O::Write, S::LongCts, MIB_1, Rdma::NONE, 122, 683);
+pub(crate) const MEDIUM_64K: Case = case(O::Send, S::Medium, KIB_64, Rdma::NONE, 8, 853);
+pub(crate) const MEDIUM_1M: Case = case(O::Send, S::Medium, MIB_1, Rdma::NONE, 118, 574);
+pub(crate) const LONG_CTS_64K: Case = case(O::Send, S::LongCts, KIB_64, Rdma::NONE, 9, 912);
+pub(crate) const LONG_CTS_1M: Case = case(O::Send, S::LongCts, MIB_1, Rdma::NONE, 122, 603);
+pub(crate) const LONG_READ_64K: Case = case(O::Send, S::LongRead, KIB_64, READ_ONLY, 3, 1060);
+pub(crate) const LONG_READ_1M: Case = case(O::Send, S::LongRead, MIB_1, READ_ONLY, 3, 1059);
+pub(crate) const RUNTING_READ_1M: Case = case(O::Send, S::RuntRead, MIB_1, READ_ONLY, 10, 1225);
+pub(crate) const EMULATED_WRITE_64K: Case = case(O::Write, S::LongCts, KIB_64, Rdma::NONE, 9, 978);
+pub(crate) const EMULATED_WRITE_1M: Case = case(O::Write, S::LongCts, MIB_1, Rdma::NONE, 122, 654);
 pub(crate) const LONG_READ_WRITE_64K: Case =
-    case(O::Write, S::LongRead, KIB_64, READ_ONLY, 3, 1509);
-pub(crate) const LONG_READ_WRITE_1M: Case = case(O::Write, S::LongRead, MIB_1, READ_ONLY, 3, 1509);
-pub(crate) const EMULATED_READ_64K: Case = case(O::Read, S::LongCts, KIB_64, Rdma::NONE, 9, 937);
-pub(crate) const EMULATED_READ_1M: Case = case(O::Read, S::LongCts, MIB_1, Rdma::NONE, 123, 677);
+    case(O::Write, S::LongRead, KIB_64, READ_ONLY, 3, 1502);
+pub(crate) const LONG_READ_WRITE_1M: Case = case(O::Write, S::LongRead, MIB_1, READ_ONLY, 3, 1502);
+pub(crate) const EMULATED_READ_64K: Case = case(O::Read, S::LongCts, KIB_64, Rdma::NONE, 9, 909);
+pub(crate) const EMULATED_READ_1M: Case = case(O::Read, S::LongCts, MIB_1, Rdma::NONE, 123, 648);
 pub(crate) const DIRECT_WRITE_64K: Case =
-    case(O::Write, S::Direct, KIB_64, Rdma::READ_WRITE, 1, 2044);
+    case(O::Write, S::Direct, KIB_64, Rdma::READ_WRITE, 1, 2043);
 pub(crate) const DIRECT_WRITE_1M: Case =
-    case(O::Write, S::Direct, MIB_1, Rdma::READ_WRITE, 1, 2044);
+    case(O::Write, S::Direct, MIB_1, Rdma::READ_WRITE, 1, 2043);
 pub(crate) const DIRECT_READ_64K: Case =
     case(O::Read, S::Direct, KIB_64, Rdma::READ_WRITE, 1, 1942);
 pub(crate) const DIRECT_READ_1M: Case = case(O::Read, S::Direct, MIB_1, Rdma::READ_WRITE, 1, 1942);

@@ -369,8 +369,8 @@ pub(crate) const LONG_REPEATED: Kind = kind(1286, |to, _| to.rtm(6, longcts(fals
 pub(crate) const LONG_NOT_NACKED: Kind = kind(758, |to, _| to.rtm(3, longcts(true), 0));
 // Segments: one range too many; one that closes the first gap, which moves 4,096 ranges (callgrind counts each
 // byte of `rep movsb`); of an unexpected message.
-pub(crate) const RANGE_TOO_MANY: Kind = kind(1098, |to, _| to.rtm(1, segment(400_001), 1));
-pub(crate) const FIRST_GAP: Kind = kind(66_692, |to, round| to.rtm(1, segment(2 + 4 * round), 2));
+pub(crate) const RANGE_TOO_MANY: Kind = kind(1083, |to, _| to.rtm(1, segment(400_001), 1));
+pub(crate) const FIRST_GAP: Kind = kind(66_677, |to, round| to.rtm(1, segment(2 + 4 * round), 2));
 pub(crate) const UNEXPECTED_SEGMENT: Kind = kind(1069, |to, _| to.rtm(2, segment(30_000), 1));
 // Writes, reads and atomics of memory that isn't there.
 pub(crate) const WRITE: Kind = kind(740, |to, _| {
