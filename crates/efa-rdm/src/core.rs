@@ -157,7 +157,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     }
 
     /// The list of a peer's operations: the slot of its state, which is made if there is none.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn operations_of(&mut self, peer: PeerId) -> Option<u32> {
         match self.peers.slot(peer) {
             Some(slot) => Some(slot),

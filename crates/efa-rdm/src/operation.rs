@@ -116,10 +116,12 @@ impl<T, const KIND: u32> OperationTable<T, KIND> {
         id
     }
 
+    #[inline(always)]
     pub(crate) fn get(&self, id: OpId) -> Option<&T> {
         self.operations.get(self.index(id)?)
     }
 
+    #[inline(always)]
     pub(crate) fn get_mut(&mut self, id: OpId) -> Option<&mut T> {
         let index = self.index(id)?;
         self.operations.get_mut(index)
