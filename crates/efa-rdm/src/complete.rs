@@ -1,10 +1,10 @@
 //! The path of a completion: how each kind of operation ends, up to the queue that the application polls.
 //!
 //! ```text
-//!   send ─────────────────► end_send ──────────┐
-//!   receive, read ────────► end_receive ───────┤
-//!   single-packet message ► single_packet_end ─┼─► complete ─► queue ─► poll, poll_completion
-//!   write by a peer ──────► written ───────────┘
+//!   send ─────────────────► send_end ──────────┐
+//!   receive, read ────────► receive_end ───────┼─► returned to `poll`, where that is what ended
+//!   single-packet message ► single_packet_end ─┤
+//!   write by a peer ──────► written ───────────┴─► complete ─► queue ─► poll, poll_completion
 //! ```
 
 use efa_device::{QueuePair, Source};
@@ -295,7 +295,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     }
 
     /// Removes the state of an atomic; returns its completion.
-    #[cold]
+    #[inline(never)]
     fn atomic_end(
         &mut self,
         (context, peer): (u64, PeerId),
