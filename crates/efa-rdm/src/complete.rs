@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   send ─────────────────► send_end ──────────┐
-//!   receive, read ────────► receive_end ───────┼─► returned to `poll`, where that is what ended
+//!   receive, read ────────► receive_end ───────┼─► returned by the `poll` whose device completion ended it
 //!   single-packet message ► single_packet_end ─┤
 //!   write by a peer ──────► written ───────────┴─► complete ─► queue ─► poll, poll_completion
 //! ```

@@ -219,7 +219,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         self.post_eager(packet, peer, (tag, context, length, Some(buffer)))
     }
 
-    /// Does that. An injected message has no buffer, and isn't counted.
+    /// Posts the packet of a message that is counted, or of an injected one, which has no buffer.
     #[inline(always)]
     fn post_eager(
         &mut self,

@@ -169,6 +169,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let core = &mut self.core;
         let Some(active) = core.peers.active_mut(peer) else { return Err(message) };
         let goes = active.by_connid
+            && !active.lacking
             && active.reads_from.is_some_and(|from| length >= from.get())
             && active.goes_at_once(&core.config);
         let readable =

@@ -168,7 +168,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     #[inline(never)]
     fn poll_completed(&mut self, completion: DeviceCompletion<Q::Packet>) -> Option<Completion<B>> {
         self.count_handled();
-        match self.handle(completion) {
+        let ended = self.handle(completion);
+        // An operation may end because its peer does.
+        self.settle();
+        match ended {
             None => self.poll_on(),
             ended => {
                 self.serve_waiting();
@@ -240,8 +243,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             let Some(completion) = core.transmit.device.poll(core.now) else { break };
             self.count_handled();
             let ended = self.handle(completion);
-            self.settle();
             self.core_mut().complete(ended);
+            self.settle();
         }
         self.end_round();
     }

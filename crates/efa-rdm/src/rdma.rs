@@ -57,7 +57,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
     }
 
-    /// Does that. Fails if the device refuses an operation, or there is no such remote memory.
+    /// Posts RDMA operations of a transfer. Fails if the device refuses one, or there is no such remote memory.
     fn post_transfer(&mut self, id: OpId) -> Result<Advance, Status> {
         let Self { core, sends, receives, transfers, waiting_transfers, .. } = self;
         let Some(transfer) = transfers.get_mut(id) else { return Ok(Advance::Done) };

@@ -36,8 +36,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         self.post_to(destination, id, send, packet_type, length, emit)
     }
 
-    /// Does that with the data of a send up to byte `end`, in packets of which each has a header of `header` bytes, written by
-    /// `emit` for an offset and a length. After `most` packets returns `More`.
+    /// Writes and posts packets with the data of a send up to byte `end`, each with a header of `header` bytes that `emit`
+    /// writes for an offset and a length. Returns `More` after `most` packets.
     #[inline(always)]
     pub(crate) fn post_segments(
         &mut self,

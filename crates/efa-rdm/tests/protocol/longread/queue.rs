@@ -8,7 +8,7 @@ use efa_rdm::{BackoffLimits, Event, OperationError, Subprotocol};
 use efa_sim::local::LocalOptions;
 
 use super::{Memory, World, config, is_untouched_around};
-use crate::world::{pattern, place};
+use crate::world::{Driving, pattern, place};
 
 // The device reads at most 4 KiB at a time, and at most three reads are in progress.
 // conformance: A6 A168
@@ -71,6 +71,43 @@ fn sender_killed_during_the_read_fails_the_receive() {
     assert!(world.ends[1].events.iter().any(|event| matches!(event, Event::PeerLost { .. })));
     world.ends[0].endpoint.cancel_all();
     assert_eq!(world.send_done(0).result, Err(OperationError::Cancelled));
+}
+
+/// With `poll`, the failed read is the only thing that the call handles.
+#[test]
+fn sender_killed_during_a_read_in_one_piece_fails_all_operations_with_it() {
+    for driving in [Driving::Progress, Driving::Poll, Driving::Sparing] {
+        let mut world = World::new(LocalOptions::default().with(|options| options.seed = 5));
+        world.add(config());
+        world.add(config());
+        world.shake_hands();
+        world.receive_into(0, Memory::Heap(vec![0]), 0);
+        world.send(1, 0, Memory::Heap(vec![1]), 0);
+        world.drive();
+        world.receive_done(0);
+        world.send_done(1);
+        world.ends[1].driving = driving;
+        // It waits for a receive, and its request has been delivered.
+        let message = world.region(1, &pattern(300_000, 5));
+        world.send(1, 0, message, 3);
+        world.drive();
+        let target = world.region(1, &[0; 300_000]);
+        world.receive_into(1, target, 1);
+        let message = world.region(0, &pattern(300_000, 4));
+        world.send(0, 1, message, 2);
+        while world.endpoint(1).statistics().rdma_reads == 0 {
+            world.step();
+        }
+        let dead = place(&world.ends[0]);
+        world.network.kill(dead).unwrap();
+        world.drive();
+        let lost = Err(OperationError::Device(Status::UnresponsiveRemote));
+        assert_eq!(world.receive_done(1).result, lost, "{driving:?}");
+        assert_eq!(world.send_done(1).result, lost, "{driving:?}");
+        assert!(world.endpoint(1).is_quiet());
+        world.ends[0].endpoint.cancel_all();
+        world.take_sends(0);
+    }
 }
 
 #[test]
