@@ -95,21 +95,25 @@ pub(crate) struct Driver<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePa
     releases: Vec<(Parts, Entry)>,
     /// `None` if nobody can sleep until the endpoint has something.
     waiters: Option<Box<Waiters>>,
-    /// The time when the clock was last read, and the number of polls so far.
+    /// The time when the clock was last read, and the number of polls since.
     now: Time,
     polls: u32,
     /// One more than the looks that may be made before the next poll. 0 after an operation started or completed.
     looks: u32,
 }
 
-/// Polls per reading of the host's clock, which costs more than polling an idle device: of those that find nothing, after
-/// which nobody waits for it, and of all others. While the engine has a timeout to watch, every poll reads the clock.
+/// A poll that finds nothing reads the host's clock at its end, when no completion waits for that, if there were so many
+/// polls since the last reading. A reading costs more than polling an idle device. While the engine has a timeout to watch,
+/// every poll begins with one.
 const POLLS_PER_CLOCK_READ: u32 = 8;
+/// After so many polls, all of which found something, one begins with a reading.
 const BUSY_POLLS_PER_CLOCK_READ: u32 = 64;
 
 /// Looks at an idle device after a poll: a look costs a fraction of a poll, but doesn't do what the device does at
 /// intervals.
 const LOOKS_PER_POLL: u32 = 256;
+/// So many looks count as a poll.
+const LOOKS_LIKE_A_POLL: u32 = 8;
 
 /// Whether completions of receives name the sender (`FI_SOURCE`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,7 +199,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             waiters: Waiters::new(waiters),
             now: Time::ZERO,
             // The first poll reads the clock: the fabric may have been open for long.
-            polls: BUSY_POLLS_PER_CLOCK_READ - 1,
+            polls: BUSY_POLLS_PER_CLOCK_READ,
             looks: 0,
         }
     }
@@ -503,11 +507,13 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         false
     }
 
-    /// Before the poll that comes after looks. It reads the clock if none of them found anything.
+    /// Before the poll that comes after looks. It begins with a reading of the clock if none of them found anything.
     #[inline(always)]
     fn end_looks(&mut self) {
-        if self.looks == 1 {
-            self.polls = POLLS_PER_CLOCK_READ - 1;
+        match self.looks {
+            0 => {}
+            1 => self.polls = BUSY_POLLS_PER_CLOCK_READ,
+            looks => self.polls += (LOOKS_PER_POLL - looks) / LOOKS_LIKE_A_POLL,
         }
         self.looks = 0;
     }
@@ -515,6 +521,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     #[inline(never)]
     fn read_clock(&mut self, clock: &Clock) {
         self.now = clock.now();
+        self.polls = 0;
     }
 
     /// After a poll that found nothing: whether only an arrival can change that. A manual clock may be advanced between
@@ -534,11 +541,8 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     /// While completions are deferred the endpoint makes no progress, and senders get RNR.
     #[inline(always)]
     pub(crate) fn poll(&mut self, clock: &Clock, mut reader: Reader<'_>) -> bool {
-        self.polls = self.polls.wrapping_add(1);
-        if clock.is_manual()
-            || self.polls.is_multiple_of(BUSY_POLLS_PER_CLOCK_READ)
-            || self.engine.is_timed()
-        {
+        self.polls += 1;
+        if clock.is_manual() || self.polls > BUSY_POLLS_PER_CLOCK_READ || self.engine.is_timed() {
             self.read_clock(clock);
         }
         while self.transmit.is_clear() && self.receive.is_clear() {
@@ -561,7 +565,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         if let Some(accounts) = &mut self.accounts {
             accounts.counters.follow(self.engine.statistics());
         }
-        if self.polls.is_multiple_of(POLLS_PER_CLOCK_READ) {
+        if self.polls >= POLLS_PER_CLOCK_READ {
             self.read_clock(clock);
         }
         self.allow_looks(clock);
