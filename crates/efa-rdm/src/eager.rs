@@ -82,7 +82,8 @@ fn single_packet<B>(peer: PeerId, length: usize, message: SinglePacket<B>) -> In
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
-    /// Sends a message that was queued as a [`Send`] as a single packet, and removes the `Send`.
+    /// Sends a message that was queued as a [`Send`](crate::operations::Send) as a single packet, and
+    /// removes the `Send`.
     pub(crate) fn send_single_packet(&mut self, id: OpId, rtm: &Rtm<'_>) -> Advance {
         let Ok(mut packet) = self.core.transmit.packet() else { return Advance::Blocked };
         let Some((peer, message)) = self.take_single_packet(id) else {
@@ -148,7 +149,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
-    /// Sends a message as a single packet whose [`Send`] stays until it is delivered, or longer.
+    /// Sends a message as a single packet whose [`Send`](crate::operations::Send) stays until it is
+    /// delivered, or longer.
     pub(crate) fn send_eager(
         &mut self,
         id: OpId,

@@ -136,19 +136,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         let (msg_id, tag, msg_length) = (MsgId(send.msg_id), send.tag, send.length);
         let runt_length = self.config.runt_size.min(msg_length);
         send.in_packets = runt_length;
-        while send.sent < runt_length {
-            let seg_offset = send.sent;
+        let rtm = |seg_offset| {
             let kind =
                 RtmKind::RuntRead { msg_length, send_id: id, seg_offset, runt_length, read_iov };
-            let rtm = Rtm { msg_id, tag, kind, options };
-            let length = self.left_of_packet(rtm.len()).min(runt_length - seg_offset);
-            let advance =
-                self.post_segment(id, send, rtm.packet_type(), length, |packet| rtm.emit(packet));
-            if advance != Advance::Done {
-                return advance;
-            }
-        }
-        Advance::Done
+            Rtm { msg_id, tag, kind, options }
+        };
+        let parts = (rtm(0).len(), runt_length, usize::MAX);
+        self.post_segments(id, send, rtm(0).packet_type(), parts, |packet, offset, _| {
+            rtm(offset).emit(packet)
+        })
     }
 }
 

@@ -113,21 +113,18 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         {
             return self.send_medium_by_connid(id, send, connid);
         }
-        while send.sent < msg_length {
-            let seg_offset = send.sent;
-            let kind = match send.level {
+        let level = send.level;
+        let rtm = |seg_offset| {
+            let kind = match level {
                 Level::Inject | Level::Transmit => RtmKind::Medium { msg_length, seg_offset },
                 Level::Delivery => RtmKind::DcMedium { send_id: id, msg_length, seg_offset },
             };
-            let rtm = Rtm { msg_id, tag, kind, options };
-            let length = self.left_of_packet(rtm.len()).min(msg_length - seg_offset);
-            let advance =
-                self.post_segment(id, send, rtm.packet_type(), length, |packet| rtm.emit(packet));
-            if advance != Advance::Done {
-                return advance;
-            }
-        }
-        Advance::Done
+            Rtm { msg_id, tag, kind, options }
+        };
+        let parts = (rtm(0).len(), msg_length, usize::MAX);
+        self.post_segments(id, send, rtm(0).packet_type(), parts, |packet, offset, _| {
+            rtm(offset).emit(packet)
+        })
     }
 
     /// Sends the remaining segments to a peer that gets the connid and nothing else in their headers.
@@ -140,13 +137,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         let (msg_id, tag, msg_length) = (MsgId(send.msg_id), send.tag, send.length);
         let medium =
             |seg_offset| MediumConnid { msg_id, tag, msg_length, seg_offset, connid, payload: &[] };
-        let (packet_type, header) = (medium(0).packet_type(), medium(0).rtm().len());
-        self.post_segments(
-            id,
-            send,
-            packet_type,
-            (header, msg_length, usize::MAX),
-            |packet, offset, _| medium(offset).emit(packet),
-        )
+        let parts = (medium(0).rtm().len(), msg_length, usize::MAX);
+        self.post_segments(id, send, medium(0).packet_type(), parts, |packet, offset, _| {
+            medium(offset).emit(packet)
+        })
     }
 }

@@ -111,24 +111,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                 self.core.statistics.count_sent(packet_type, length);
                 Advance::Done
             }
-            Err(unposted) => self.control_not_posted(unposted),
-        }
-    }
-
-    #[cold]
-    fn control_not_posted(&mut self, unposted: Unposted<Q::Packet, B>) -> Advance {
-        let Unposted { packet, record, failure } = unposted;
-        self.core.transmit.recycle(packet);
-        match failure {
-            PostFailure::Blocked => Advance::Blocked,
-            PostFailure::Lacking(error) => {
-                self.core.lack(record.peer, *error);
-                Advance::Blocked
-            }
-            PostFailure::Refused(status) => {
-                self.packet_failed(record, status);
-                Advance::Stopped
-            }
+            Err(unposted) => self.core.not_posted(unposted),
         }
     }
 
@@ -227,23 +210,47 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// lost with it.
     #[cold]
     pub(crate) fn packet_failed(&mut self, record: InFlight<B>, status: Status) {
-        self.core.statistics.send_errors += 1;
-        let error = OperationError::Device(status);
+        self.core.lose_peer_of(&record, status);
         let InFlight { peer, purpose, .. } = record;
-        // A peer that sent one packet and closed is no error (section 2.3).
-        if matches!(purpose, Purpose::Handshake) && status.is_peer_gone() {
-            self.core.end_peer(peer, error);
-        } else {
-            self.core.lose_peer(peer, status);
-        }
         // A message of one packet has no operation that could end with its peer.
         if let Some(message) = purpose.message() {
-            self.single_packet_ended(peer, message, Err(error));
+            self.single_packet_ended(peer, message, Err(OperationError::Device(status)));
         }
     }
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
+    /// Handles a packet that the device didn't take, and that is written again when it can be posted. No message goes with
+    /// it.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn not_posted(&mut self, unposted: Unposted<Q::Packet, B>) -> Advance {
+        let Unposted { packet, record, failure } = unposted;
+        self.transmit.recycle(packet);
+        match failure {
+            PostFailure::Blocked => Advance::Blocked,
+            PostFailure::Lacking(error) => {
+                self.lack(record.peer, *error);
+                Advance::Blocked
+            }
+            PostFailure::Refused(status) => {
+                self.lose_peer_of(&record, status);
+                Advance::Stopped
+            }
+        }
+    }
+
+    /// Ends the peer of a packet that will never arrive.
+    fn lose_peer_of(&mut self, record: &InFlight<B>, status: Status) {
+        self.statistics.send_errors += 1;
+        // A peer that sent one packet and closed is no error (section 2.3).
+        if matches!(record.purpose, Purpose::Handshake) && status.is_peer_gone() {
+            self.end_peer(record.peer, OperationError::Device(status));
+        } else {
+            self.lose_peer(record.peer, status);
+        }
+    }
+
     #[inline]
     pub(crate) fn destination(&self, record: &InFlight<B>) -> Destination {
         match record.purpose {

@@ -197,10 +197,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
                     self.ops.begin_receive(target, peer, &request.rtm(), shape, &[]);
                 }
             }
-            None => {
-                let found = self.find_receive(peer, request.tag);
-                self.handled(found, peer, &request.rtm(), shape, &[], bytes);
-            }
+            None => self.message_begins(peer, &request.rtm(), shape, &[], bytes),
         }
     }
 

@@ -14,7 +14,6 @@ use crate::ids::PeerId;
 use crate::memory::Memory;
 use crate::operations::{Operations, Reading, Receive, SendOn};
 use crate::payload::Payload;
-use crate::transmit::{PostFailure, Unposted};
 use crate::work::{Advance, InFlight, Purpose};
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
@@ -99,26 +98,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
                 send.outstanding += 1;
                 Advance::Done
             }
-            Err(unposted) => self.segment_not_posted(unposted),
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn segment_not_posted(&mut self, unposted: Unposted<Q::Packet, B>) -> Advance {
-        let Unposted { packet, record, failure } = unposted;
-        self.transmit.recycle(packet);
-        match failure {
-            PostFailure::Blocked => Advance::Blocked,
-            PostFailure::Lacking(error) => {
-                self.lack(record.peer, *error);
-                Advance::Blocked
-            }
-            PostFailure::Refused(status) => {
-                self.statistics.send_errors += 1;
-                self.lose_peer(record.peer, status);
-                Advance::Stopped
-            }
+            Err(unposted) => self.not_posted(unposted),
         }
     }
 }

@@ -90,12 +90,17 @@ impl World {
     /// Sends one byte, so that HANDSHAKEs are exchanged.
     fn shake_hands(&mut self) {
         self.acquaint();
-        self.receive_into(1, Memory::Heap(vec![0]), 0);
-        self.send(0, 1, Memory::Heap(vec![1]), 0);
-        self.drive();
-        self.receive_done(1);
-        self.send_done(0);
+        self.send_byte(0, 1);
         self.forget_packets();
+    }
+
+    /// Sends one byte, until both ends have completed that.
+    fn send_byte(&mut self, from: usize, to: usize) {
+        self.receive_into(to, Memory::Heap(vec![0]), 0);
+        self.send(from, to, Memory::Heap(vec![1]), 0);
+        self.drive();
+        self.receive_done(to);
+        self.send_done(from);
     }
 }
 

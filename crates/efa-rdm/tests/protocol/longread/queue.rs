@@ -81,11 +81,7 @@ fn sender_killed_during_a_read_in_one_piece_fails_all_operations_with_it() {
         world.add(config());
         world.add(config());
         world.shake_hands();
-        world.receive_into(0, Memory::Heap(vec![0]), 0);
-        world.send(1, 0, Memory::Heap(vec![1]), 0);
-        world.drive();
-        world.receive_done(0);
-        world.send_done(1);
+        world.send_byte(1, 0);
         world.ends[1].driving = driving;
         // It waits for a receive, and its request has been delivered.
         let message = world.region(1, &pattern(300_000, 5));
@@ -150,10 +146,7 @@ fn failed_read_does_not_delay_queued_reads() {
     world.add(config());
     world.shake_hands();
     // A message of end 2 introduces it to end 1.
-    world.receive_into(1, Memory::Heap(vec![0]), 0);
-    world.send(2, 1, Memory::Heap(vec![1]), 0);
-    world.drive();
-    world.receive_done(1);
+    world.send_byte(2, 1);
     for context in 1..4 {
         world.receive_into(1, Memory::Heap(vec![0; 200_000]), context);
     }
@@ -263,11 +256,7 @@ fn requests_and_reads_wait_for_a_place_in_a_full_send_queue() {
         world.add_with(config(), single);
         world.add_with(config(), single);
         world.shake_hands();
-        world.receive_into(0, Memory::Heap(vec![0]), 0);
-        world.send(1, 0, Memory::Heap(vec![1]), 0);
-        world.drive();
-        world.receive_done(0);
-        world.send_done(1);
+        world.send_byte(1, 0);
         world.forget_packets();
         for salt in 0..MESSAGES {
             for (from, to) in [(0, 1), (1, 0)] {
