@@ -6,34 +6,37 @@
 //! ```text
 //!      host 10.0.0.1                                          host 10.0.0.2
 //!  ┌──────────────────┐                                   ┌──────────────────┐
-//!  │ TcpQueuePair 4001│── packets ─► connection ─────────►│ TcpQueuePair 4002│
-//!  │  listens on 4001 │◄─────────────── acknowledgements ─│  listens on 4002 │
-//!  │                  │◄──────────── connection ◄ packets─│                  │
-//!  │                  │── acknowledgements ──────────────►│                  │
+//!  │ TcpQueuePair 4001│         one connection            │ TcpQueuePair 4002│
+//!  │  listens on 4001 │── packets, acknowledgements ─────►│  listens on 4002 │
+//!  │                  │◄───── packets, acknowledgements ──│                  │
 //!  └──────────────────┘                                   └──────────────────┘
 //! ```
 //!
 //! * A host is an IP address; its GID is that IPv6 address, or the IPv4-mapped one. A queue pair's number
 //!   is the TCP port on which it listens. So GID and number are enough to connect to a peer.
-//! * Each direction between two queue pairs has its own connection. The first send opens it, and it stays
-//!   until one of the two queue pairs is dropped, or the process has no more file descriptors: then the
-//!   oldest to which nothing is under way is closed, and opened again by the next send.
+//! * Two queue pairs have one connection for both directions. The first send of either opens it, from the port of its
+//!   queue pair, and says the queue key first; so the other side knows whose it is and sends on it too. (If the system
+//!   refuses that port, as it does for a minute after a connection between the same two was closed, it chooses another one,
+//!   and the other side opens a connection of its own.) It stays until one of the two queue pairs is dropped, or the process
+//!   has no more file descriptors: then the oldest on which nothing is under way is closed, and opened again by the next send.
 //! * There are no threads, and no call blocks. The first packet posted to a peer between two polls is
 //!   written at once, the others together by the next poll. A poll receives packets, and acknowledges them
 //!   before it returns the first. What arrives after a program's last poll is not acknowledged.
-//! * In a conversation the answer names in front of itself the packets that it answers, and the system holds their
-//!   acknowledgements back: until some answers or polls later, or for some 200 ms if the program doesn't poll.
+//! * At most 256 KiB of packets without acknowledgement are on the way to a peer. A packet counts 64 bytes beside its own.
+//!   So a peer can keep those for which it has no buffer, and acknowledgements never wait behind packets.
+//! * In a conversation the system holds the acknowledgement of a packet back until the answer, so that one packet of TCP goes
+//!   each way: for a few polls, or for some 200 ms if the program doesn't poll.
 //! * Anyone who can connect can send: the link is for tests and trusted networks. Received bytes are
 //!   checked; a violation closes the connection and is [counted](TcpQueuePair::statistics). The memory that
 //!   one connection can make this side use is bounded.
 //!
 //! # Room for senders
 //!
-//! At most [`max_peers`](TcpOptions::max_peers) senders are connected to a queue pair. When one more comes,
-//! another connection is closed for it: first the oldest through which nothing with a valid key has come, then
-//! one that has been idle for a second. Of several it is one of the address that has the most, where the
-//! addresses of an IPv6 network (/64) count together at first. A busy connection is closed only if its address
-//! would still have as many as the new one's.
+//! At most [`max_peers`](TcpOptions::max_peers) others have connected to a queue pair. When one more comes,
+//! another connection is closed for it, but none on which packets are under way: first the oldest through which
+//! nothing with a valid key has come, then one that has been idle for a second. Of several it is one of the
+//! address that has the most, where the addresses of an IPv6 network (/64) count together at first. A busy
+//! connection is closed only if its address would still have as many as the new one's.
 //!
 //! A sender whose connection is closed in this way loses nothing: what was not acknowledged was not received,
 //! and it sends that again over a new connection when it has something to send. If there is no room, it tries
@@ -63,7 +66,7 @@
 //! a failed check completes with [`Status::RemoteBadAddress`]. Immediate data of a write follows when all
 //! data is written and takes a posted buffer. Without a buffer it completes as a send does, though the data
 //! was written. Reads and writes don't wait behind datagrams for which the target has no buffer, unless
-//! those are more than about 100 KiB.
+//! those are all that may be on the way.
 //!
 //! # Example
 //!
@@ -104,6 +107,7 @@
 
 mod admission;
 mod attention;
+mod connection;
 mod incoming;
 mod link;
 mod outgoing;
@@ -151,7 +155,7 @@ pub struct TcpOptions {
     pub ports: Option<RangeInclusive<u16>>,
     /// Largest datagram in bytes, at most 64 KiB.
     pub mtu: usize,
-    /// Most connections to one queue pair, up to 4,096. Each takes up to about half a MiB. More senders take
+    /// Most connections that one queue pair accepts, up to 4,096. Each takes up to about a MiB. More senders take
     /// turns, as the [module](self#room-for-senders) says.
     pub max_peers: usize,
     /// Seed to reorder packets: the next one is drawn from those of a sender that have arrived. Which ones

@@ -167,8 +167,9 @@ fn packets_of_every_length_are_delivered_both_ways() {
         assert_eq!(world.received(0, 1)[0].0, bytes);
         assert_eq!((world.ended(0, 1), world.ended(1, 1)), (vec![(1, Ok(()))], vec![(2, Ok(()))]));
     }
-    let statistics = world.qp(0).statistics();
-    assert_eq!((statistics.connects, statistics.accepts), (1, 1), "one each way");
+    let statistics = [0, 1].map(|side| world.qp(side).statistics());
+    let connections = statistics.map(|statistics| (statistics.connects, statistics.accepts));
+    assert_eq!(connections, [(1, 0), (0, 1)], "one for both ways");
 }
 
 #[test]
@@ -188,7 +189,7 @@ fn send_completes_only_when_it_is_in_a_receive_buffer() {
 fn send_in_a_conversation_completes_although_the_receiver_polls_no_more() {
     let mut world = World::new(2);
     let (to_b, to_a) = (world.destination(0, 1), world.destination(1, 0));
-    for (id, (side, to)) in (0..4).zip([(0, to_b), (1, to_a)].into_iter().cycle()) {
+    for (id, (side, to)) in (0..20).zip([(0, to_b), (1, to_a)].into_iter().cycle()) {
         world.post_receives(1 - side, 1);
         world.send(side, to, id, b"talk");
         world.received(1 - side, 1);
@@ -302,52 +303,6 @@ fn receiver_that_does_not_poll_stalls_its_sender_without_loss() {
         assert!(world.received(1, 1)[0].0 == packet(id), "packet {id}");
     }
     assert_eq!(world.ended(0, 4096).pop(), Some((4095, Ok(()))));
-}
-
-/// The socket buffers fill in the middle of a packet, and the sender does not poll for a minute. The receiver
-/// closes the connection meanwhile, and the sender goes on over another one.
-#[test]
-fn sender_that_does_not_poll_loses_no_packets() {
-    let large = |host| options(host).with(|options| options.mtu = 8928);
-    let mut world = World::default();
-    world.add(&TcpDevice::open(large(1)).unwrap(), infinite_retry_options());
-    let mut b =
-        TcpDevice::open(large(2)).unwrap().create_queue_pair(infinite_retry_options()).unwrap();
-    let QueuePairAddress { gid, qpn, qkey } = b.address();
-    let address_handle = world.qp(0).create_address_handle(gid).unwrap();
-    let to = Destination { address_handle, qpn, qkey };
-    for id in 0..4096 {
-        world.send(0, to, id, &[id as u8; 8928]);
-    }
-    world.assert_idle();
-    for _ in 0..4096 {
-        let packet = b.allocate_packet().unwrap();
-        b.post_receive(packet).unwrap();
-    }
-    let mut arrived = 0;
-    let mut closed = false;
-    for second in 0..60 {
-        for _ in 0..200 {
-            arrived += usize::from(b.poll(at(second * 1000)).is_some());
-        }
-        // The system takes real time to pass on what is left of the connection; the receiver gives it a second.
-        if !std::mem::replace(&mut closed, b.statistics().violations.total() > 0) && closed {
-            std::thread::sleep(Duration::from_millis(250));
-        }
-    }
-    assert!(closed, "the frame stood still");
-    assert!((1..4096).contains(&arrived), "{arrived} packets were in the sockets");
-    world.now = at(60_000);
-    world.sides.push(Side { qp: Some(b), sends: VecDeque::new(), receives: VecDeque::new() });
-    world.until(|world| {
-        world.now += Duration::from_millis(1);
-        world.sides[0].sends.len() == 4096
-    });
-    let ended = world.ended(0, 4096);
-    let failed = ended.iter().find(|(_, result)| result.is_err());
-    assert_eq!(failed, None, "{arrived} packets arrived before");
-    assert_eq!(world.sides[1].receives.len(), 4096 - arrived);
-    assert_eq!(world.qp(0).statistics().turned_away, 1, "for the frame that stood still");
 }
 
 #[test]

@@ -19,8 +19,7 @@ use tcp_bytes::HELLO;
 /// Limit for a hanging test; a passing test takes a small fraction of it.
 const DEADLINE: Duration = Duration::from_secs(60);
 const MTU: usize = 256;
-const WELCOME: &[u8; 8] = b"EfaR\x04\0\0\0";
-const TRY_AGAIN: &[u8; 8] = b"\x04\0\0\0\0\0\0\0";
+const TRY_AGAIN: &[u8; 8] = b"\x09\0\0\0\0\0\0\0";
 
 fn queue_pair(max_peers: usize) -> TcpQueuePair {
     let options = TcpOptions::new(Ipv4Addr::LOCALHOST).with(|options| {
@@ -40,9 +39,16 @@ fn connect(qp: &TcpQueuePair) -> TcpStream {
     stream
 }
 
-/// A frame of `length` bytes with key 0.
+/// What the queue pair says first, with its number.
+fn hello_of(qp: &TcpQueuePair) -> [u8; 16] {
+    let mut hello = *HELLO;
+    hello[6..8].copy_from_slice(&qp.address().qpn.0.to_le_bytes());
+    hello
+}
+
+/// A frame of `length` bytes with key 0, to be tried again without end.
 fn frame(sequence: u32, length: u32) -> Vec<u8> {
-    let mut bytes = vec![1, 0, 0, 0];
+    let mut bytes = vec![1, 7, 0, 0];
     bytes.extend(length.to_le_bytes());
     bytes.extend(sequence.to_le_bytes());
     bytes.extend([0; 4]);
@@ -103,7 +109,7 @@ fn assert_works(qp: &mut TcpQueuePair, now: Time) {
 #[test]
 fn violation_by_a_sender_closes_its_connection_and_is_counted() {
     let mut unknown_kind = frame(0, 4);
-    unknown_kind[0] = 9;
+    unknown_kind[0] = 10;
     let long = frame(0, MTU as u32 + 1);
     let mut huge = frame(0, 0);
     huge[4..8].fill(0xff);
@@ -117,7 +123,6 @@ fn violation_by_a_sender_closes_its_connection_and_is_counted() {
         frame[16..].copy_from_slice(bytes);
         frame
     };
-    let early = |count: u8| [[6, 0, count, 0], [0; 4], [0; 4], [0; 4]].concat();
     let oversized_read = [0, 0, 0, 0, 0, 0, 0, 0, 1, 0x80, 0, 0];
     let one = |pick: fn(&mut Violations) -> &mut u64| {
         let mut expected = Violations::default();
@@ -129,6 +134,7 @@ fn violation_by_a_sender_closes_its_connection_and_is_counted() {
         (other_version.to_vec(), one(|v| &mut v.version)),
         (oversized_mtu.to_vec(), one(|v| &mut v.length)),
         ([&HELLO[..], &unknown_kind].concat(), one(|v| &mut v.kind)),
+        ([&HELLO[..], &[0; 8]].concat(), one(|v| &mut v.kind)),
         ([&HELLO[..], &rdma(2, &[0; 3])].concat(), one(|v| &mut v.short)),
         ([&HELLO[..], &rdma(2, &[0; 5 + MTU])].concat(), one(|v| &mut v.length)),
         ([&HELLO[..], &rdma(3, &[0; 11])].concat(), one(|v| &mut v.short)),
@@ -139,8 +145,9 @@ fn violation_by_a_sender_closes_its_connection_and_is_counted() {
         ([&HELLO[..], &rdma(5, &[0; 11])].concat(), one(|v| &mut v.short)),
         ([&HELLO[..], &long].concat(), one(|v| &mut v.length)),
         ([&HELLO[..], &huge].concat(), one(|v| &mut v.length)),
-        ([&HELLO[..], &early(0)].concat(), one(|v| &mut v.early)),
-        ([&HELLO[..], &early(65)].concat(), one(|v| &mut v.early)),
+        ([&HELLO[..], &[6, 0, 1, 0, 0, 0, 0, 0]].concat(), one(|v| &mut v.response)),
+        ([&HELLO[..], &[7, 99, 0, 0, 0, 0, 0, 0]].concat(), one(|v| &mut v.status)),
+        ([&HELLO[..], &[8, 0, 0, 0, 0, 0, 0, 0]].concat(), one(|v| &mut v.response)),
         ([&HELLO[..], &frame(1, 0)].concat(), one(|v| &mut v.sequence)),
         ([&HELLO[..], &frame(0, 4), &frame(0, 4)].concat(), one(|v| &mut v.sequence)),
     ];
@@ -156,7 +163,9 @@ fn violation_by_a_sender_closes_its_connection_and_is_counted() {
         let mut received = Vec::new();
         // The connection may also have been reset, which fails the read.
         let _ = stream.read_to_end(&mut received);
-        assert!(received.starts_with(WELCOME) && received.ends_with(&[2, 12, 0, 0, 0, 0, 0, 0]));
+        assert!(
+            received.starts_with(&hello_of(&qp)) && received.ends_with(&[7, 12, 0, 0, 0, 0, 0, 0])
+        );
         assert_works(&mut qp, Time::ZERO);
     }
 }
@@ -170,6 +179,23 @@ fn connection_ending_within_a_frame_is_counted_as_truncated() {
         assert_works(&mut qp, Time::ZERO);
         assert_eq!(qp.statistics().violations.total(), 1);
     }
+}
+
+/// As when its process is killed while it writes.
+#[test]
+fn packet_before_a_truncated_one_is_received_when_a_buffer_is_posted() {
+    let mut qp = queue_pair(8);
+    connect(&qp).write_all(&[&HELLO[..], &frame(0, 9), &frame(1, 9)[..20]].concat()).unwrap();
+    until(&mut qp, Time::ZERO, |qp| qp.statistics().violations.truncated == 1);
+    for _ in 0..100 {
+        assert!(qp.poll(Time::ZERO).is_none());
+    }
+    let buffer = qp.allocate_packet().unwrap();
+    qp.post_receive(buffer).unwrap();
+    let received = completion(&mut qp);
+    assert!(matches!(received, Completion::Receive { length: 9, .. }), "{received:?}");
+    until(&mut qp, Time::ZERO, |qp| qp.statistics().incoming == 0);
+    assert_eq!(qp.statistics().violations.total(), 1);
 }
 
 #[test]
@@ -203,7 +229,7 @@ fn late_hello_or_frame_closes_the_connection_and_a_pause_between_frames_does_not
     let mut received = Vec::new();
     streams[3].set_nonblocking(false).unwrap();
     streams[3].read_to_end(&mut received).unwrap();
-    assert_eq!(received, [&WELCOME[..], TRY_AGAIN].concat());
+    assert_eq!(received, [&hello_of(&qp)[..], TRY_AGAIN].concat());
     assert_works(&mut qp, at(10_000));
     let TcpStatistics { violations, incoming, .. } = qp.statistics();
     assert_eq!(
@@ -276,22 +302,25 @@ fn connections_that_deliver_nothing_make_room_for_others() {
     let mut received = Vec::new();
     streams[95].set_nonblocking(false).unwrap();
     streams[95].read_to_end(&mut received).unwrap();
-    assert_eq!(received, [&WELCOME[..], TRY_AGAIN].concat());
+    assert_eq!(received, [&hello_of(&qp)[..], TRY_AGAIN].concat());
     assert_works(&mut qp, Time::ZERO);
     assert_eq!(qp.statistics().connects, 1, "the connection to itself stayed");
     streams.clear();
     until(&mut qp, Time::ZERO, |qp| qp.statistics().incoming == 1);
 }
 
-/// Writes frames without reading responses, until 200 writes in a row are refused.
-fn write_until_stalled(
+/// Writes frames without reading responses, more than a sender may have on the way, until the connection is closed. Returns
+/// how many bytes were taken until then.
+fn write_until_closed(
     qp: &mut TcpQueuePair,
     stream: &mut TcpStream,
     mut next: impl FnMut(u32) -> Vec<u8>,
-) {
+) -> usize {
     let mut bytes = HELLO.to_vec();
-    let (mut sequence, mut total, mut refused_writes) = (0, 0, 0);
-    while refused_writes < 200 {
+    let (mut sequence, mut total) = (0, 0);
+    let start = Instant::now();
+    while qp.statistics().violations.window == 0 {
+        assert!(start.elapsed() < DEADLINE, "not closed after {total} bytes");
         while bytes.len() < 1 << 16 {
             bytes.extend(next(sequence));
             sequence += 1;
@@ -300,51 +329,51 @@ fn write_until_stalled(
             Ok(count) => {
                 bytes.drain(..count);
                 total += count;
-                refused_writes = 0;
             }
-            Err(error) => {
-                assert_eq!(error.kind(), ErrorKind::WouldBlock);
-                refused_writes += 1;
-            }
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
         }
         for _ in 0..100 {
             qp.poll(Time::ZERO);
         }
-        assert!(total < 1 << 28, "the queue pair still reads after 256 MiB");
     }
+    assert_eq!(qp.statistics().violations.total(), 1);
+    total
+}
+
+/// No buffer is posted for them.
+#[test]
+fn sender_of_more_frames_than_may_wait_is_closed() {
+    let mut qp = queue_pair(8);
+    let mut stream = connect(&qp);
+    write_until_closed(&mut qp, &mut stream, |sequence| frame(sequence, 200));
+    assert_works(&mut qp, Time::ZERO);
 }
 
 /// Responses to consecutive frames differ, so they can't be merged into one.
 #[test]
-fn sender_that_reads_no_responses_is_stalled() {
+fn sender_of_many_frames_that_reads_no_responses_is_closed() {
     let mut qp = queue_pair(8);
     let mut stream = connect(&qp);
     // Every other frame is too long for this buffer; the rest have a wrong key.
     qp.post_receive(vec![0; 5].into()).unwrap();
-    write_until_stalled(&mut qp, &mut stream, |sequence| {
+    let taken = write_until_closed(&mut qp, &mut stream, |sequence| {
         let mut refused = frame(sequence, 6);
         refused[12] = (sequence % 2) as u8;
         refused
     });
+    assert!(taken < 1 << 28, "{taken} bytes");
     assert_works(&mut qp, Time::ZERO);
-    drop(stream);
-    until(&mut qp, Time::ZERO, |qp| {
-        // Packets that were already read complete as long buffers are posted.
-        let buffer = qp.allocate_packet().unwrap();
-        let _ = qp.post_receive(buffer);
-        qp.statistics().incoming == 1
-    });
 }
 
 /// The peer repeats RDMA reads of a region and never reads the returned bytes.
 #[test]
-fn requester_that_reads_no_rdma_data_is_stalled() {
+fn requester_of_many_reads_that_reads_no_data_is_closed() {
     let mut qp = queue_pair(8);
     let access = Access { remote_read: true, remote_write: false };
     let region = qp.register(vec![7; 1 << 15].into(), access).unwrap();
     qp.create_address_handle(qp.address().gid).unwrap();
     let mut stream = connect(&qp);
-    write_until_stalled(&mut qp, &mut stream, |sequence| {
+    let taken = write_until_closed(&mut qp, &mut stream, |sequence| {
         let mut read = frame(sequence, 12);
         read[0] = 3;
         read[12..16].copy_from_slice(&region.remote_key().to_le_bytes());
@@ -352,7 +381,37 @@ fn requester_that_reads_no_rdma_data_is_stalled() {
         read[24..].copy_from_slice(&(1_u32 << 15).to_le_bytes());
         read
     });
+    assert!(taken < 1 << 24, "{taken} bytes");
     assert_works(&mut qp, Time::ZERO);
+}
+
+/// Its data can't be written, and nobody waits for it.
+#[test]
+fn requester_that_closes_with_many_reads_under_way_is_forgotten() {
+    let mut qp = queue_pair(8);
+    let access = Access { remote_read: true, remote_write: false };
+    let region = qp.register(vec![7; 1 << 15].into(), access).unwrap();
+    qp.create_address_handle(qp.address().gid).unwrap();
+    let mut stream = connect(&qp);
+    stream.write_all(HELLO).unwrap();
+    until(&mut qp, Time::ZERO, |qp| qp.statistics().receives > 0);
+    // Until the system has nothing more to report of the socket.
+    for _ in 0..100 {
+        assert!(qp.poll(Time::ZERO).is_none());
+    }
+    let reads = (0..200).flat_map(|sequence| {
+        let mut read = frame(sequence, 12);
+        read[0] = 3;
+        read[12..16].copy_from_slice(&region.remote_key().to_le_bytes());
+        read[16..24].copy_from_slice(&region.remote_address().to_le_bytes());
+        read[24..].copy_from_slice(&(1_u32 << 15).to_le_bytes());
+        read
+    });
+    stream.write_all(&reads.collect::<Vec<_>>()).unwrap();
+    // Unread bytes make it a reset.
+    drop(stream);
+    until(&mut qp, Time::ZERO, |qp| qp.statistics().incoming == 0);
+    assert_eq!(qp.statistics().violations.total(), 0);
 }
 
 #[test]
@@ -412,9 +471,9 @@ fn frames_with_a_wrong_key_take_no_receive_buffer() {
     until(&mut qp, Time::ZERO, |qp| {
         assert!(qp.poll(Time::ZERO).is_none());
         let _ = stream.read_to_end(&mut received);
-        received.len() >= 16
+        received.len() >= 24
     });
-    assert_eq!(received, [&WELCOME[..], &[1, 9, 3, 0, 0, 0, 0, 0]].concat());
+    assert_eq!(received[16..], [6, 9, 3, 0, 0, 0, 0, 0]);
 }
 
 /// Sends two packets to a fake receiver that answers with `bytes`; returns the results of the sends and
@@ -467,35 +526,35 @@ fn send_to_fake_receiver(bytes: &[u8]) -> (Vec<Result<(), Status>>, Violations) 
 #[test]
 fn violation_by_a_receiver_fails_the_sends_to_it() {
     let bad = Err(Status::BadStatus);
-    let answer = |bytes: [u8; 8]| [&WELCOME[..], &bytes].concat();
-    let ok = [1, 0, 2, 0, 0, 0, 0, 0];
+    let answer = |bytes: [u8; 8]| [&HELLO[..], &bytes].concat();
+    let ok = [6, 0, 2, 0, 0, 0, 0, 0];
     let (ended, violations) = send_to_fake_receiver(&answer(ok));
     assert_eq!((ended, violations.total()), (vec![Ok(()), Ok(())], 0), "valid response");
 
     let (ended, violations) = send_to_fake_receiver(b"220 mail.example.org ESMTP\r\n");
     assert_eq!((ended, violations.magic), (vec![bad, bad], 1));
-    let (ended, violations) = send_to_fake_receiver(b"EfaR\x01\0\0\0");
+    let (ended, violations) = send_to_fake_receiver(b"EfaS\x01\0\x34\x12\0\x01\0\0\0\0\0\0");
     assert_eq!((ended, violations.version), (vec![bad, bad], 1));
-    let (ended, violations) = send_to_fake_receiver(&answer([7, 0, 2, 0, 0, 0, 0, 0]));
+    let (ended, violations) = send_to_fake_receiver(&answer([10, 0, 2, 0, 0, 0, 0, 0]));
     assert_eq!((ended, violations.kind), (vec![bad, bad], 1));
-    let (ended, violations) = send_to_fake_receiver(&answer([1, 99, 2, 0, 0, 0, 0, 0]));
+    let (ended, violations) = send_to_fake_receiver(&answer([6, 99, 2, 0, 0, 0, 0, 0]));
     assert_eq!((ended, violations.status), (vec![bad, bad], 1));
-    let data_for_a_datagram = [3, 0, 4, 0, 0, 0, 0, 0];
+    let data_for_a_datagram = [8, 0, 4, 0, 0, 0, 0, 0];
     for wrong in [
-        [1, 0, 3, 0, 0, 0, 0, 0],
-        [1, 0, 0, 0, 0, 0, 0, 0],
-        [1, 0, 1, 0, 255, 0, 0, 0],
+        [6, 0, 3, 0, 0, 0, 0, 0],
+        [6, 0, 0, 0, 0, 0, 0, 0],
+        [6, 0, 1, 0, 255, 0, 0, 0],
         data_for_a_datagram,
     ] {
         let (ended, violations) = send_to_fake_receiver(&answer(wrong));
         assert_eq!((ended, violations.response), (vec![bad, bad], 1));
     }
-    let twice = [&answer([1, 0, 1, 0, 1, 0, 0, 0])[..], &[1, 0, 1, 0, 1, 0, 0, 0]].concat();
+    let twice = [&answer([6, 0, 1, 0, 1, 0, 0, 0])[..], &[6, 0, 1, 0, 1, 0, 0, 0]].concat();
     let (ended, violations) = send_to_fake_receiver(&twice);
     assert_eq!((ended, violations.response), (vec![Ok(()), bad], 1));
 
     let gone = Err(Status::UnresponsiveRemote);
-    let (ended, violations) = send_to_fake_receiver(&answer([1, 0, 1, 0, 0, 0, 0, 0]));
+    let (ended, violations) = send_to_fake_receiver(&answer([6, 0, 1, 0, 0, 0, 0, 0]));
     assert_eq!(
         (ended, violations.total()),
         (vec![Ok(()), gone], 0),
@@ -528,7 +587,7 @@ fn read_from_fake_target(bytes: &[u8]) -> (Result<(), Status>, [u8; 6], Violatio
     });
     stream.set_nonblocking(false).unwrap();
     let requested = &requested[HELLO.len()..];
-    assert_eq!(requested[..4], [3, 0, 0, 0]);
+    assert_eq!(requested[..4], [3, 7, 0, 0]);
     assert_eq!(requested[12..], [0x44, 0x33, 0x22, 0x11, 8, 7, 6, 5, 4, 3, 2, 1, 4, 0, 0, 0]);
     // The response arrives in two parts, then the connection closes.
     let (first, second) = bytes.split_at(bytes.len() / 2);
@@ -548,23 +607,23 @@ fn read_from_fake_target(bytes: &[u8]) -> (Result<(), Status>, [u8; 6], Violatio
 #[test]
 fn wrong_response_to_a_read_fails_it() {
     let bad = Err(Status::BadStatus);
-    let answer = |answer: [u8; 8], data: &[u8]| [&WELCOME[..], &answer, data].concat();
+    let answer = |answer: [u8; 8], data: &[u8]| [&HELLO[..], &answer, data].concat();
     let (result, got, violations) =
-        read_from_fake_target(&answer([3, 0, 4, 0, 0, 0, 0, 0], b"abcd"));
+        read_from_fake_target(&answer([8, 0, 4, 0, 0, 0, 0, 0], b"abcd"));
     assert_eq!((result, &got), (Ok(()), b"\0abcd\0"), "valid response");
     assert_eq!(violations.total(), 0);
-    let (result, got, _) = read_from_fake_target(&answer([1, 7, 1, 0, 0, 0, 0, 0], b""));
+    let (result, got, _) = read_from_fake_target(&answer([6, 7, 1, 0, 0, 0, 0, 0], b""));
     assert_eq!((result, got), (Err(Status::RemoteBadAddress), [0; 6]));
     // Too many bytes, too few, another frame's response, and a response without data.
     for wrong in [
-        [3, 0, 5, 0, 0, 0, 0, 0],
-        [3, 0, 3, 0, 0, 0, 0, 0],
-        [3, 0, 4, 0, 1, 0, 0, 0],
-        [1, 0, 1, 0, 0, 0, 0, 0],
+        [8, 0, 5, 0, 0, 0, 0, 0],
+        [8, 0, 3, 0, 0, 0, 0, 0],
+        [8, 0, 4, 0, 1, 0, 0, 0],
+        [6, 0, 1, 0, 0, 0, 0, 0],
     ] {
         let (result, got, violations) = read_from_fake_target(&answer(wrong, b"abcde"));
         assert_eq!((result, got, violations.response), (bad, [0; 6], 1), "{wrong:?}");
     }
-    let (result, _, violations) = read_from_fake_target(&answer([3, 0, 4, 0, 0, 0, 0, 0], b"ab"));
+    let (result, _, violations) = read_from_fake_target(&answer([8, 0, 4, 0, 0, 0, 0, 0], b"ab"));
     assert_eq!((result, violations.total()), (Err(Status::UnresponsiveRemote), 0));
 }

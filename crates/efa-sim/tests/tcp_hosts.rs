@@ -280,6 +280,21 @@ fn child_stream() {
     }
 }
 
+/// Sends more than the sockets hold to the sender of its first packet, and drops its queue pair.
+#[test]
+#[ignore = "child process started by other tests"]
+fn child_leave() {
+    let Some(mut side) = child(1) else { return };
+    let (_, source) = side.received();
+    let to = side.destination(source.gid.unwrap(), source.qpn);
+    for number in 0..60 {
+        side.send(to, number, &[2; MTU]);
+    }
+    for _ in 0..100 {
+        side.poll();
+    }
+}
+
 // ---- scenarios -------------------------------------------------------------------------------
 
 fn packets_are_echoed(hosts: &Hosts) {
@@ -340,7 +355,7 @@ fn packets_of_a_killed_sender_arrive_complete(hosts: &Hosts) {
     child.kill();
     // Packets that the killed process had written still arrive, complete and in order.
     let mut number = 500;
-    while side.qp.statistics().incoming > 0 {
+    while side.qp.statistics().outgoing > 0 {
         match side.poll() {
             Some(Completion::Receive { packet, length, .. }) => {
                 assert_eq!(check_pattern(&packet[..length]), number);
@@ -352,7 +367,7 @@ fn packets_of_a_killed_sender_arrive_complete(hosts: &Hosts) {
         }
     }
     drop(child);
-    side.until(|statistics| statistics.outgoing == 0);
+    assert_eq!(side.qp.statistics().incoming, 0, "both ways had one connection");
 }
 
 fn restarted_process_on_the_same_number_is_reachable(hosts: &Hosts) {
@@ -411,6 +426,30 @@ fn stopped_receiver_delays_packets_without_loss(hosts: &Hosts) {
     child.finish(&mut side);
 }
 
+/// It leaves in the middle of a packet, as the sockets are full, and says so nevertheless.
+fn sends_to_a_receiver_that_leaves_fail_as_to_nobody(hosts: &Hosts) {
+    if let Some(namespace) = &hosts.namespace {
+        let limit = "echo 4096 16384 65536 > /proc/sys/net/ipv4/tcp_wmem";
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", namespace, "sh", "-c", limit]);
+        assert!(command.status().unwrap().success());
+    }
+    let mut side = Side::new(hosts.options(), 0);
+    let mut child = Child::start(hosts, "leave", Qpn(0));
+    let to = side.destination(child.gid, child.qpn);
+    for id in 0..4 {
+        side.send(to, id, b"go");
+    }
+    // Not polled from when these are written on.
+    side.until(|statistics| statistics.sends > 1);
+    assert!(child.process.wait().unwrap().success());
+    let ended = side.ended(4);
+    let (received, failed) = ended.split_at(ended.iter().take_while(|end| end.is_ok()).count());
+    assert!(!failed.is_empty() && failed.iter().all(|&end| end == Err(Status::BadDestinationQpn)));
+    assert!(received.len() <= 2, "for two there were buffers");
+    assert_eq!(side.qp.statistics().violations.total(), 0);
+}
+
 /// Runs only between namespaces, where the interface can be taken down.
 fn sends_to_a_disconnected_host_fail(hosts: &Hosts) {
     let Some(namespace) = &hosts.namespace else { return };
@@ -438,13 +477,14 @@ fn hosts_exchange_messages_over_tcp() {
     let second = std::env::var("EFA_SIM_SECOND").unwrap();
     let namespace = std::env::var("EFA_SIM_NAMESPACE").ok();
     let hosts = Hosts { first: first.parse().unwrap(), second: second.parse().unwrap(), namespace };
-    let scenarios: [fn(&Hosts); 7] = [
+    let scenarios: [fn(&Hosts); 8] = [
         packets_are_echoed,
         packets_in_flight_both_ways_arrive_in_order,
         sends_to_a_killed_receiver_fail,
         packets_of_a_killed_sender_arrive_complete,
         restarted_process_on_the_same_number_is_reachable,
         stopped_receiver_delays_packets_without_loss,
+        sends_to_a_receiver_that_leaves_fail_as_to_nobody,
         sends_to_a_disconnected_host_fail,
     ];
     scenarios.into_iter().for_each(|scenario| scenario(&hosts));

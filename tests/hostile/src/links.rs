@@ -207,14 +207,16 @@ fn drain(stream: &mut TcpStream) {
     while matches!(stream.read(&mut bytes), Ok(1..)) {}
 }
 
-/// Bytes in the format of the link: a greeting, then frames or responses, most of them correct.
-fn frames(input: &mut Input<'_>, greeting: &[u8], answers: bool) -> Vec<u8> {
-    let mut bytes = greeting.to_vec();
+/// Bytes in the format of the link: a greeting of this queue pair, then frames and responses, most of them correct, and
+/// mostly responses if it `answers`.
+fn frames(input: &mut Input<'_>, number: u16, answers: bool) -> Vec<u8> {
+    let mut bytes = GREETING.to_vec();
+    bytes[6..8].copy_from_slice(&number.to_le_bytes());
     if input.one_in(8) {
         let place = input.below(bytes.len());
         bytes[place] ^= input.byte();
     }
-    let mut sequence = 0;
+    let (mut sequence, mut answered) = (0, 0);
     for _ in 0..20 {
         if input.is_empty() {
             break;
@@ -223,21 +225,21 @@ fn frames(input: &mut Input<'_>, greeting: &[u8], answers: bool) -> Vec<u8> {
             bytes.extend_from_slice(input.take(20));
             continue;
         }
-        if answers {
-            let kind = input.pick(&[1, 1, 3, 2, 4, 0, 9]);
+        if answers != input.one_in(8) {
+            let kind = input.pick(&[6, 6, 8, 7, 9, 0, 10]);
             let count = input.about(1) as u16;
             bytes.extend([kind, input.byte() % 20]);
             bytes.extend(count.to_le_bytes());
-            bytes.extend(input.about32(sequence).to_le_bytes());
-            sequence += u32::from(count);
-            if kind == 3 {
+            bytes.extend(input.about32(answered).to_le_bytes());
+            answered += u32::from(count);
+            if kind == 8 {
                 bytes.resize(bytes.len() + usize::from(count % 512), 7);
             }
             continue;
         }
-        let kind = input.pick(&[1, 2, 3, 4, 5, 0, 6]);
+        let kind = input.pick(&[1, 2, 3, 4, 5, 0, 11]);
         let length = input.pick(&[8_u32, 4, 12, 0, 40, MTU as u32, 100]);
-        bytes.extend([kind, 0, 0, 0]);
+        bytes.extend([kind, input.byte() % 8, 0, 0]);
         bytes.extend(input.about32(length).to_le_bytes());
         bytes.extend(input.about32(sequence).to_le_bytes());
         bytes.extend(input.about32(KEY).to_le_bytes());
@@ -247,8 +249,7 @@ fn frames(input: &mut Input<'_>, greeting: &[u8], answers: bool) -> Vec<u8> {
     bytes
 }
 
-const CONNECT_GREETING: &[u8; 24] = b"EfaS\x04\0\x34\x12\0\x01\0\0\x07\0\0\0a-token!";
-const ACCEPT_GREETING: &[u8; 8] = b"EfaR\x04\0\0\0";
+const GREETING: &[u8; 16] = b"EfaS\x05\0\x34\x12\0\x01\0\0\0\0\0\0";
 
 /// A loopback address that was not used recently. The system keeps a closed connection for a minute;
 /// on a single address these use up all ports, and the search for a free port becomes slow.
@@ -277,7 +278,7 @@ pub(crate) fn tcp(bytes: &[u8]) {
     let mut now = Time::ZERO;
     match input.below(3) {
         0 => connect_to_stranger(input, &mut subject, &memory, host, &mut now),
-        1 => accept_stranger(input, &mut subject, host, &mut now),
+        1 => accept_stranger(input, &mut subject, &memory, host, &mut now),
         _ => accept_crowd(input, &mut subject, host, &mut now),
     }
     // The queue pair still works, and all its operations complete.
@@ -315,7 +316,6 @@ fn connect_to_stranger(
         }
     }
     let mut streams = Vec::new();
-    let mut back = None;
     for attempt in 0..4 {
         // A first try is made at once; another one is after 5 ms or later.
         let polls = if attempt == 0 { 1000 } else { 40 };
@@ -337,18 +337,11 @@ fn connect_to_stranger(
         }
         let stream = &mut streams[attempt];
         stream.set_nonblocking(true).expect("the socket becomes nonblocking");
-        let mut hello = [0; CONNECT_GREETING.len()];
         // The hello is written in polls.
         for _ in 0..4 {
             subject.poll(*now);
         }
-        if input.one_in(2) && stream.read_exact(&mut hello).is_ok() {
-            let back = back.get_or_insert_with(|| connect_back(subject, host, port));
-            let _ = back.write_all(&early_acknowledgements(input, &hello));
-            drain(back);
-            subject.poll(*now);
-        }
-        let _ = stream.write_all(&frames(input, ACCEPT_GREETING, true));
+        let _ = stream.write_all(&frames(input, port, true));
         for _ in 0..10 {
             subject.poll(*now);
             drain(stream);
@@ -356,45 +349,36 @@ fn connect_to_stranger(
     }
 }
 
-/// The connection of the other direction.
-fn connect_back(subject: &End<TcpQueuePair>, host: Ipv4Addr, port: u16) -> TcpStream {
-    let to = (host, subject.address.qpn.0);
-    let mut stream = TcpStream::connect(to).expect("the queue pair listens");
-    stream.set_nonblocking(true).expect("the socket becomes nonblocking");
-    let mut greeting = *CONNECT_GREETING;
-    greeting[6..8].copy_from_slice(&port.to_le_bytes());
-    let _ = stream.write_all(&greeting);
-    stream
-}
-
-/// Some with the token of a hello, which are in front of no packet.
-fn early_acknowledgements(input: &mut Input<'_>, hello: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for _ in 0..input.below(8) {
-        let count = input.pick(&[1_u16, 2, 16, 64, 0, 65]);
-        bytes.extend([6, 0]);
-        bytes.extend(count.to_le_bytes());
-        bytes.extend(input.about32(0).to_le_bytes());
-        bytes.extend_from_slice(&hello[16..]);
-        if input.one_in(8) {
-            let place = input.below(bytes.len());
-            bytes[place] ^= input.byte();
-        }
-    }
-    bytes
-}
-
-/// The other end connects to the subject.
+/// The other end connects to the subject, which may send to it on this connection.
 fn accept_stranger(
     input: &mut Input<'_>,
     subject: &mut End<TcpQueuePair>,
+    memory: &SoftRegion,
     host: Ipv4Addr,
     now: &mut Time,
 ) {
     let to = (host, subject.address.qpn.0);
     let mut stream = TcpStream::connect(to).expect("the queue pair listens");
     stream.set_nonblocking(true).expect("the socket becomes nonblocking");
-    let _ = stream.write_all(&frames(input, CONNECT_GREETING, false));
+    let is_peer = input.one_in(2);
+    let port = stream.local_addr().expect("it has an address").port();
+    let number = if is_peer { port } else { 0x1234 };
+    let answers = is_peer && input.one_in(2);
+    let bytes = frames(input, number, answers);
+    let (first, rest) = bytes.split_at(if is_peer { GREETING.len() } else { bytes.len() });
+    let _ = stream.write_all(first);
+    if is_peer {
+        let to = QueuePairAddress { qpn: Qpn(port), ..subject.address };
+        for _ in 0..1 + input.below(4) {
+            match input.below(3) {
+                0 => subject.send(to, &[1; 60]),
+                1 => subject.access(to, memory, false, input.byte().into()),
+                _ => subject.access(to, memory, true, input.byte().into()),
+            }
+            subject.poll(*now);
+        }
+    }
+    let _ = stream.write_all(rest);
     for _ in 0..10 {
         *now += Duration::from_micros(1);
         for came in subject.poll(*now) {
@@ -439,7 +423,7 @@ fn accept_crowd(
                 let to = (host, target.qpn.0);
                 let mut stream = TcpStream::connect(to).expect("the queue pair listens");
                 stream.set_nonblocking(true).expect("the socket becomes nonblocking");
-                let bytes = frames(input, CONNECT_GREETING, false);
+                let bytes = frames(input, 0x1234, false);
                 let length = input.below(bytes.len() + 1);
                 let _ = stream.write_all(&bytes[..length]);
                 strangers.push((stream, bytes[length..].to_vec()));

@@ -124,6 +124,10 @@ impl QueueState {
         self.capture.is_some()
     }
 
+    pub(crate) fn qkey(&self) -> Qkey {
+        self.address.qkey
+    }
+
     pub(crate) fn now(&self) -> Time {
         self.now
     }

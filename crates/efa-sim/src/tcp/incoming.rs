@@ -1,70 +1,57 @@
-//! Receiving from one other queue pair: its connection, the received bytes, and the pending responses.
+//! Receiving from one other queue pair: frames that have arrived, and the pending responses.
 //!
 //! ```text
-//!  socket ─► buffer ─► arrived: frame, frame, frame │ part of one
+//!  the connection's buffer ─► arrived: frame, frame, frame
 //!                        │ a buffer is posted: copy it there
 //!                        │ RNR timeout, wrong key, buffer too short: fail it
 //!                        │ a read or write: at once, if the region allows it
+//!                        │ otherwise: keep it
 //!                        ▼
 //!                     responses, merged, and data of reads ─► socket
 //! ```
 //!
-//! Early acknowledgements of packets of the other direction are taken from the buffer at once.
+//! Datagrams that wait for a buffer hold up neither reads and writes nor what else comes on the connection.
 //!
-//! Datagrams that wait for a buffer don't hold up reads and writes that arrived with them.
-//!
-//! The buffer is filled only when all that arrived was dealt with, and nothing is dealt with while
-//! the sender doesn't take its responses. So a sender is slowed down by TCP itself, and what one can
-//! make this side keep is bounded.
+//! Nothing is dealt with while the sender doesn't take its responses, and the frames that wait are at most a
+//! [window](WINDOW) full. So what a sender can make this side keep is bounded.
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
-use efa_device::{Gid, Qpn, Region as _, RegionRange, RemoteMemory, Status, Time};
+use efa_device::{Gid, Region as _, RegionRange, RemoteMemory, Status, Time};
 use fastrand::Rng;
 
-use super::TcpOptions;
-use super::admission::{Held, Standing};
-use super::socket::{Received, Socket};
-use super::wire::{
-    CHUNK, EARLY, Early, HEADER, HELLO, Header, Hello, LONGEST, MOST_EARLY, Prefix, RESPONSE,
-    Response, Violation, emit_welcome,
-};
+use super::wire::{CHUNK, HEADER, Header, Prefix, RESPONSE, Response, Violation, WINDOW, weight};
 use crate::book::Book;
 use crate::keys::Use;
 use crate::link::{Delivered, ReceiveQueue};
 use crate::record::QueuePairId;
 use crate::region::SoftRegion;
 
-/// Size of the receive buffer: more than the longest frame.
-const BUFFER: usize = 2 * LONGEST;
 /// Unwritten bytes of responses at which no more frames are handled.
 const MANY_RESPONSES: usize = 8 * (CHUNK + RESPONSE);
+/// Bytes of a few acknowledgements; only the shortest reads have as little data.
+pub(super) const FEW_RESPONSES: usize = 4 * RESPONSE;
 
-/// What is next in the buffer.
-enum Next {
-    Hello,
-    Early(Early),
-    Frame(Arrived),
+/// Where the payload of a frame is.
+#[derive(Debug)]
+enum Payload {
+    /// In the buffer of the connection, from here on.
+    At(usize),
+    Kept(Box<[u8]>),
 }
 
-/// A frame in the buffer.
-#[derive(Clone, Copy, Debug)]
+/// A frame that has arrived.
+#[derive(Debug)]
 struct Arrived {
     prefix: Prefix,
-    /// Offset of its payload.
-    at: usize,
+    payload: Payload,
+    /// Bytes of the payload.
     length: usize,
+    weight: usize,
     sequence: u32,
     key: u32,
+    rnr_retry: u8,
     since: Time,
-}
-
-impl Target<'_> {
-    /// Checks that this device has an address handle for a requester.
-    fn check_known(&self, requester: Gid) -> Result<(), Status> {
-        if self.book.knows(requester) { Ok(()) } else { Err(Status::UnknownPeer) }
-    }
 }
 
 impl Arrived {
@@ -75,25 +62,13 @@ impl Arrived {
             Prefix::Read { .. } | Prefix::Write { .. } => false,
         }
     }
-}
 
-/// The outcome of a poll of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
-    /// Frames wait for a buffer or a timeout, or the socket may have more bytes.
-    More,
-    /// Nothing to do until the socket is ready.
-    Nothing,
-    /// The sender has closed the connection, and all its frames were handled.
-    End,
-}
-
-/// When the system sends responses that it has taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum When {
-    Now,
-    /// When it is told to, or after a while.
-    Soon,
+    fn payload<'a>(&'a self, buffer: &'a [u8]) -> &'a [u8] {
+        match &self.payload {
+            Payload::At(at) => &buffer[*at..][..self.length],
+            Payload::Kept(bytes) => bytes,
+        }
+    }
 }
 
 /// Where a sender's packets go.
@@ -103,13 +78,18 @@ pub(super) struct Target<'a> {
     pub(super) book: &'a Book,
     /// Draws which of the packets that have arrived is next.
     pub(super) reorder: Option<&'a mut Rng>,
-    /// Where early acknowledgements go.
-    pub(super) early: &'a mut Vec<Early>,
+}
+
+impl Target<'_> {
+    /// Checks that this device has an address handle for a requester.
+    fn check_known(&self, requester: Gid) -> Result<(), Status> {
+        if self.book.knows(requester) { Ok(()) } else { Err(Status::UnknownPeer) }
+    }
 }
 
 /// Responses on their way to the sender.
-#[derive(Debug)]
-struct Responses {
+#[derive(Debug, Default)]
+pub(super) struct Responses {
     /// Memory for them, which is not filled with zeros again for each read.
     bytes: Vec<u8>,
     /// Where they end in it.
@@ -121,11 +101,6 @@ struct Responses {
 }
 
 impl Responses {
-    fn new() -> Self {
-        let bytes = emit_welcome().to_vec();
-        Self { end: bytes.len(), bytes, written: 0, run: None }
-    }
-
     fn add(&mut self, sequence: u32, result: Result<(), Status>) {
         match &mut self.run {
             Some((first, count, same))
@@ -159,6 +134,10 @@ impl Responses {
 
     /// Memory for more bytes.
     fn room(&mut self, length: usize) -> &mut [u8] {
+        if self.bytes.len() < self.end + length && self.written > 0 {
+            self.bytes.copy_within(self.written..self.end, 0);
+            (self.written, self.end) = (0, self.end - self.written);
+        }
         let end = self.end + length;
         if self.bytes.len() < end {
             self.bytes.resize(end, 0);
@@ -166,36 +145,49 @@ impl Responses {
         &mut self.bytes[self.end..end]
     }
 
+    /// The bytes that are to be written. Acknowledgements that could still be merged are among them after
+    /// [`end_run`](Self::end_run).
+    pub(super) fn unwritten(&self) -> &[u8] {
+        &self.bytes[self.written..self.end]
+    }
+
     /// Notes that the socket has taken bytes.
-    fn wrote(&mut self, count: usize) {
+    pub(super) fn wrote(&mut self, count: usize) {
         self.written += count;
         if self.written == self.end {
             (self.written, self.end) = (0, 0);
         }
     }
 
-    fn end_run(&mut self) {
+    pub(super) fn end_run(&mut self) {
         if let Some((first, count, result)) = self.run.take() {
             self.push(Response::Acknowledge { first, count, result });
         }
     }
 
-    fn push(&mut self, response: Response) {
+    pub(super) fn push(&mut self, response: Response) {
         let bytes = response.emit();
         self.room(bytes.len()).copy_from_slice(&bytes);
         self.end += bytes.len();
     }
 
-    /// Whether there are a few acknowledgements and no data of reads, but perhaps of the shortest.
-    fn is_short(&self) -> bool {
-        self.end - self.written <= 4 * RESPONSE
+    /// Forgets those that were not written: nobody waits for them any more.
+    pub(super) fn clear(&mut self) {
+        (self.written, self.end, self.run) = (0, 0, None);
+    }
+
+    /// Frees its memory if there are none.
+    pub(super) fn free_memory(&mut self) {
+        if self.is_empty() {
+            self.bytes = Vec::new();
+        }
     }
 
     fn is_full(&self) -> bool {
         self.end - self.written >= MANY_RESPONSES
     }
 
-    fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.run.is_none() && self.end == 0
     }
 }
@@ -203,12 +195,12 @@ impl Responses {
 /// Puts a datagram into the next posted buffer.
 fn deliver(
     target: &mut Target<'_>,
-    arrived: &Arrived,
+    key: u32,
     payload: &[u8],
     immediate: Option<u32>,
     receive: &mut impl FnMut(Delivered),
 ) -> Result<(), Status> {
-    if arrived.key != target.queue.qkey.0 {
+    if key != target.queue.qkey.0 {
         return Err(Status::BadDestinationQpn);
     }
     let mut packet = target.queue.take_posted().ok_or(Status::ReceiverNotReady)?;
@@ -226,206 +218,114 @@ fn deliver(
     }
 }
 
-/// A sender's connection.
-#[derive(Debug)]
+/// What one other queue pair sends.
+#[derive(Debug, Default)]
 pub(super) struct Incoming {
-    gid: Gid,
-    socket: Socket,
-    hello: Option<Hello>,
-    /// Empty until bytes arrive.
-    buffer: Vec<u8>,
-    start: usize,
-    end: usize,
     arrived: VecDeque<Arrived>,
+    /// What they count.
+    weight: usize,
     next_sequence: u32,
-    responses: Responses,
-    readable: bool,
-    writable: bool,
-    hung_up: bool,
-    ended: bool,
-    /// Whether the system holds back what is written.
-    holds: bool,
-    /// When it was accepted.
-    accepted: Time,
+    pub(super) responses: Responses,
     /// When a frame last arrived that presented a valid key.
     delivered: Option<Time>,
-    /// The hello (`None`) or the number of the frame that is incomplete, and when a sweep first saw that.
-    incomplete: Option<(Option<u32>, Time)>,
-    /// Whether it is in the list of connections to be flushed.
-    pub(super) dirty: bool,
-    /// Whether it is in the list of connections to be served.
-    pub(super) queued: bool,
 }
 
 impl Incoming {
-    pub(super) fn new(gid: Gid, socket: Socket, now: Time) -> Self {
-        Self {
-            gid,
-            socket,
-            hello: None,
-            buffer: Vec::new(),
-            start: 0,
-            end: 0,
-            arrived: VecDeque::new(),
-            next_sequence: 0,
-            responses: Responses::new(),
-            readable: true,
-            writable: true,
-            hung_up: false,
-            ended: false,
-            holds: false,
-            accepted: now,
-            delivered: None,
-            incomplete: None,
-            dirty: false,
-            queued: false,
-        }
+    /// Whether frames wait.
+    pub(super) fn has_arrived(&self) -> bool {
+        !self.arrived.is_empty()
     }
 
-    pub(super) fn socket(&self) -> &Socket {
-        &self.socket
+    /// Whether frames wait, or responses to them.
+    pub(super) fn is_occupied(&self) -> bool {
+        self.has_arrived() || !self.responses.is_empty()
     }
 
-    pub(super) fn into_socket(self) -> Socket {
-        self.socket
+    pub(super) fn delivered(&self) -> Option<Time> {
+        self.delivered
     }
 
-    /// The sender; number 0 before its hello.
-    pub(super) fn sender(&self) -> QueuePairId {
-        QueuePairId { gid: self.gid, qpn: self.hello.map_or(Qpn(0), |hello| hello.qpn) }
+    pub(super) fn next_sequence(&self) -> u32 {
+        self.next_sequence
     }
 
-    /// Notes the readiness of the socket.
-    pub(super) fn note(&mut self, readable: bool, writable: bool, hung_up: bool) {
-        self.readable |= readable;
-        self.writable |= writable;
-        self.hung_up |= hung_up;
-    }
-
-    /// Takes packets and passes each to `receive`. `calls` counts those of the system that received something.
-    pub(super) fn poll(
+    /// Takes the frame with which `bytes` begin, which are in the connection's buffer from `at` on. Returns its length;
+    /// `None` if it is incomplete.
+    pub(super) fn arrive(
         &mut self,
-        target: &mut Target<'_>,
-        calls: &mut u64,
-        receive: impl FnMut(QueuePairId, Delivered),
-    ) -> Result<Found, Violation> {
-        if self.arrived.is_empty() {
-            self.fill(calls);
-            self.read(target)?;
-        }
-        self.take(target, receive);
-        if !self.arrived.is_empty() || self.readable {
-            return Ok(Found::More);
-        }
-        if !self.ended {
-            return Ok(Found::Nothing);
-        }
-        match self.end - self.start {
-            0 => Ok(Found::End),
-            bytes => Err(Violation::Truncated { bytes }),
-        }
-    }
-
-    /// Frees its memory if nothing is in it.
-    pub(super) fn free_memory(&mut self) {
-        if self.start == self.end && self.arrived.is_empty() {
-            (self.buffer, self.start, self.end) = (Vec::new(), 0, 0);
-        }
-        if self.responses.is_empty() {
-            self.responses.bytes = Vec::new();
-        }
-    }
-
-    fn fill(&mut self, calls: &mut u64) {
-        if !self.readable {
-            return;
-        }
-        if self.buffer.is_empty() {
-            self.buffer = vec![0; BUFFER];
-        }
-        if self.start > 0 {
-            self.buffer.copy_within(self.start..self.end, 0);
-            self.end -= self.start;
-            self.start = 0;
-        }
-        // There is space: the rest in the buffer is less than a frame.
-        match self.socket.receive(&mut self.buffer[self.end..]) {
-            Ok(Received::Bytes(count)) => {
-                *calls += 1;
-                self.end += count;
-                self.readable = self.end == BUFFER || self.hung_up;
-            }
-            Ok(Received::Nothing) => {
-                self.readable = false;
-                self.hung_up = false;
-            }
-            // An error ends the connection, too.
-            Ok(Received::End) | Err(_) => {
-                self.readable = false;
-                self.ended = true;
-            }
-        }
-    }
-
-    /// Finds the frames in the buffer.
-    fn read(&mut self, target: &mut Target<'_>) -> Result<(), Violation> {
-        while let Some((next, rest)) = self.next(target.queue.now)? {
-            self.start = rest;
-            match next {
-                Next::Hello => {}
-                Next::Early(early) => target.early.push(early),
-                Next::Frame(arrived) => self.arrived.push_back(arrived),
-            }
-        }
-        Ok(())
-    }
-
-    /// What is next in the buffer, if it is complete, and its end.
-    fn next(&mut self, since: Time) -> Result<Option<(Next, usize)>, Violation> {
-        let (at, bytes) = (self.start, &self.buffer[self.start..self.end]);
-        let Some(hello) = self.hello else {
-            let Some((hello, _)) = bytes.split_first_chunk::<HELLO>() else { return Ok(None) };
-            self.hello = Some(Hello::parse(hello)?);
-            return Ok(Some((Next::Hello, at + HELLO)));
-        };
-        if let Some((early, _)) = bytes.split_first_chunk::<EARLY>()
-            && let Some(early) = Early::parse(early)?
-        {
-            return Ok(Some((Next::Early(early), at + EARLY)));
-        }
+        bytes: &[u8],
+        at: usize,
+        mtu: u32,
+        since: Time,
+    ) -> Result<Option<usize>, Violation> {
         let Some((header, rest)) = bytes.split_first_chunk::<HEADER>() else { return Ok(None) };
-        let header = Header::parse(header, hello.mtu)?;
-        let (found, expected) = (header.sequence, self.next_sequence);
-        if found != expected {
-            return Err(Violation::Sequence { found, expected });
+        let Header { kind, rnr_retry, length, sequence, key } = Header::parse(header, mtu)?;
+        let expected = self.next_sequence;
+        if sequence != expected {
+            return Err(Violation::Sequence { found: sequence, expected });
         }
-        let length = header.length as usize;
-        if rest.len() < length {
-            return Ok(None);
+        let Some(rest) = rest.get(..length as usize) else { return Ok(None) };
+        let (prefix, payload) = Prefix::parse(kind, rest)?;
+        let weight = weight(rest.len());
+        let (bytes, limit) = (self.weight + weight, WINDOW);
+        if bytes > limit {
+            return Err(Violation::Window { bytes, limit });
         }
+        self.weight = bytes;
         self.next_sequence = expected.wrapping_add(1);
-        let Header { sequence, key, .. } = header;
-        let (prefix, payload) = Prefix::parse(header.kind, &rest[..length])?;
-        let end = at + HEADER + length;
-        let (at, length) = (end - payload.len(), payload.len());
-        Ok(Some((Next::Frame(Arrived { prefix, at, length, sequence, key, since }), end)))
+        let (end, length) = (HEADER + rest.len(), payload.len());
+        let payload = Payload::At(at + end - length);
+        self.arrived.push_back(Arrived {
+            prefix,
+            payload,
+            length,
+            weight,
+            sequence,
+            key,
+            rnr_retry,
+            since,
+        });
+        Ok(Some(end))
     }
 
-    fn take(&mut self, target: &mut Target<'_>, mut receive: impl FnMut(QueuePairId, Delivered)) {
-        let sender = self.sender();
-        let mut receive = |delivered| receive(sender, delivered);
+    /// Handles what has arrived as far as that can be, and passes each packet to `receive`.
+    pub(super) fn deliver(
+        &mut self,
+        sender: QueuePairId,
+        buffer: &[u8],
+        target: &mut Target<'_>,
+        mut receive: impl FnMut(Delivered),
+    ) {
         while !self.responses.is_full() {
             let Some(index) = self.next_index(target) else {
                 self.wait(target);
                 break;
             };
-            let Some(&arrived) = self.arrived.get(index) else { break };
+            let Some(arrived) = self.arrived.remove(index) else { break };
+            self.weight -= arrived.weight;
             let sequence = arrived.sequence;
-            let payload = &self.buffer[arrived.at..arrived.at + arrived.length];
             let result = match arrived.prefix {
-                Prefix::Datagram => deliver(target, &arrived, payload, None, &mut receive),
+                Prefix::Read { address, count } => {
+                    let memory = RemoteMemory { address, key: arrived.key };
+                    let known = target.check_known(sender.gid);
+                    let part = known.and_then(|()| {
+                        target.queue.keys.part(memory, count as usize, Use::RemoteRead)
+                    });
+                    match part.and_then(|part| self.responses.add_data(sequence, &part)) {
+                        // The data is the response.
+                        Ok(()) => {
+                            self.delivered = Some(target.queue.now);
+                            continue;
+                        }
+                        Err(status) => Err(status),
+                    }
+                }
+                Prefix::Datagram => {
+                    deliver(target, arrived.key, arrived.payload(buffer), None, &mut receive)
+                }
                 Prefix::Immediate(immediate) => {
-                    deliver(target, &arrived, payload, Some(immediate), &mut receive)
+                    let payload = arrived.payload(buffer);
+                    deliver(target, arrived.key, payload, Some(immediate), &mut receive)
                 }
                 Prefix::Written { .. } if arrived.key != target.queue.qkey.0 => {
                     Err(Status::BadDestinationQpn)
@@ -436,35 +336,19 @@ impl Incoming {
                     receive(Delivered::Written { packet, length, immediate });
                     Ok(())
                 }
-                Prefix::Read { address, count } => {
-                    let memory = RemoteMemory { address, key: arrived.key };
-                    let read = target
-                        .check_known(self.gid)
-                        .and_then(|()| {
-                            target.queue.keys.part(memory, count as usize, Use::RemoteRead)
-                        })
-                        .and_then(|part| self.responses.add_data(sequence, &part));
-                    match read {
-                        Ok(()) => {
-                            self.delivered = Some(target.queue.now);
-                            self.arrived.remove(index);
-                            continue;
-                        }
-                        Err(status) => Err(status),
-                    }
-                }
                 Prefix::Write { address } => {
                     let memory = RemoteMemory { address, key: arrived.key };
-                    let known = target.check_known(self.gid);
+                    let payload = arrived.payload(buffer);
+                    let known = target.check_known(sender.gid);
                     known.and_then(|()| target.queue.keys.write_remotely(memory, payload))
                 }
             };
             if result.is_ok() {
                 self.delivered = Some(target.queue.now);
             }
-            self.arrived.remove(index);
             self.responses.add(sequence, result);
         }
+        self.keep(buffer);
     }
 
     /// Index of the next frame that can be handled.
@@ -491,114 +375,40 @@ impl Incoming {
         if !self.arrived.is_empty() {
             self.delivered.get_or_insert(target.queue.now);
         }
-        let rnr_retry = self.hello.map_or(0, |hello| hello.rnr_retry);
-        while let Some(&Arrived { sequence, since, .. }) = self.arrived.front()
+        while let Some(&Arrived { sequence, since, rnr_retry, weight, .. }) = self.arrived.front()
             && target.queue.rnr_expired(rnr_retry, since)
         {
             self.arrived.pop_front();
+            self.weight -= weight;
             self.responses.add(sequence, Err(Status::ReceiverNotReady));
         }
     }
 
-    /// The limit that an incomplete hello or frame has exceeded, if it has. Time counts from the first call
-    /// of this that sees it, as polls may be rare. A frame is late only while the sender is what is waited
-    /// for: not while earlier frames wait for buffers, or responses for the sender's socket.
-    pub(super) fn exceeded(&mut self, options: &TcpOptions, now: Time) -> Option<Duration> {
-        let waits = self.arrived.is_empty() && self.responses.is_empty();
-        let (number, limit) = match self.hello {
-            None => (None, options.hello_timeout),
-            Some(_) if waits && self.end > self.start => {
-                (Some(self.next_sequence), options.frame_timeout)
-            }
-            Some(_) => {
-                self.incomplete = None;
-                return None;
-            }
-        };
-        let since = match self.incomplete {
-            Some((same, since)) if same == number => since,
-            _ => now,
-        };
-        self.incomplete = Some((number, since));
-        (now - since >= limit).then_some(limit)
-    }
-
-    /// What decides whether it makes room for another connection.
-    pub(super) fn held(&self, key: usize) -> Held {
-        let waits = !self.arrived.is_empty() || !self.responses.is_empty();
-        let (standing, since) = match self.delivered {
-            None => (Standing::Unproven, self.accepted),
-            Some(delivered) if waits => (Standing::Occupied, delivered),
-            Some(delivered) => (Standing::Quiet, delivered),
-        };
-        Held { key, gid: self.gid, standing, since }
-    }
-
-    /// The acknowledgements that wait to be written, if all of them are of frames in a row that ended well, and few.
-    pub(super) fn early(&self) -> Option<Early> {
-        let (first, count, result) = self.responses.run?;
-        let is_all = self.responses.end == 0 && result.is_ok() && count <= MOST_EARLY;
-        let token = self.hello.filter(|_| is_all)?.token;
-        Some(Early { token, first, count })
-    }
-
-    /// Whether there are responses to write and the socket is writable.
-    pub(super) fn wants_flush(&self) -> bool {
-        self.writable && !self.responses.is_empty()
-    }
-
-    /// Writes responses as far as the socket takes them. Returns the number of system calls that send. Only a few
-    /// acknowledgements are sent [soon](When::Soon); more responses always go now.
-    pub(super) fn flush(&mut self, when: When) -> u64 {
-        self.responses.end_run();
-        let holds = when == When::Soon && self.responses.is_short();
-        let changes = std::mem::replace(&mut self.holds, holds) != holds;
-        if changes && holds {
-            self.socket.hold(true);
+    /// Copies the frames that wait, as the buffer is used again.
+    pub(super) fn keep(&mut self, buffer: &[u8]) {
+        // Those that were kept before are in front.
+        for arrived in self.arrived.iter_mut().rev() {
+            let Payload::At(at) = arrived.payload else { break };
+            arrived.payload = Payload::Kept(buffer[at..][..arrived.length].into());
         }
-        let calls = self.write();
-        if changes && !holds {
-            self.socket.hold(false);
-        }
-        calls
     }
+}
 
-    fn write(&mut self) -> u64 {
-        let mut calls = 0;
-        while self.wants_flush() {
-            calls += 1;
-            let responses = &mut self.responses;
-            let bytes = &responses.bytes[responses.written..responses.end];
-            match self.socket.send(bytes) {
-                Ok(Some(count)) => responses.wrote(count),
-                Ok(None) => {
-                    self.writable = false;
-                    responses.bytes.copy_within(responses.written..responses.end, 0);
-                    responses.end -= responses.written;
-                    responses.written = 0;
-                }
-                // The sender has gone. What it sent before may still lie in the socket, and nobody
-                // waits for the responses.
-                Err(_) => (responses.written, responses.end) = (0, 0),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn responses_that_are_never_all_written_take_bounded_memory() {
+        let mut responses = Responses::default();
+        for n in 0..10_000_u16 {
+            while !responses.is_full() {
+                responses.push(Response::Data { sequence: n.into(), count: n });
             }
+            responses.wrote(5 * RESPONSE);
+            let first = u32::from_le_bytes(responses.unwritten()[4..8].try_into().unwrap());
+            assert!(first <= n.into());
         }
-        calls
-    }
-
-    /// Completes all frames without response with `status`, and closes the connection.
-    pub(super) fn close(&mut self, status: Status, scratch: &mut [u8]) {
-        self.end_with(Response::Close(status), scratch);
-    }
-
-    /// Closes the connection; the sender may send the frames without response over a new one.
-    pub(super) fn turn_away(&mut self, scratch: &mut [u8]) {
-        self.end_with(Response::TryAgain, scratch);
-    }
-
-    fn end_with(&mut self, last: Response, scratch: &mut [u8]) {
-        self.responses.end_run();
-        self.responses.push(last);
-        self.flush(When::Now);
-        self.socket.close(scratch);
+        assert!(responses.bytes.len() <= 2 * MANY_RESPONSES, "{} bytes", responses.bytes.len());
     }
 }

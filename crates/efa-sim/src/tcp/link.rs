@@ -3,8 +3,8 @@
 //! ```text
 //!  progress ─► write posted packets and pending acknowledgements
 //!    ├─► every few polls: ask the system which sockets are ready
-//!    ├─► serve those: take acknowledgements, or packets into posted buffers, and acknowledge these
-//!    │   (in a conversation the system holds these back, and the answer names the packets)
+//!    ├─► serve those: take responses, and packets into posted buffers, and acknowledge these
+//!    │   (in a conversation the system holds the acknowledgements back until the answer)
 //!    ├─► once a second: close connections whose senders don't finish a hello or a frame
 //!    └─► when it is time: connect again to receivers that had no room
 //! ```
@@ -26,12 +26,13 @@ use slab::Slab;
 
 use super::admission;
 use super::attention::Attention;
-use super::incoming::{Found, Incoming, Target, When};
-use super::outgoing::{Finished, Outgoing, Posted};
+use super::connection::{Connection, Ending};
+use super::incoming::Target;
+use super::outgoing::{Finished, Posted};
 use super::schedule::{Leaving, Schedule};
 use super::socket::{Event, Listener, Poller, Socket, Token, endpoint, gid_of};
 use super::statistics::TcpStatistics;
-use super::wire::{CHUNK, Early, Violation};
+use super::wire::{CHUNK, Hello, Violation};
 use super::{TcpDevice, TcpOptions};
 use crate::fork::Opener;
 use crate::link::{
@@ -53,7 +54,7 @@ const WAITING: usize = 1024;
 const SERVES: usize = 32;
 /// How often a queue pair that sleeps looks at packets for which no buffer is posted.
 const LOOK_FOR_BUFFERS: Duration = Duration::from_millis(1);
-/// Bytes of acknowledgements and of read data received at a time.
+/// Bytes received at a time from a connection that is closed.
 const SCRATCH: usize = 1 << 16;
 
 /// A queue pair of a [`TcpDevice`].
@@ -72,11 +73,12 @@ pub struct TcpLink {
     statistics: TcpStatistics,
     reorder: Option<Rng>,
 
-    incoming: Slab<Incoming>,
+    connections: Slab<Connection>,
+    /// How many of them were accepted.
+    accepted: usize,
+    /// Keys of those on which packets are sent.
+    peers: HashMap<QueuePairId, usize>,
     leaving: Leaving,
-    outgoing: Slab<Outgoing>,
-    /// Keys in `outgoing`.
-    connections: HashMap<QueuePairId, usize>,
 
     /// The process that opened the device.
     opener: Opener,
@@ -85,9 +87,9 @@ pub struct TcpLink {
     accept_pending: bool,
     poller: Poller,
     /// Connections with something to write.
-    dirty: Vec<Token>,
+    dirty: Vec<usize>,
     /// Connections to be served.
-    ready: VecDeque<Token>,
+    ready: VecDeque<usize>,
     /// Polls since the system was asked.
     unasked: u32,
     /// Polls that found no completion queued.
@@ -100,8 +102,6 @@ pub struct TcpLink {
     /// Calls that received something up to the last sweep.
     received: u64,
     attention: Attention,
-    /// Early acknowledgements of the connection that is served.
-    early: Vec<Early>,
 }
 
 /// Creates a queue pair, with the number of one that was retired if it is `again`.
@@ -133,23 +133,22 @@ pub(super) fn create(
         schedule: Schedule::default(),
         statistics: TcpStatistics::default(),
         reorder: settings.reorder.map(|seed| Rng::with_seed(seed ^ u64::from(qpn.0))),
-        incoming: Slab::new(),
+        connections: Slab::new(),
+        accepted: 0,
+        peers: HashMap::new(),
         leaving: Leaving::default(),
-        outgoing: Slab::new(),
-        connections: HashMap::new(),
         listener,
         accept_pending: false,
         poller,
         dirty: Vec::new(),
         ready: VecDeque::new(),
         unasked: 0,
-        turn: 0,
+        turn: 1,
         waitable: options.waitable,
         is_armed: false,
         scratch: Vec::new(),
         received: 0,
         attention: Attention::default(),
-        early: Vec::new(),
     };
     let settings = Settings {
         attributes,
@@ -165,8 +164,8 @@ pub(super) fn create(
 }
 
 impl LinkQueuePair<TcpLink> {
-    /// Sets how often the device tries again when a receiver is not ready; 7 means without end. It
-    /// holds for receivers that nothing was sent to yet.
+    /// Sets how often the device tries again when a receiver is not ready; 7 means without end. For a receiver that
+    /// packets are on the way to it may hold for these, too.
     pub fn set_rnr_retry(&mut self, rnr_retry: u8) {
         self.link.rnr_retry = rnr_retry;
     }
@@ -187,7 +186,7 @@ impl LinkQueuePair<TcpLink> {
     #[must_use]
     pub fn statistics(&self) -> TcpStatistics {
         let link = &self.link;
-        let (outgoing, incoming) = (link.outgoing.len(), link.incoming.len());
+        let (outgoing, incoming) = (link.connections.len() - link.accepted, link.accepted);
         TcpStatistics { outgoing, incoming, ..link.statistics }
     }
 }
@@ -198,29 +197,19 @@ impl TcpLink {
     fn poll_sockets(&mut self, state: &mut QueueState) {
         self.unasked = 0;
         self.statistics.epoll_waits += 1;
-        let Self { poller, incoming, outgoing, ready, dirty, accept_pending, .. } = self;
+        let Self { poller, connections, ready, dirty, accept_pending, .. } = self;
         poller.poll(|Event { token, readable, writable, hung_up }| {
-            let (wants_flush, is_dirty, is_queued) = match token {
-                Token::Listener => {
-                    *accept_pending = true;
-                    return;
-                }
-                Token::Outgoing(key) => {
-                    let Some(connection) = outgoing.get_mut(key) else { return };
-                    connection.note(readable, writable, hung_up);
-                    (connection.wants_flush(), &mut connection.dirty, &mut connection.queued)
-                }
-                Token::Incoming(key) => {
-                    let Some(connection) = incoming.get_mut(key) else { return };
-                    connection.note(readable, writable, hung_up);
-                    (connection.wants_flush(), &mut connection.dirty, &mut connection.queued)
-                }
+            let Token::Connection(key) = token else {
+                *accept_pending = true;
+                return;
             };
-            if readable && !std::mem::replace(is_queued, true) {
-                ready.push_back(token);
+            let Some(connection) = connections.get_mut(key) else { return };
+            connection.note(readable, writable, hung_up);
+            if readable && !std::mem::replace(&mut connection.queued, true) {
+                ready.push_back(key);
             }
-            if wants_flush && !std::mem::replace(is_dirty, true) {
-                dirty.push(token);
+            if connection.wants_flush() && !std::mem::replace(&mut connection.dirty, true) {
+                dirty.push(key);
             }
         });
         if self.accept_pending {
@@ -235,10 +224,8 @@ impl TcpLink {
     #[inline(never)]
     fn serve(&mut self, state: &mut QueueState) {
         for _ in 0..self.ready.len().min(SERVES) {
-            match self.ready.pop_front() {
-                Some(Token::Incoming(key)) => self.serve_incoming(state, key),
-                Some(Token::Outgoing(key)) => self.serve_outgoing(state, key),
-                Some(Token::Listener) | None => {}
+            if let Some(key) = self.ready.pop_front() {
+                self.serve_connection(state, key);
             }
             if state.has_completions() {
                 break;
@@ -246,25 +233,13 @@ impl TcpLink {
         }
     }
 
-    /// Writes posted packets and pending acknowledgements.
+    /// Writes posted packets and pending responses.
     #[inline(never)]
     fn flush(&mut self, state: &mut QueueState) {
-        while let Some(token) = self.dirty.pop() {
-            match token {
-                Token::Incoming(key) => {
-                    let when = if self.attention.waits(key) { When::Soon } else { When::Now };
-                    if let Some(incoming) = self.incoming.get_mut(key) {
-                        incoming.dirty = false;
-                        self.statistics.sends += incoming.flush(when);
-                    }
-                }
-                Token::Outgoing(key) => {
-                    if let Some(outgoing) = self.outgoing.get_mut(key) {
-                        outgoing.dirty = false;
-                        self.flush_outgoing(state, key);
-                    }
-                }
-                Token::Listener => {}
+        while let Some(key) = self.dirty.pop() {
+            if let Some(connection) = self.connections.get_mut(key) {
+                connection.dirty = false;
+                self.flush_connection(state, key);
             }
         }
     }
@@ -272,22 +247,25 @@ impl TcpLink {
     /// Has the system send the acknowledgements of a connection that have waited for an answer.
     #[inline]
     fn push(&mut self, waited: Option<usize>) {
-        if let Some(incoming) = waited.and_then(|key| self.incoming.get(key)) {
-            incoming.socket().push();
+        let waited = waited.and_then(|key| self.connections.get(key));
+        if let Some(socket) = waited.and_then(Connection::socket) {
+            socket.push();
         }
     }
 
     #[cold]
-    fn accept(&mut self, state: &QueueState) {
+    fn accept(&mut self, state: &mut QueueState) {
         for _ in 0..ACCEPTS {
             match self.listener.accept(self.options.dead_after) {
-                Ok(Some((socket, address))) => self.accepted(state, socket, gid_of(address)),
+                Ok(Some((socket, address, port))) => {
+                    self.accepted(state, socket, gid_of(address), port);
+                }
                 Ok(None) => {
                     self.accept_pending = false;
                     return;
                 }
                 Err(Errno::MFILE | Errno::NFILE)
-                    if self.leaving.close_oldest() || self.close_idle() => {}
+                    if self.leaving.close_oldest() || self.close_idle(state) => {}
                 Err(errno) => {
                     // Tried again in the next sweep: the system doesn't report when it can.
                     self.accept_pending = false;
@@ -299,33 +277,42 @@ impl TcpLink {
         }
     }
 
-    fn accepted(&mut self, state: &QueueState, socket: Socket, gid: Gid) {
-        let mut incoming = Incoming::new(gid, socket, state.now());
-        if self.incoming.len() >= self.options.max_peers && !self.make_room(gid, state.now()) {
+    fn accepted(&mut self, state: &QueueState, socket: Socket, gid: Gid, port: u16) {
+        let mine = self.hello(state);
+        let mut connection = Connection::accepted(gid, port, mine, socket, state.now());
+        if self.accepted >= self.options.max_peers && !self.make_room(gid, state.now()) {
             self.statistics.rejected += 1;
-            incoming.turn_away(scratch(&mut self.scratch));
-            self.leave(incoming, state.now());
+            connection.turn_away(scratch(&mut self.scratch));
+            self.leave(connection, state.now());
             return;
         }
-        let entry = self.incoming.vacant_entry();
-        let token = Token::Incoming(entry.key());
-        if let Err(errno) = self.poller.add_connection(incoming.socket(), token) {
+        let entry = self.connections.vacant_entry();
+        let key = entry.key();
+        let Some(socket) = connection.socket() else { return };
+        if let Err(errno) = self.poller.add_connection(socket, Token::Connection(key)) {
             self.statistics.failed_accepts += 1;
             tracing::warn!(%errno, %gid, "a connection could not be watched");
             return;
         }
         self.statistics.accepts += 1;
-        tracing::debug!(%gid, "accepted a connection");
-        incoming.dirty = true;
-        incoming.queued = true;
-        entry.insert(incoming);
-        self.dirty.push(token);
-        self.ready.push_back(token);
+        self.accepted += 1;
+        tracing::debug!(%gid, port, "accepted a connection");
+        (connection.dirty, connection.queued) = (true, true);
+        entry.insert(connection);
+        self.dirty.push(key);
+        self.ready.push_back(key);
+    }
+
+    /// What this queue pair says first on a connection.
+    fn hello(&self, state: &QueueState) -> Hello {
+        let mtu = u32::try_from(state.attributes().mtu).unwrap_or(u32::MAX);
+        Hello { qpn: self.me.qpn, mtu, qkey: state.qkey() }
     }
 
     /// Closes a connection so that one from `newcomer` can be accepted. Returns whether there was one to close.
     fn make_room(&mut self, newcomer: Gid, now: Time) -> bool {
-        let held: Vec<_> = self.incoming.iter().map(|(key, incoming)| incoming.held(key)).collect();
+        let held = self.connections.iter().filter_map(|(key, connection)| connection.held(key));
+        let held: Vec<_> = held.collect();
         let Some(key) = admission::to_drop(&held, newcomer, now) else { return false };
         self.statistics.evicted += 1;
         self.turn_away(key, now);
@@ -334,111 +321,83 @@ impl TcpLink {
 
     /// Closes a connection; its sender may come back.
     fn turn_away(&mut self, key: usize, now: Time) {
-        if let Some(mut incoming) = self.incoming.try_remove(key) {
-            tracing::debug!(sender = %incoming.sender(), "closing a connection, to be tried again");
-            incoming.turn_away(scratch(&mut self.scratch));
-            self.forget(Token::Incoming(key));
-            self.leave(incoming, now);
+        if let Some(mut connection) = self.remove(key) {
+            tracing::debug!(peer = %connection.peer(), "closing a connection, to be tried again");
+            connection.turn_away(scratch(&mut self.scratch));
+            self.leave(connection, now);
         }
     }
 
     /// Keeps the socket of a connection that was closed, until its last words have arrived.
-    fn leave(&mut self, incoming: Incoming, now: Time) {
-        let socket = incoming.into_socket();
-        self.poller.remove(&socket);
-        self.leaving.add(socket, now);
+    fn leave(&mut self, connection: Connection, now: Time) {
+        if let Some(socket) = connection.into_socket() {
+            self.poller.remove(&socket);
+            self.leaving.add(socket, now);
+        }
     }
 
     /// Looks whether something has arrived on a connection, though the system has reported nothing.
-    fn look(&mut self, state: &mut QueueState, token: Token) {
-        match token {
-            Token::Incoming(key) => {
-                if let Some(incoming) = self.incoming.get_mut(key) {
-                    incoming.note(true, false, false);
-                    self.serve_incoming(state, key);
-                }
-            }
-            Token::Outgoing(key) => {
-                if let Some(outgoing) = self.outgoing.get_mut(key) {
-                    outgoing.note(true, false, false);
-                    self.serve_outgoing(state, key);
-                }
-            }
-            Token::Listener => {}
+    fn look(&mut self, state: &mut QueueState, key: usize) {
+        if let Some(connection) = self.connections.get_mut(key) {
+            connection.note(true, false, false);
+            self.serve_connection(state, key);
         }
     }
 
-    fn serve_incoming(&mut self, state: &mut QueueState, key: usize) {
-        let Some(incoming) = self.incoming.get_mut(key) else { return };
-        let (queue, mut deliveries) = state.receiving();
-        let (reorder, early) = (self.reorder.as_mut(), &mut self.early);
-        let mut target = Target { queue, book: deliveries.book(), reorder, early };
+    fn serve_connection(&mut self, state: &mut QueueState, key: usize) {
+        if !self.opener.is_this() {
+            // A forked child has no socket. What had arrived before is its parent's.
+            return self.end(state, key, Ending::Over(Status::UnresponsiveRemote));
+        }
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        connection.queued = false;
+        let (now, turn, before) = (state.now(), self.turn, connection.peer());
         let calls = &mut self.statistics.receives;
+        let finish = |finished| complete(state, before, finished);
+        let read = connection.read(now, calls, finish);
+        if matches!(read, Ok(false)) && !connection.wants_poll() {
+            return;
+        }
+        let sender = connection.peer();
+        let (queue, mut deliveries) = state.receiving();
+        let reorder = self.reorder.as_mut();
+        let mut target = Target { queue, book: deliveries.book(), reorder };
         let mut known = None;
-        let found = incoming.poll(&mut target, calls, |sender, delivered| {
+        connection.deliver(&mut target, |delivered| {
             let source = *known.get_or_insert_with(|| deliveries.source(sender));
             deliveries.push(sender, source, delivered);
         });
-        let sender = incoming.sender();
-        let mut answer = None;
+        if connection.has_named_itself() {
+            self.release(state, key);
+        }
+        if let Err(ending) = read {
+            self.end(state, key, ending);
+            return;
+        }
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        if connection.is_done() {
+            self.close_connection(key, Status::BadDestinationQpn);
+            return;
+        }
+        let flushes = connection.wants_flush();
+        if flushes && !std::mem::replace(&mut connection.dirty, true) {
+            self.dirty.push(key);
+        }
+        if connection.wants_poll() {
+            connection.queued = true;
+            self.ready.push_back(key);
+        }
         if known.is_some() {
-            self.attention.delivered(key);
-            let answers = self.attention.answers();
-            answer = answers.filter(|&key| leads_to(&self.outgoing, key, sender));
+            connection.delivered(turn);
+            self.attention.delivered(key, now);
         }
-        match found {
-            Ok(found) => {
-                let token = Token::Incoming(key);
-                let acknowledges = incoming.wants_flush();
-                if acknowledges && !std::mem::replace(&mut incoming.dirty, true) {
-                    self.dirty.push(token);
-                }
-                incoming.queued = found == Found::More;
-                match found {
-                    Found::More => self.ready.push_back(token),
-                    Found::Nothing => {}
-                    Found::End => {
-                        tracing::debug!(%sender, "a sender closed its connection");
-                        self.close_incoming(key, Status::BadDestinationQpn);
-                    }
-                }
-                if let Some(answer) = answer
-                    && let Some(incoming) = self.incoming.get(key)
-                {
-                    let before = self.attention.wait(key, answer, incoming.early());
-                    self.push(before);
-                } else if acknowledges && self.attention.waits(key) {
-                    // They go now, and those that wait with them.
-                    self.attention.end_wait();
-                }
-            }
-            Err(violation) => self.reject(key, violation),
+        if known.is_some() && self.attention.expects_answer() {
+            let before = self.attention.wait(key);
+            self.push(before);
+        } else if flushes && self.attention.waits(key) {
+            // They go now, and those that wait with them.
+            self.attention.end_wait();
         }
-        if !self.early.is_empty() {
-            self.serve_early(state, sender);
-        }
-    }
-
-    #[cold]
-    fn reject(&mut self, key: usize, violation: Violation) {
-        let sender = self.incoming.get(key).map(Incoming::sender).unwrap_or_default();
-        tracing::warn!(%sender, %violation, "closing a connection");
-        self.statistics.violations.count(violation);
-        self.close_incoming(key, Status::BadStatus);
-    }
-
-    fn close_incoming(&mut self, key: usize, status: Status) {
-        if let Some(mut incoming) = self.incoming.try_remove(key) {
-            incoming.close(status, scratch(&mut self.scratch));
-            self.forget(Token::Incoming(key));
-        }
-    }
-
-    /// Removes a connection from the lists, as another may soon have its key.
-    fn forget(&mut self, token: Token) {
-        self.ready.retain(|&ready| ready != token);
-        self.dirty.retain(|&dirty| dirty != token);
-        self.attention.forget(token);
     }
 
     /// Does what is due at this time.
@@ -457,26 +416,25 @@ impl TcpLink {
     fn sweep(&mut self, state: &mut QueueState) {
         if std::mem::replace(&mut self.received, self.statistics.receives) == self.received {
             self.scratch = Vec::new();
-            self.incoming.iter_mut().for_each(|(_, incoming)| incoming.free_memory());
+            self.connections.iter_mut().for_each(|(_, connection)| connection.free_memory());
         }
         self.leaving.close(state.now());
         self.accept_pending = true;
         self.accept(state);
         let (now, options) = (state.now(), Arc::clone(&self.options));
-        let all = self.incoming.iter_mut();
-        let late = all.filter_map(|(key, incoming)| incoming.exceeded(&options, now).map(|_| key));
+        let all = self.connections.iter_mut();
+        let late =
+            all.filter_map(|(key, connection)| connection.exceeded(&options, now).map(|_| key));
         for key in late.collect::<Vec<_>>() {
             // The rest may have arrived since the socket was last read.
-            if let Some(incoming) = self.incoming.get_mut(key) {
-                incoming.note(true, false, false);
-                self.ready.retain(|&token| token != Token::Incoming(key));
-                self.serve_incoming(state, key);
-            }
-            let Some(incoming) = self.incoming.get_mut(key) else { continue };
-            if let Some(limit) = incoming.exceeded(&options, now) {
+            self.ready.retain(|&ready| ready != key);
+            self.look(state, key);
+            let Some(connection) = self.connections.get_mut(key) else { continue };
+            if let Some(limit) = connection.exceeded(&options, now) {
                 let violation = Violation::Slow { limit };
-                tracing::warn!(sender = %incoming.sender(), %violation, "closing a connection");
+                tracing::warn!(peer = %connection.peer(), %violation, "closing a connection");
                 self.statistics.violations.count(violation);
+                self.release(state, key);
                 self.turn_away(key, now);
             }
         }
@@ -488,19 +446,20 @@ impl Link for TcpLink {
         let handle = to.address_handle;
         let gid = state.book().gid(handle).ok_or(DeviceError::BadAddressHandle { handle })?;
         let peer = QueuePairId { gid, qpn: to.qpn };
-        Ok(Path { peer, connection: self.connection_to(state, peer)? })
+        Ok(Path { peer, connection: self.connection_to(state, peer, to.qkey)? })
     }
 
     fn send(&mut self, state: &mut QueueState, path: Path, request: SendRequest<Packet>) {
         let SendRequest { id, packet, length, destination, immediate } = request;
         state.record_sent(path.peer, &packet[..length]);
         let qkey = destination.qkey;
-        let mut posted = Posted { id, packet, length, immediate, qkey, early: None };
+        let posted = Posted { id, packet, length, immediate, qkey };
         match path.connection {
             Ok(key) => {
-                let Some(outgoing) = self.outgoing.get_mut(key) else { return };
-                posted.early = self.attention.posted(key, outgoing.socket().is_some());
-                outgoing.push(posted);
+                let Some(connection) = self.connections.get_mut(key) else { return };
+                self.attention.posted(key);
+                connection.outgoing.rnr_retry = self.rnr_retry;
+                connection.outgoing.push(posted);
                 self.write_soon(state, key);
             }
             Err(status) => complete(state, path.peer, Finished::Send(posted, Err(status))),
@@ -517,10 +476,13 @@ impl Link for TcpLink {
         state.count_send();
         match path.connection {
             Ok(key) => {
-                let Some(outgoing) = self.outgoing.get_mut(key) else { return Ok(()) };
+                let Some(connection) = self.connections.get_mut(key) else { return Ok(()) };
                 let operation = RequestedOperation::new(request, direction, CHUNK);
-                self.attention.posted(key, false);
-                outgoing.start(operation, |finished| complete(state, path.peer, finished));
+                self.attention.posted(key);
+                connection.outgoing.rnr_retry = self.rnr_retry;
+                connection
+                    .outgoing
+                    .start(operation, |finished| complete(state, path.peer, finished));
                 self.write_soon(state, key);
             }
             Err(status) => state.complete_rdma(request.id, Err(status)),
@@ -541,8 +503,8 @@ impl Link for TcpLink {
             true => self.attention.next(state.has_sends()),
             false => None,
         };
-        if let Some(token) = looks_at {
-            self.look(state, token);
+        if let Some(key) = looks_at {
+            self.look(state, key);
         }
         let asks = state.has_sends() && looks_at.is_none() && self.ready.is_empty();
         if asks || self.unasked >= SOCKET_POLL_INTERVAL {
@@ -596,27 +558,17 @@ impl Link for TcpLink {
     }
 
     fn close(&mut self, state: &mut QueueState) {
-        for (_, outgoing) in &mut self.outgoing {
-            let _ = outgoing.flush();
-            if let Some(socket) = outgoing.socket() {
-                socket.close(scratch(&mut self.scratch));
-            }
-        }
         // Those that have connected and were not accepted yet, as many as can be waiting.
         for _ in 0..=WAITING {
-            let Ok(Some((socket, address))) = self.listener.accept(None) else { break };
-            let mut incoming = Incoming::new(gid_of(address), socket, state.now());
-            incoming.close(Status::BadDestinationQpn, scratch(&mut self.scratch));
+            let Ok(Some((socket, address, port))) = self.listener.accept(None) else { break };
+            let (mine, now) = (self.hello(state), state.now());
+            let mut connection = Connection::accepted(gid_of(address), port, mine, socket, now);
+            connection.close(Status::BadDestinationQpn, scratch(&mut self.scratch));
         }
-        for (_, incoming) in &mut self.incoming {
-            incoming.close(Status::BadDestinationQpn, scratch(&mut self.scratch));
+        for (_, connection) in &mut self.connections {
+            connection.close(Status::BadDestinationQpn, scratch(&mut self.scratch));
         }
     }
-}
-
-/// Whether the connection with this key is to `peer`.
-fn leads_to(outgoing: &Slab<Outgoing>, key: usize, peer: QueuePairId) -> bool {
-    outgoing.get(key).is_some_and(|outgoing| outgoing.peer() == peer)
 }
 
 /// Memory to receive into.

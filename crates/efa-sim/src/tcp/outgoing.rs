@@ -1,51 +1,39 @@
-//! Sending to one other queue pair: the connection to it, and the frames in flight.
+//! Sending to one other queue pair: the frames in flight.
 //!
 //! ```text
 //!                  base                    unsent
 //!  in flight:  ─────┬──────┬──────┬──────┬────┬──────┬──────┬──────┐
 //!                   │ sent │ done │ sent │ sent… (offset bytes)  posted
 //!              ─────┴──────┴──────┴──────┴───────────┴──────┴──────┘
-//!       responses complete sends ─►            ◄─ flush advances by what the socket takes
+//!       responses complete sends ─►            ◄─ advances by what the socket takes
 //! ```
 //!
 //! A packet stays in its buffer until its response arrives. It is written from there, many with one system
 //! call, so there is no other buffer to be bounded. RDMA operations together have a few frames in flight,
-//! the oldest operation first, so that datagrams aren't delayed.
-//!
-//! A receiver that answers names packets early, in front of its own on the other connection. They complete then. Their
-//! acknowledgements still come, so nothing depends on the early ones.
+//! the oldest operation first, so that datagrams aren't delayed. Frames without response that are written are at most a
+//! [window](WINDOW) full.
 //!
 //! A receiver without room asks this side to try again. The frames without response were not handled then,
 //! so they wait and are sent over a new connection, numbered from 0 again.
 
 use std::collections::VecDeque;
-use std::hash::{BuildHasher, RandomState};
-use std::io::IoSlice;
 use std::time::Duration;
 
-use efa_device::{Qkey, Qpn, Status, Time, WorkId};
-use rustix::io::Errno;
+use efa_device::{Qkey, Status, Time, WorkId};
 use slab::Slab;
 
-use super::socket::{Received, Socket};
-use super::wire::{
-    EARLY, Early, HEADER, HELLO, Header, Hello, PREFIX, Prefix, RESPONSE, Response, Violation,
-    check_welcome,
-};
+use super::wire::{HEADER, Header, PREFIX, Prefix, Violation, WINDOW, weight};
 use crate::link::{Piece, RNR_RETRY_INFINITE, RequestedOperation as Operation};
-use crate::record::QueuePairId;
 
 /// Most packets written with one system call.
-const FRAMES: usize = 32;
-/// Most slices of a write: the hello, and header and payload of each packet.
-const PARTS: usize = 1 + 2 * FRAMES;
-
+pub(super) const FRAMES: usize = 32;
 /// Most bytes of a payload that are copied, to write a frame in one piece.
-const SHORT: usize = 256;
-const LONGEST_HEAD: usize = EARLY + HEADER + PREFIX;
+pub(super) const SHORT: usize = 256;
+/// Most bytes before a payload.
+pub(super) const LONGEST_HEAD: usize = HEADER + PREFIX;
 
-/// Most frames of operations in flight on a connection.
-const WINDOW: usize = 16;
+/// Most frames of operations in flight to a peer.
+const WINDOW_OF_PIECES: usize = 16;
 
 /// How long the first wait before another try is at most; each one after it may be twice as long.
 const FIRST_WAIT: Duration = Duration::from_millis(5);
@@ -60,8 +48,6 @@ pub(super) struct Posted {
     pub(super) length: usize,
     pub(super) immediate: Option<u32>,
     pub(super) qkey: Qkey,
-    /// Goes in front of it.
-    pub(super) early: Option<Early>,
 }
 
 /// A frame to be sent, kept until its response.
@@ -83,13 +69,6 @@ impl Frame {
         }
     }
 
-    fn early(&self) -> Option<Early> {
-        match self {
-            Self::Datagram(posted) => posted.early,
-            Self::Piece(..) => None,
-        }
-    }
-
     /// Whether it is responded with data.
     fn is_read(&self) -> bool {
         matches!(self, Self::Piece(_, Piece { wanted: Some(_), .. }))
@@ -102,42 +81,36 @@ impl Frame {
         }
     }
 
-    /// Early acknowledgement, header and prefix.
-    fn head(&self, sequence: u32) -> Head {
+    fn head(&self, sequence: u32, rnr_retry: u8) -> Head {
         let (prefix, key) = self.prefix();
         let (prefix_bytes, prefix_length) = prefix.emit();
         // Posts are limited by the MTU and pieces by `CHUNK`, which are smaller.
         let length = u32::try_from(prefix_length + self.payload().len()).unwrap_or(u32::MAX);
-        let header = Header { kind: prefix.kind(), length, sequence, key };
-        let mut head = Head::NONE;
-        if let Some(early) = self.early() {
-            head.add(&early.emit());
-        }
-        head.add(&header.emit());
-        head.add(&prefix_bytes[..prefix_length]);
+        let header = Header { kind: prefix.kind(), rnr_retry, length, sequence, key };
+        let mut head = Head { bytes: [0; LONGEST_HEAD], length: HEADER + prefix_length };
+        head.bytes[..HEADER].copy_from_slice(&header.emit());
+        head.bytes[HEADER..].copy_from_slice(&prefix_bytes);
         head
     }
 
-    /// Bytes on the wire.
+    /// Bytes on the wire after the header.
     fn length(&self) -> usize {
-        let early = self.early().map_or(0, |_| EARLY);
-        early + HEADER + self.prefix().0.emit().1 + self.payload().len()
+        self.prefix().0.emit().1 + self.payload().len()
     }
 }
 
-/// The bytes before a payload.
+/// The bytes before a payload: header and prefix.
 #[derive(Clone, Copy)]
-struct Head {
+pub(super) struct Head {
     bytes: [u8; LONGEST_HEAD],
     length: usize,
 }
 
 impl Head {
-    const NONE: Self = Self { bytes: [0; LONGEST_HEAD], length: 0 };
+    pub(super) const NONE: Self = Self { bytes: [0; LONGEST_HEAD], length: 0 };
 
-    fn add(&mut self, bytes: &[u8]) {
-        self.bytes[self.length..][..bytes.len()].copy_from_slice(bytes);
-        self.length += bytes.len();
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
     }
 }
 
@@ -157,66 +130,6 @@ struct Arriving {
     left: usize,
 }
 
-/// What the socket is ready for, as far as known.
-#[derive(Clone, Copy, Debug)]
-struct Readiness {
-    readable: bool,
-    writable: bool,
-    hung_up: bool,
-}
-
-/// How far the other side's bytes were read.
-#[derive(Debug, Default)]
-struct Responses {
-    /// Whether the other side's welcome was valid.
-    is_welcomed: bool,
-    /// The first bytes of an incomplete response.
-    partial: [u8; RESPONSE],
-    partial_length: usize,
-    /// The read whose data comes next.
-    arriving: Option<Arriving>,
-}
-
-/// Why a connection ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ending {
-    /// The other side closed it, could not be reached, or is gone.
-    Over(Status),
-    /// The other side violated the protocol.
-    Broken(Violation),
-    /// The other side has no room now.
-    TurnedAway,
-}
-
-impl From<Violation> for Ending {
-    fn from(violation: Violation) -> Self {
-        Self::Broken(violation)
-    }
-}
-
-/// The connection to a peer as the system has it. Another try has another one.
-#[derive(Debug)]
-struct Stream {
-    /// `None` while waiting to try again.
-    socket: Option<Socket>,
-    /// Whether the socket was connected: it has taken bytes.
-    reached: bool,
-    /// Bytes of the hello written.
-    hello_written: usize,
-    ready: Readiness,
-    /// The first error of a write.
-    error: Option<Errno>,
-    responses: Responses,
-}
-
-impl Stream {
-    fn new(socket: Option<Socket>) -> Self {
-        let ready = Readiness { readable: false, writable: socket.is_some(), hung_up: false };
-        let responses = Responses::default();
-        Self { socket, reached: false, hello_written: 0, ready, error: None, responses }
-    }
-}
-
 /// Since when a receiver has had no room, and how long the last wait was at most.
 #[derive(Clone, Copy, Debug)]
 struct TurnedAway {
@@ -224,12 +137,10 @@ struct TurnedAway {
     wait: Duration,
 }
 
-/// The packets and operations on their way to one peer, and the connection to it.
-#[derive(Debug)]
+/// The packets and operations on their way to one peer.
+#[derive(Debug, Default)]
 pub(super) struct Outgoing {
-    peer: QueuePairId,
-    hello: Hello,
-    stream: Stream,
+    pub(super) rnr_retry: u8,
     /// `None` from a response on.
     turned_away: Option<TurnedAway>,
 
@@ -242,72 +153,29 @@ pub(super) struct Outgoing {
     unsent: usize,
     /// Bytes of it written, with its header.
     offset: usize,
-    /// Frames that were acknowledged early, and not yet on this connection.
-    early: u64,
+    /// What those count that were written and have no response.
+    weight: usize,
 
     operations: Slab<Operation>,
     /// Keys of those with frames to begin, in turn.
     beginning: VecDeque<usize>,
     /// Frames of operations in flight.
     pieces: usize,
+    /// The read whose data comes next.
+    arriving: Option<Arriving>,
 
-    /// Whether it is in the list of connections to be flushed.
-    pub(super) dirty: bool,
-    /// Whether it is in the list of connections to be served.
-    pub(super) queued: bool,
     /// The turn of the queue pair in which a packet was last written when it was posted.
     written_in: u64,
-    /// The turn in which an early acknowledgement last came.
-    heard_in: u64,
 }
 
 impl Outgoing {
-    pub(super) fn new(peer: QueuePairId, socket: Socket, me: Qpn, mtu: u32, rnr_retry: u8) -> Self {
-        let hello = Hello { qpn: me, mtu, rnr_retry, token: new_token() };
-        Self {
-            peer,
-            hello,
-            stream: Stream::new(Some(socket)),
-            turned_away: None,
-            in_flight: VecDeque::new(),
-            outstanding: 0,
-            base: 0,
-            unsent: 0,
-            offset: 0,
-            early: 0,
-            operations: Slab::new(),
-            beginning: VecDeque::new(),
-            pieces: 0,
-            dirty: false,
-            queued: false,
-            written_in: 0,
-            heard_in: 0,
-        }
-    }
-
-    pub(super) fn peer(&self) -> QueuePairId {
-        self.peer
-    }
-
-    /// `None` while it waits to try again.
-    pub(super) fn socket(&self) -> Option<&Socket> {
-        self.stream.socket.as_ref()
-    }
-
     pub(super) fn is_idle(&self) -> bool {
         self.outstanding == 0 && self.operations.is_empty()
     }
 
-    /// The turn of the last post; `None` unless it is connected and nothing is under way.
-    pub(super) fn idle_since(&self) -> Option<u64> {
-        (self.is_idle() && self.socket().is_some()).then_some(self.written_in)
-    }
-
-    /// Notes the readiness of the socket.
-    pub(super) fn note(&mut self, readable: bool, writable: bool, hung_up: bool) {
-        self.stream.ready.readable |= readable;
-        self.stream.ready.writable |= writable;
-        self.stream.ready.hung_up |= hung_up;
+    /// The turn of the last post.
+    pub(super) fn written_in(&self) -> u64 {
+        self.written_in
     }
 
     pub(super) fn push(&mut self, posted: Posted) {
@@ -327,8 +195,8 @@ impl Outgoing {
     }
 
     /// Begins frames of operations, as many as may be in flight.
-    fn begin(&mut self, mut finish: impl FnMut(Finished)) {
-        while self.pieces < WINDOW
+    pub(super) fn begin(&mut self, mut finish: impl FnMut(Finished)) {
+        while self.pieces < WINDOW_OF_PIECES
             && let Some(&place) = self.beginning.front()
         {
             match self.operations.get_mut(place).and_then(Operation::begin) {
@@ -361,189 +229,69 @@ impl Outgoing {
         std::mem::replace(&mut self.written_in, turn) != turn
     }
 
-    /// Notes an early acknowledgement in this turn.
-    pub(super) fn heard(&mut self, turn: u64) {
-        self.heard_in = turn;
+    /// Whether there is a frame that may be written.
+    pub(super) fn wants_write(&self) -> bool {
+        let next = self.in_flight.get(self.unsent).and_then(Option::as_ref);
+        next.is_some_and(|frame| self.weight + weight(frame.length()) <= WINDOW)
     }
 
-    pub(super) fn is_heard_in(&self, turn: u64) -> bool {
-        self.heard_in == turn
+    /// The frames that may be written, with what precedes their payloads.
+    pub(super) fn frames<'a>(
+        &'a self,
+        heads: &'a mut [Head; FRAMES],
+    ) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
+        let mut total = self.weight;
+        let frames = self.in_flight.range(self.unsent..).flatten();
+        let may_be_written = frames.take_while(move |frame| {
+            total += weight(frame.length());
+            total <= WINDOW
+        });
+        heads.iter_mut().zip(may_be_written).zip(self.unsent..).map(|((head, frame), place)| {
+            *head = frame.head(self.base.wrapping_add(place as u32), self.rnr_retry);
+            (head.bytes(), frame.payload())
+        })
     }
 
-    /// Whether there is something to write and the socket is writable.
-    pub(super) fn wants_flush(&self) -> bool {
-        self.stream.ready.writable && self.unsent < self.in_flight.len()
-    }
-
-    /// Writes as much as the socket takes. Returns the number of system calls.
-    pub(super) fn flush(&mut self) -> Result<u64, Ending> {
-        let mut calls = 0;
-        while self.wants_flush() {
-            calls += 1;
-            match self.write() {
-                Ok(Some(count)) => self.advance(count)?,
-                Ok(None) => self.stream.ready.writable = false,
-                // Responses that arrived before this error are more precise.
-                Err(errno) => {
-                    self.stream.error.get_or_insert(errno);
-                    self.note(true, false, true);
-                    self.stream.ready.writable = false;
-                }
-            }
-        }
-        Ok(calls)
-    }
-
-    fn write(&self) -> Result<Option<usize>, Errno> {
-        match self.only_short() {
-            Some(frame) => self.write_short(frame),
-            None => self.write_all(),
-        }
-    }
-
-    /// The only frame that is to be written, if it is short and nothing else is.
-    fn only_short(&self) -> Option<&Frame> {
-        let is_next = self.offset == 0 && self.stream.hello_written == HELLO;
-        let is_only = is_next && self.unsent + 1 == self.in_flight.len();
+    /// The only frame that is to be written, if it is short and not begun.
+    pub(super) fn only_short(&self) -> Option<(Head, &[u8])> {
+        let is_only = self.offset == 0 && self.unsent + 1 == self.in_flight.len();
         let frame = self.in_flight.back().filter(|_| is_only)?.as_ref()?;
-        (frame.payload().len() <= SHORT).then_some(frame)
+        let is_short = frame.payload().len() <= SHORT && self.wants_write();
+        let sequence = self.base.wrapping_add(self.unsent as u32);
+        is_short.then(|| (frame.head(sequence, self.rnr_retry), frame.payload()))
     }
 
-    fn write_short(&self, frame: &Frame) -> Result<Option<usize>, Errno> {
-        let Some(socket) = &self.stream.socket else { return Ok(None) };
-        let mut bytes = [0; LONGEST_HEAD + SHORT];
-        let (head, payload) = (self.head_of(self.unsent, frame), frame.payload());
-        bytes[..head.length].copy_from_slice(&head.bytes[..head.length]);
-        let end = head.length + payload.len();
-        bytes[head.length..end].copy_from_slice(payload);
-        socket.send(&bytes[..end])
+    /// Bytes of the next frame that were written before.
+    pub(super) fn begun(&self) -> usize {
+        self.offset
     }
 
-    fn write_all(&self) -> Result<Option<usize>, Errno> {
-        let mut heads = [Head::NONE; FRAMES];
-        let frames = || self.in_flight.range(self.unsent..).flatten().take(FRAMES);
-        for ((head, frame), place) in heads.iter_mut().zip(frames()).zip(self.unsent..) {
-            *head = self.head_of(place, frame);
-        }
-        let Some(socket) = &self.stream.socket else { return Ok(None) };
-        let hello = self.hello.emit();
-        let mut parts = [IoSlice::new(&[]); PARTS];
-        let mut count = 0;
-        let mut skip = self.offset;
-        let mut add = |part| {
-            parts[count] = IoSlice::new(part);
-            count += 1;
-        };
-        if self.stream.hello_written < HELLO {
-            add(&hello[self.stream.hello_written..]);
-        }
-        for (head, frame) in heads.iter().zip(frames()) {
-            for part in [&head.bytes[..head.length], frame.payload()] {
-                let skipped = skip.min(part.len());
-                skip -= skipped;
-                if skipped < part.len() {
-                    add(&part[skipped..]);
-                }
-            }
-        }
-        socket.send_all(&parts[..count])
+    /// Bytes that are missing of a frame that was begun.
+    pub(super) fn rest_of_begun(&self) -> usize {
+        let begun = self.in_flight.get(self.unsent).and_then(Option::as_ref);
+        let begun = begun.filter(|_| self.offset > 0);
+        begun.map_or(0, |frame| HEADER + frame.length() - self.offset)
     }
 
-    fn head_of(&self, place: usize, frame: &Frame) -> Head {
-        frame.head(self.base.wrapping_add(place as u32))
-    }
-
-    fn advance(&mut self, mut count: usize) -> Result<(), Ending> {
-        if !self.stream.reached {
-            self.stream.reached = true;
-            if self.socket().is_some_and(Socket::is_its_own_peer) {
-                return Err(Ending::Over(Status::BadDestinationQpn));
-            }
-        }
-        let greeting = count.min(HELLO - self.stream.hello_written);
-        self.stream.hello_written += greeting;
-        count -= greeting;
+    /// Notes that the socket has taken bytes of frames.
+    pub(super) fn wrote(&mut self, count: usize) {
         self.offset += count;
         while let Some(Some(frame)) = self.in_flight.get(self.unsent)
             && let length = frame.length()
-            && self.offset >= length
+            && self.offset >= HEADER + length
         {
-            self.offset -= length;
+            self.offset -= HEADER + length;
             self.unsent += 1;
+            self.weight += weight(length);
         }
-        Ok(())
-    }
-
-    /// Whether responses may have arrived.
-    pub(super) fn wants_poll(&self) -> bool {
-        self.stream.ready.readable
-    }
-
-    /// Takes responses. `calls` counts those of the system that received something.
-    pub(super) fn poll(
-        &mut self,
-        scratch: &mut [u8],
-        calls: &mut u64,
-        mut finish: impl FnMut(Finished),
-    ) -> Result<(), Ending> {
-        while self.stream.ready.readable
-            && let Some(socket) = &self.stream.socket
-        {
-            let start = self.stream.responses.partial_length;
-            scratch[..start].copy_from_slice(&self.stream.responses.partial[..start]);
-            match socket.receive(&mut scratch[start..]) {
-                Ok(Received::Bytes(count)) => {
-                    *calls += 1;
-                    let end = start + count;
-                    // If the buffer isn't full there are no more bytes, unless the end is to be found.
-                    self.stream.ready.readable = end == scratch.len() || self.stream.ready.hung_up;
-                    self.take(&scratch[..end], &mut finish)?;
-                }
-                Ok(Received::Nothing) => {
-                    self.stream.ready.readable = false;
-                    self.stream.ready.hung_up = false;
-                    if let Some(errno) = self.stream.error {
-                        return Err(self.failed(errno));
-                    }
-                }
-                Ok(Received::End) => return Err(self.failed(Errno::CONNRESET)),
-                Err(errno) => return Err(self.failed(errno)),
-            }
-        }
-        Ok(())
-    }
-
-    fn take(&mut self, mut bytes: &[u8], finish: &mut impl FnMut(Finished)) -> Result<(), Ending> {
-        loop {
-            bytes = self.take_data(bytes, finish);
-            let Some((response, rest)) = bytes.split_first_chunk::<RESPONSE>() else { break };
-            bytes = rest;
-            if !self.stream.responses.is_welcomed {
-                check_welcome(response)?;
-                self.stream.responses.is_welcomed = true;
-                continue;
-            }
-            match Response::parse(response)? {
-                Response::Acknowledge { first, count, result } => {
-                    self.settle(first, count, result, finish)?;
-                }
-                Response::Data { sequence, count } => self.expect(sequence, count)?,
-                Response::Close(status) => return Err(Ending::Over(status)),
-                Response::TryAgain => return Err(Ending::TurnedAway),
-            }
-        }
-        self.stream.responses.partial[..bytes.len()].copy_from_slice(bytes);
-        self.stream.responses.partial_length = bytes.len();
-        self.begin(finish);
-        Ok(())
     }
 
     /// The data of a read follows: it must have the requested length.
-    fn expect(&mut self, sequence: u32, count: u16) -> Result<(), Violation> {
+    pub(super) fn expect(&mut self, sequence: u32, count: u16) -> Result<(), Violation> {
         let wrong = Violation::Response { first: sequence, count: 1 };
-        let place = sequence.wrapping_sub(self.base) as usize;
-        let frame = self.in_flight.get(place).filter(|_| place < self.unsent).ok_or(wrong)?;
-        let Some(Frame::Piece(operation, Piece { wanted: Some((offset, length)), .. })) = frame
+        let place = self.place_of(sequence).ok_or(wrong)?;
+        let Some(Some(Frame::Piece(operation, Piece { wanted: Some((offset, length)), .. }))) =
+            self.in_flight.get(place)
         else {
             return Err(wrong);
         };
@@ -551,74 +299,52 @@ impl Outgoing {
             return Err(wrong);
         }
         let (operation, offset, left) = (*operation, *offset, *length);
-        self.stream.responses.arriving = Some(Arriving { sequence, operation, offset, left });
+        self.arriving = Some(Arriving { sequence, operation, offset, left });
         Ok(())
     }
 
-    /// Takes the data of a read, if that is next. Returns the bytes that follow.
-    fn take_data<'a>(&mut self, bytes: &'a [u8], finish: &mut impl FnMut(Finished)) -> &'a [u8] {
-        let Some(mut arriving) = self.stream.responses.arriving.take() else { return bytes };
-        let (data, rest) = bytes.split_at(arriving.left.min(bytes.len()));
+    /// Whether the data of a read is next.
+    pub(super) fn awaits_data(&self) -> bool {
+        self.arriving.is_some()
+    }
+
+    /// Takes the data of a read, if that is next. Returns the number of bytes that were that.
+    pub(super) fn take_data(&mut self, bytes: &[u8], mut finish: impl FnMut(Finished)) -> usize {
+        let Some(mut arriving) = self.arriving.take() else { return 0 };
+        let data = &bytes[..arriving.left.min(bytes.len())];
         if let Some(operation) = self.operations.get_mut(arriving.operation) {
             operation.take(arriving.offset, data);
         }
         arriving.offset += data.len();
         arriving.left -= data.len();
         if arriving.left > 0 {
-            self.stream.responses.arriving = Some(arriving);
+            self.arriving = Some(arriving);
         } else {
-            self.finish_frames(std::iter::once(arriving.sequence), Ok(()), finish);
+            self.finish_frames(std::iter::once(arriving.sequence), Ok(()), &mut finish);
         }
-        rest
+        data.len()
     }
 
-    fn settle(
+    /// Ends frames as the receiver says.
+    pub(super) fn settle(
         &mut self,
         first: u32,
         count: u16,
         result: Result<(), Status>,
-        finish: &mut impl FnMut(Finished),
+        mut finish: impl FnMut(Finished),
     ) -> Result<(), Violation> {
-        let wrong = Violation::Response { first, count };
-        // Empty ones are wrong too, as there could be any number of them.
-        if count == 0 {
-            return Err(wrong);
-        }
         let named = (0..u32::from(count)).map(|n| first.wrapping_add(n));
-        let mut early = 0;
-        for sequence in named.clone() {
-            match self.place_of(sequence) {
-                // The response to a successful read is its data.
-                Some(place) if result.is_ok() && self.is_read(place) => return Err(wrong),
-                Some(_) => {}
-                None if self.was_written(sequence) => early += 1,
-                None => return Err(wrong),
-            }
+        let may_end = |sequence| {
+            // The response to a successful read is its data.
+            let place = self.place_of(sequence);
+            place.is_some_and(|place| result.is_err() || !self.is_read(place))
+        };
+        // Empty ones are wrong too, as there could be any number of them.
+        if count == 0 || !named.clone().all(may_end) {
+            return Err(Violation::Response { first, count });
         }
-        self.early = self.early.checked_sub(early).ok_or(wrong)?;
-        self.finish_frames(named, result, finish);
+        self.finish_frames(named, result, &mut finish);
         Ok(())
-    }
-
-    /// Completes frames that the receiver says in front of a packet to have received. Returns their number.
-    pub(super) fn settle_early(&mut self, early: Early, mut finish: impl FnMut(Finished)) -> u64 {
-        // Its connection may have ended, or somebody pretends to be the receiver.
-        if early.token != self.hello.token {
-            return 0;
-        }
-        self.turned_away = None;
-        let before = self.early;
-        for n in 0..u32::from(early.count) {
-            if let Some(place) = self.place_of(early.first.wrapping_add(n))
-                && !self.is_read(place)
-            {
-                self.finish_frame(place, Ok(()), &mut finish);
-                self.early += 1;
-            }
-        }
-        self.pop_finished();
-        self.begin(finish);
-        self.early - before
     }
 
     /// The place of a frame that was written and has no response.
@@ -628,17 +354,11 @@ impl Outgoing {
         frame.as_ref().map(|_| place)
     }
 
-    /// Whether this is the number of a frame that was written, perhaps long ago.
-    fn was_written(&self, sequence: u32) -> bool {
-        let place = sequence.wrapping_sub(self.base);
-        place > u32::MAX / 2 || (place as usize) < self.unsent
-    }
-
     fn is_read(&self, place: usize) -> bool {
         self.in_flight.get(place).and_then(Option::as_ref).is_some_and(Frame::is_read)
     }
 
-    /// Completes those of the frames that have no response yet.
+    /// Completes frames.
     fn finish_frames(
         &mut self,
         named: impl Iterator<Item = u32>,
@@ -662,6 +382,7 @@ impl Outgoing {
     ) {
         let Some(frame) = self.in_flight.get_mut(place).and_then(Option::take) else { return };
         self.outstanding -= 1;
+        self.weight -= weight(frame.length());
         match frame {
             Frame::Datagram(posted) => finish(Finished::Send(posted, result)),
             Frame::Piece(place, _) => {
@@ -687,13 +408,8 @@ impl Outgoing {
         }
     }
 
-    /// The end of the connection for its first socket error.
-    fn failed(&self, errno: Errno) -> Ending {
-        Ending::Over(status_of(self.stream.error.unwrap_or(errno), self.stream.reached))
-    }
-
-    /// Leaves the connection, to try again at the returned time. What waits until then fails if the retries
-    /// for a receiver that is not ready are over, `rnr_delay` each.
+    /// Notes that a receiver has no room. Returns when to try again over another connection. What waits until then fails
+    /// if the retries for a receiver that is not ready are over, `rnr_delay` each.
     pub(super) fn turn_away(
         &mut self,
         now: Time,
@@ -704,28 +420,21 @@ impl Outgoing {
         let since = before.map_or(now, |before| before.since);
         let wait = before.map_or(FIRST_WAIT, |before| (before.wait * 2).min(LONGEST_WAIT));
         self.turned_away = Some(TurnedAway { since, wait });
-        self.stream = Stream::new(None);
         self.in_flight.retain(Option::is_some);
-        (self.base, self.unsent, self.offset, self.early) = (0, 0, 0, 0);
-        self.hello.token = new_token();
-        (self.dirty, self.queued) = (false, false);
-        let rnr_retry = self.hello.rnr_retry;
-        let patience = rnr_delay.saturating_mul(rnr_retry.into());
-        if rnr_retry < RNR_RETRY_INFINITE && now - since >= patience {
+        (self.base, self.unsent, self.offset, self.weight) = (0, 0, 0, 0);
+        self.arriving = None;
+        let patience = rnr_delay.saturating_mul(self.rnr_retry.into());
+        if self.rnr_retry < RNR_RETRY_INFINITE && now - since >= patience {
             self.fail(Status::ReceiverNotReady, finish);
         }
         // Senders that were turned away together don't come back together.
         now + wait / 2 + (wait / 2).mul_f64(fastrand::f64())
     }
 
-    /// Tries again over a new connection.
-    pub(super) fn try_again(&mut self, socket: Socket) {
-        self.stream = Stream::new(Some(socket));
-    }
-
     /// Completes all sends and operations without response.
     pub(super) fn fail(&mut self, status: Status, mut finish: impl FnMut(Finished)) {
-        (self.outstanding, self.unsent, self.offset, self.pieces) = (0, 0, 0, 0);
+        (self.outstanding, self.unsent, self.offset, self.weight, self.pieces) = (0, 0, 0, 0, 0);
+        self.arriving = None;
         self.beginning.clear();
         for frame in self.in_flight.drain(..).flatten() {
             if let Frame::Datagram(posted) = frame {
@@ -738,18 +447,65 @@ impl Outgoing {
     }
 }
 
-/// A number that others can't guess.
-fn new_token() -> u64 {
-    RandomState::new().hash_one(())
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// The status of sends over a socket with this error.
-pub(super) fn status_of(errno: Errno, reached: bool) -> Status {
-    match errno {
-        Errno::CONNREFUSED => Status::BadDestinationQpn,
-        _ if reached => Status::UnresponsiveRemote,
-        // These errors occur only after a connection was established.
-        Errno::CONNRESET | Errno::PIPE => Status::UnresponsiveRemote,
-        _ => Status::UnreachableRemote,
+    fn posted(length: usize) -> Posted {
+        let packet = vec![0; length].into();
+        Posted { id: WorkId(1), packet, length, immediate: None, qkey: Qkey(0) }
+    }
+
+    /// The lengths of the frames that may be written now.
+    fn lengths(outgoing: &Outgoing) -> Vec<usize> {
+        let mut heads = [Head::NONE; FRAMES];
+        outgoing.frames(&mut heads).map(|(head, payload)| head.len() + payload.len()).collect()
+    }
+
+    #[test]
+    fn frame_that_was_written_in_part_is_completed_or_written_again_on_another_connection() {
+        let mut outgoing = Outgoing::default();
+        outgoing.push(posted(100));
+        outgoing.push(posted(200));
+        assert_eq!(lengths(&outgoing), [116, 216]);
+        outgoing.wrote(116 + 50);
+        assert_eq!(
+            (lengths(&outgoing), outgoing.begun(), outgoing.rest_of_begun()),
+            (vec![216], 50, 166)
+        );
+        assert!(outgoing.only_short().is_none(), "it is begun");
+        outgoing.turn_away(Time::ZERO, Duration::ZERO, |_| {});
+        assert_eq!(
+            (lengths(&outgoing), outgoing.begun(), outgoing.rest_of_begun()),
+            (vec![], 0, 0)
+        );
+        let mut outgoing = Outgoing { rnr_retry: RNR_RETRY_INFINITE, ..Outgoing::default() };
+        outgoing.push(posted(100));
+        outgoing.push(posted(200));
+        outgoing.wrote(116 + 50);
+        outgoing.turn_away(Time::ZERO, Duration::ZERO, |_| {});
+        assert_eq!((lengths(&outgoing), outgoing.begun()), (vec![116, 216], 0));
+    }
+
+    #[test]
+    fn frames_are_written_up_to_the_window_and_again_as_responses_come() {
+        let mut outgoing = Outgoing::default();
+        let most = WINDOW / weight(1 << 15);
+        for _ in 0..most + 3 {
+            outgoing.push(posted(1 << 15));
+        }
+        assert_eq!(lengths(&outgoing).len(), most);
+        outgoing.wrote(most * (HEADER + (1 << 15)));
+        assert!(lengths(&outgoing).is_empty() && !outgoing.wants_write());
+        // A shorter one doesn't overtake.
+        outgoing.push(posted(1));
+        assert!(!outgoing.wants_write());
+        outgoing.settle(1, 2, Ok(()), |_| {}).unwrap();
+        assert_eq!(lengths(&outgoing).len(), 2);
+        let wrong = Violation::Response { first: 1, count: 1 };
+        assert_eq!(outgoing.settle(1, 1, Ok(()), |_| {}), Err(wrong), "it has its response");
+        let unwritten = most as u32;
+        let wrong = Violation::Response { first: unwritten, count: 1 };
+        assert_eq!(outgoing.settle(unwritten, 1, Ok(()), |_| {}), Err(wrong));
     }
 }

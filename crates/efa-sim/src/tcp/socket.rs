@@ -68,7 +68,8 @@ pub(super) enum Received {
 pub(super) struct Socket(Descriptor);
 
 impl Socket {
-    /// Begins to connect `from` an interface `to` a queue pair.
+    /// Begins to connect `from` an interface `to` a queue pair. The port of `from` may be that of a [listener](Listener) of
+    /// this user, which shows the other side who has connected. Or it is 0.
     pub(super) fn connect(
         from: SocketAddr,
         to: SocketAddr,
@@ -76,6 +77,9 @@ impl Socket {
     ) -> Result<Self, Errno> {
         let socket = Self(open(from)?.into());
         socket.tune(dead_after)?;
+        if from.port() != 0 {
+            sockopt::set_socket_reuseport(&socket.0, true)?;
+        }
         net::bind(&socket.0, &from)?;
         match net::connect(&socket.0, &to) {
             Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
@@ -113,9 +117,11 @@ impl Socket {
     }
 
     /// Sends as much as fits the socket's buffer; `None` if that is full. For one piece the system takes less time than for
-    /// several.
-    pub(super) fn send(&self, bytes: &[u8]) -> Result<Option<usize>, Errno> {
-        sent(|flags| net::send(&self.0, bytes, flags))
+    /// several. If more `follows`, the system holds it back until that is sent, until a [`push`](Self::push), for some 200 ms, or
+    /// until the socket is closed, as it is when the process ends.
+    pub(super) fn send(&self, bytes: &[u8], follows: bool) -> Result<Option<usize>, Errno> {
+        let more = if follows { SendFlags::MORE } else { SendFlags::empty() };
+        sent(|flags| net::send(&self.0, bytes, flags | more))
     }
 
     /// Sends as much of several pieces as fits the socket's buffer; `None` if that is full.
@@ -123,11 +129,13 @@ impl Socket {
         sent(|flags| net::sendmsg(&self.0, parts, &mut SendAncillaryBuffer::default(), flags))
     }
 
-    /// Has the system hold back what is written from now on, until a [`push`](Self::push), for some 200 ms, or until the socket
-    /// is closed, as it is when the process ends. Or ends that, and has it send what it holds back.
-    pub(super) fn hold(&self, holds: bool) {
-        // It fails only for what is no TCP socket.
-        let _ = sockopt::set_tcp_cork(&self.0, holds);
+    /// Extends the buffer for what is written, as far as the system lets it, if that is more than it has.
+    pub(super) fn extend(&self) {
+        const MOST: usize = 1 << 20;
+        if sockopt::socket_send_buffer_size(&self.0).is_ok_and(|size| size < MOST) {
+            // What doesn't fit is not sent.
+            let _ = sockopt::set_socket_send_buffer_size(&self.0, MOST);
+        }
     }
 
     /// Has the system send now what it holds back, but not what is written later.
@@ -168,6 +176,9 @@ impl Listener {
         let socket = open(at)?;
         net::bind(&socket, &at)?;
         net::listen(&socket, i32::try_from(backlog).unwrap_or(i32::MAX))?;
+        // Only now, as the port must be refused to any other listener, also one that reuses ports: connections that this queue
+        // pair opens are from its port.
+        sockopt::set_socket_reuseport(&socket, true)?;
         Ok(Self(socket.into()))
     }
 
@@ -180,6 +191,7 @@ impl Listener {
     pub(super) fn close(&self) -> Result<(), Errno> {
         let at = net::getsockname(&self.0)?;
         // In this order: another socket could bind a reusable port as soon as nobody listens.
+        sockopt::set_socket_reuseport(&self.0, false)?;
         sockopt::set_socket_reuseaddr(&self.0, false)?;
         net::shutdown(&self.0, Shutdown::Both)?;
         match net::bind(&self.0, &at) {
@@ -199,14 +211,15 @@ impl Listener {
     pub(super) fn reopen(&self, backlog: usize) -> Result<(), Errno> {
         // Closed connections may still use the port.
         sockopt::set_socket_reuseaddr(&self.0, true)?;
-        net::listen(&self.0, i32::try_from(backlog).unwrap_or(i32::MAX))
+        net::listen(&self.0, i32::try_from(backlog).unwrap_or(i32::MAX))?;
+        sockopt::set_socket_reuseport(&self.0, true)
     }
 
-    /// The next connection and who made it; `None` if there is none.
+    /// The next connection, and the address and port from which it was made; `None` if there is none.
     pub(super) fn accept(
         &self,
         dead_after: Option<Duration>,
-    ) -> Result<Option<(Socket, IpAddr)>, Errno> {
+    ) -> Result<Option<(Socket, IpAddr, u16)>, Errno> {
         loop {
             let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
             let (socket, peer) = match net::acceptfrom_with(&self.0, flags) {
@@ -221,7 +234,7 @@ impl Listener {
             if let Some(peer) = peer
                 && socket.tune(dead_after).is_ok()
             {
-                return Ok(Some((socket, peer.ip().to_canonical())));
+                return Ok(Some((socket, peer.ip().to_canonical(), peer.port())));
             }
         }
     }
@@ -231,29 +244,22 @@ impl Listener {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Token {
     Listener,
-    /// Key of an outgoing connection.
-    Outgoing(usize),
-    /// Key of an incoming connection.
-    Incoming(usize),
+    /// Key of a connection.
+    Connection(usize),
 }
 
 impl Token {
     fn data(self) -> epoll::EventData {
         epoll::EventData::new_u64(match self {
             Self::Listener => 0,
-            Self::Outgoing(place) => (place as u64) << 2 | 1,
-            Self::Incoming(place) => (place as u64) << 2 | 2,
+            Self::Connection(key) => key as u64 + 1,
         })
     }
 
     fn of(data: epoll::EventData) -> Self {
-        let data = data.u64();
-        let place = usize::try_from(data >> 2).unwrap_or(usize::MAX);
-        match data & 3 {
-            1 => Self::Outgoing(place),
-            2 => Self::Incoming(place),
-            _ => Self::Listener,
-        }
+        let key = data.u64().checked_sub(1);
+        let key = key.map(|key| usize::try_from(key).unwrap_or(usize::MAX));
+        key.map_or(Self::Listener, Self::Connection)
     }
 }
 
@@ -344,7 +350,7 @@ mod tests {
 
     #[test]
     fn token_survives_epoll_data() {
-        for token in [Token::Listener, Token::Outgoing(0), Token::Incoming(0), Token::Incoming(9)] {
+        for token in [Token::Listener, Token::Connection(0), Token::Connection(9)] {
             assert_eq!(Token::of(token.data()), token);
         }
     }

@@ -6,19 +6,19 @@ use super::wire::Violation;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TcpStatistics {
-    /// Open connections for sending.
+    /// Open connections that this side has opened, and those that it will open again.
     pub outgoing: usize,
-    /// Open connections of senders.
+    /// Open connections that were accepted.
     pub incoming: usize,
-    /// Connections begun for sending.
+    /// Connections begun by this side.
     pub connects: u64,
     /// Connections accepted.
     pub accepts: u64,
     /// Connections turned away because `max_peers` were open and none of them made room.
     pub rejected: u64,
-    /// Connections of senders closed to make room for another one.
+    /// Accepted connections closed to make room for another one.
     pub evicted: u64,
-    /// Connections that a receiver closed for want of room or for slowness, so that this side tries again.
+    /// Connections that the other side closed for want of room or for slowness, so that this side tries again.
     pub turned_away: u64,
     /// Connections that the system failed to accept, for example for lack of file descriptors.
     pub failed_accepts: u64,
@@ -30,8 +30,6 @@ pub struct TcpStatistics {
     pub receives: u64,
     /// System calls that send bytes.
     pub sends: u64,
-    /// Packets and pieces of operations that were acknowledged in front of a packet of the other side.
-    pub acknowledged_early: u64,
 }
 
 /// The number of each [`Violation`].
@@ -54,8 +52,8 @@ pub struct Violations {
     pub status: u64,
     /// [`Violation::Response`].
     pub response: u64,
-    /// [`Violation::Early`].
-    pub early: u64,
+    /// [`Violation::Window`].
+    pub window: u64,
     /// [`Violation::Truncated`].
     pub truncated: u64,
     /// [`Violation::Slow`].
@@ -67,9 +65,9 @@ impl Violations {
     #[must_use]
     pub const fn total(&self) -> u64 {
         let Self { magic, version, length, short, kind, sequence, .. } = *self;
-        let Self { status, response, early, truncated, slow, .. } = *self;
+        let Self { status, response, window, truncated, slow, .. } = *self;
         let of_frames = magic + version + length + short + kind + sequence;
-        of_frames + status + response + early + truncated + slow
+        of_frames + status + response + window + truncated + slow
     }
 
     pub(super) fn count(&mut self, violation: Violation) {
@@ -82,7 +80,7 @@ impl Violations {
             Violation::Sequence { .. } => &mut self.sequence,
             Violation::Status { .. } => &mut self.status,
             Violation::Response { .. } => &mut self.response,
-            Violation::Early { .. } => &mut self.early,
+            Violation::Window { .. } => &mut self.window,
             Violation::Truncated { .. } => &mut self.truncated,
             Violation::Slow { .. } => &mut self.slow,
         } += 1;

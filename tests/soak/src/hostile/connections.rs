@@ -26,9 +26,8 @@ pub(crate) enum Connections {
     Claims,
 }
 
-/// Between the version and the end: queue pair number, MTU, RNR retries, token.
-const HELLO: [&[u8]; 3] =
-    [b"EfaS", &VERSION.to_le_bytes(), b"\x34\x12\0\x01\0\0\x03\0\0\0a-token!"];
+/// After the version: queue pair number, MTU, zeros.
+const HELLO: [&[u8]; 3] = [b"EfaS", &VERSION.to_le_bytes(), b"\x34\x12\0\x01\0\0\0\0\0\0"];
 
 /// Connections that are held at a time: more than a queue pair accepts.
 const HELD: usize = 400;
@@ -92,7 +91,7 @@ impl ConnectionAttack {
 
     /// A frame that claims `length` bytes and carries `bytes` of them.
     fn frame(&self, sequence: u32, length: u32, bytes: usize) -> Vec<u8> {
-        let mut frame = vec![1, 0, 0, 0];
+        let mut frame = vec![1, 3, 0, 0];
         frame.extend(length.to_le_bytes());
         frame.extend(sequence.to_le_bytes());
         frame.extend(self.key.to_le_bytes());
@@ -126,8 +125,9 @@ impl ConnectionAttack {
         let mut frames = 0;
         self.held.retain_mut(|held| {
             if kind == Connections::EmptyFrames {
-                frames += held.write_empty(key);
-                return true;
+                let (written, is_open) = held.write_empty(key);
+                frames += written;
+                return is_open;
             }
             let done = matches!(kind, Connections::Bytes | Connections::Claims);
             held.write() && !(done && held.rest.is_empty()) && held.is_open()
@@ -159,8 +159,9 @@ impl Held {
         }
     }
 
-    /// Writes frames without datagrams, and returns their number.
-    fn write_empty(&mut self, key: u32) -> u64 {
+    /// Writes frames without datagrams. Returns their number, and whether the connection is still good: it is closed for more
+    /// frames than may wait.
+    fn write_empty(&mut self, key: u32) -> (u64, bool) {
         let mut frames = 0;
         if self.rest.len() < 16 {
             for _ in 0..1024 {
@@ -171,7 +172,6 @@ impl Held {
                 frames += 1;
             }
         }
-        self.write();
-        frames
+        (frames, self.write())
     }
 }

@@ -1,101 +1,136 @@
-//! Sending: the connections to receivers.
+//! Sending: which connection leads to a receiver, and how connections are opened and end.
 
-use efa_device::{DeviceError, Qpn, Shortage, Status};
+use efa_device::{DeviceError, Qkey, Qpn, Shortage, Status};
 use rustix::io::Errno;
 
-use super::super::outgoing::{Ending, Outgoing, status_of};
+use super::super::connection::{Connection, Ending, When, status_of};
 use super::super::socket::{Socket, Token, address_of, endpoint};
-use super::{TcpLink, complete, leads_to, scratch};
+use super::{TcpLink, complete, scratch};
 use crate::link::{QueueState, system};
 use crate::record::QueuePairId;
 
 impl TcpLink {
-    pub(super) fn flush_outgoing(&mut self, state: &mut QueueState, key: usize) {
-        let Some(outgoing) = self.outgoing.get_mut(key) else { return };
-        match outgoing.flush() {
+    pub(super) fn flush_connection(&mut self, state: &mut QueueState, key: usize) {
+        let when = if self.attention.waits(key) { When::Soon } else { When::Now };
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        match connection.flush(when) {
             Ok(calls) => {
                 self.statistics.sends += calls;
-                if outgoing.wants_poll() && !std::mem::replace(&mut outgoing.queued, true) {
-                    self.ready.push_back(Token::Outgoing(key));
+                if !connection.holds() {
+                    self.attention.sent(key);
+                }
+                if connection.wants_poll() && !std::mem::replace(&mut connection.queued, true) {
+                    self.ready.push_back(key);
                 }
             }
             Err(ending) => self.end(state, key, ending),
         }
     }
 
-    pub(super) fn serve_outgoing(&mut self, state: &mut QueueState, key: usize) {
-        let Some(outgoing) = self.outgoing.get_mut(key) else { return };
-        outgoing.queued = false;
-        let peer = outgoing.peer();
-        let calls = &mut self.statistics.receives;
-        let attention = &mut self.attention;
-        let finish = |finished| {
-            attention.acknowledged(false);
-            complete(state, peer, finished);
+    /// Opens another connection for the frames on this one, if a queue pair was expected on it whose hello hasn't come.
+    #[cold]
+    pub(super) fn release(&mut self, state: &QueueState, key: usize) {
+        let connection = self.connections.get_mut(key);
+        let Some((peer, outgoing)) = connection.and_then(Connection::take_unconfirmed) else {
+            return;
         };
-        match outgoing.poll(scratch(&mut self.scratch), calls, finish) {
-            Ok(()) => self.write_later(key),
-            Err(ending) => self.end(state, key, ending),
+        self.peers.remove(&peer);
+        if !outgoing.is_idle() {
+            let postponed = Connection::postponed(peer, self.hello(state), outgoing);
+            let key = self.connections.insert(postponed);
+            self.peers.insert(peer, key);
+            self.schedule.retry_at(state.now(), key);
         }
     }
 
     #[cold]
-    fn end(&mut self, state: &mut QueueState, key: usize, ending: Ending) {
-        let Some(outgoing) = self.outgoing.get(key) else { return };
-        let peer = outgoing.peer();
-        let status = match ending {
-            Ending::Over(status) => {
-                tracing::debug!(%peer, %status, "a connection ended");
-                status
-            }
-            Ending::Broken(violation) => {
-                tracing::warn!(%peer, %violation, "closing a connection");
-                self.statistics.violations.count(violation);
-                Status::BadStatus
-            }
+    pub(super) fn end(&mut self, state: &mut QueueState, key: usize, ending: Ending) {
+        self.release(state, key);
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        let peer = connection.peer();
+        let (status, violation) = match ending {
+            Ending::Over(status) => (status, connection.ended()),
+            Ending::Broken(violation) => (Status::BadStatus, Some(violation)),
             Ending::TurnedAway => return self.turned_away(state, key),
         };
-        if let Some(mut outgoing) = self.remove_outgoing(key) {
-            outgoing.fail(status, |finished| complete(state, peer, finished));
+        match violation {
+            Some(violation) => {
+                tracing::warn!(%peer, %violation, "closing a connection");
+                self.statistics.violations.count(violation);
+            }
+            None => tracing::debug!(%peer, %status, "a connection ended"),
+        }
+        connection.outgoing.fail(status, |finished| complete(state, peer, finished));
+        if self.peers.get(&peer) == Some(&key) {
+            self.peers.remove(&peer);
+        }
+        let lingers = matches!(ending, Ending::Over(_)) && !connection.is_done();
+        if lingers && self.opener.is_this() {
+            if !std::mem::replace(&mut connection.queued, true) {
+                self.ready.push_back(key);
+            }
+            return;
+        }
+        let status =
+            if violation.is_some() { Status::BadStatus } else { Status::BadDestinationQpn };
+        self.close_connection(key, status);
+    }
+
+    pub(super) fn close_connection(&mut self, key: usize, status: Status) {
+        if let Some(mut connection) = self.remove(key) {
+            connection.close(status, scratch(&mut self.scratch));
         }
     }
 
-    fn remove_outgoing(&mut self, key: usize) -> Option<Outgoing> {
-        let outgoing = self.outgoing.try_remove(key)?;
-        self.connections.remove(&outgoing.peer());
-        self.forget(Token::Outgoing(key));
-        Some(outgoing)
+    pub(super) fn remove(&mut self, key: usize) -> Option<Connection> {
+        let connection = self.connections.try_remove(key)?;
+        self.accepted -= usize::from(connection.was_accepted());
+        if self.peers.get(&connection.peer()) == Some(&key) {
+            self.peers.remove(&connection.peer());
+        }
+        self.forget(key);
+        Some(connection)
+    }
+
+    /// Removes a connection from the lists, as another may soon have its key.
+    fn forget(&mut self, key: usize) {
+        self.ready.retain(|&ready| ready != key);
+        self.dirty.retain(|&dirty| dirty != key);
+        self.attention.forget(key);
     }
 
     /// Waits to connect again, if there is something to send.
     fn turned_away(&mut self, state: &mut QueueState, key: usize) {
         self.statistics.turned_away += 1;
-        let Some(outgoing) = self.outgoing.get_mut(key) else { return };
-        if outgoing.is_idle() {
-            self.remove_outgoing(key);
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        if connection.outgoing.is_idle() {
+            self.remove(key);
             return;
         }
-        let peer = outgoing.peer();
+        let peer = connection.peer();
         tracing::debug!(%peer, "turned away for want of room");
         let (now, rnr_delay) = (state.now(), self.options.rnr_delay);
-        let at = outgoing.turn_away(now, rnr_delay, |finished| complete(state, peer, finished));
-        self.forget(Token::Outgoing(key));
+        let finish = |finished| complete(state, peer, finished);
+        let at = connection.outgoing.turn_away(now, rnr_delay, finish);
+        self.accepted -= usize::from(connection.was_accepted());
+        connection.leave();
+        self.forget(key);
         self.schedule.retry_at(at, key);
     }
 
     /// Connects again to a receiver that had no room, if there still is something to send.
     pub(super) fn try_again(&mut self, state: &mut QueueState, key: usize) {
-        let Some(outgoing) = self.outgoing.get_mut(key) else { return };
-        let peer = outgoing.peer();
-        if outgoing.is_idle() {
-            self.remove_outgoing(key);
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        let peer = connection.peer();
+        if connection.outgoing.is_idle() {
+            self.remove(key);
             return;
         }
         match self.open(peer, key) {
             Ok(Ok(socket)) => {
-                let Some(outgoing) = self.outgoing.get_mut(key) else { return };
-                outgoing.try_again(socket);
-                self.flush_outgoing(state, key);
+                let Some(connection) = self.connections.get_mut(key) else { return };
+                connection.open_again(socket);
+                self.flush_connection(state, key);
             }
             Ok(Err(status)) => self.end(state, key, Ending::Over(status)),
             // The system lacks something; what was sent waits on.
@@ -108,36 +143,69 @@ impl TcpLink {
         &mut self,
         state: &mut QueueState,
         peer: QueuePairId,
+        qkey: Qkey,
     ) -> Result<Result<usize, Status>, DeviceError> {
-        if let Some(&key) = self.connections.get(&peer) {
+        if let Some(&key) = self.peers.get(&peer) {
             // An idle one may have been closed, and `peer` be another queue pair by now.
             let turn = self.turn;
-            let is_open = |outgoing: &Outgoing| {
-                outgoing.is_idle() && outgoing.socket().is_some() && !outgoing.is_heard_in(turn)
+            let may_be_closed = |connection: &Connection| {
+                let is_idle = connection.outgoing.is_idle() && connection.socket().is_some();
+                is_idle && !connection.is_heard_in(turn)
             };
-            if self.outgoing.get(key).is_some_and(is_open) {
-                if let Some(outgoing) = self.outgoing.get_mut(key) {
-                    outgoing.note(true, false, false);
-                }
-                self.ready.retain(|&ready| ready != Token::Outgoing(key));
-                self.serve_outgoing(state, key);
+            if self.connections.get(key).is_some_and(may_be_closed) {
+                self.look_for_end(state, key);
             }
-            if self.outgoing.contains(key) && self.connections.contains_key(&peer) {
+            if self.peers.get(&peer) == Some(&key) {
                 return Ok(Ok(key));
             }
         }
-        self.connect(state, peer)
+        self.connect(state, peer, qkey)
+    }
+
+    /// Takes responses and how the connection has ended, if it has. Frames are left to the next poll.
+    fn look_for_end(&mut self, state: &mut QueueState, key: usize) {
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        connection.note(true, false, false);
+        let (peer, now) = (connection.peer(), state.now());
+        let calls = &mut self.statistics.receives;
+        let read = connection.read(now, calls, |finished| complete(state, peer, finished));
+        connection.keep_arrived();
+        if connection.wants_poll() && !std::mem::replace(&mut connection.queued, true) {
+            self.ready.push_back(key);
+        }
+        if connection.has_named_itself() {
+            self.release(state, key);
+        }
+        if let Err(ending) = read {
+            self.end(state, key, ending);
+        }
     }
 
     #[cold]
     fn connect(
         &mut self,
-        state: &QueueState,
+        state: &mut QueueState,
         peer: QueuePairId,
+        qkey: Qkey,
     ) -> Result<Result<usize, Status>, DeviceError> {
-        let opened = match self.open(peer, self.outgoing.vacant_key()) {
-            Err(error) if error.shortage() == Some(Shortage::OpenFiles) && self.close_idle() => {
-                self.open(peer, self.outgoing.vacant_key())
+        self.opener.check(|| format!("queue pair {}", self.me))?;
+        self.accept(state);
+        // It may have connected already, also before it ended and another one got its number.
+        while let Some((key, connection)) =
+            self.connections.iter_mut().find(|(_, connection)| connection.is_from(peer, qkey))
+        {
+            connection.expect(peer, qkey);
+            self.peers.insert(peer, key);
+            self.look_for_end(state, key);
+            if self.peers.get(&peer) == Some(&key) {
+                return Ok(Ok(key));
+            }
+        }
+        let opened = match self.open(peer, self.connections.vacant_key()) {
+            Err(error)
+                if error.shortage() == Some(Shortage::OpenFiles) && self.close_idle(state) =>
+            {
+                self.open(peer, self.connections.vacant_key())
             }
             opened => opened,
         };
@@ -145,20 +213,30 @@ impl TcpLink {
             Ok(socket) => socket,
             Err(status) => return Ok(Err(status)),
         };
-        let key = self.outgoing.vacant_key();
-        let mtu = u32::try_from(state.attributes().mtu).unwrap_or(u32::MAX);
-        let outgoing = Outgoing::new(peer, socket, self.me.qpn, mtu, self.rnr_retry);
-        self.outgoing.insert(outgoing);
-        self.connections.insert(peer, key);
+        let mine = self.hello(state);
+        let key = self.connections.insert(Connection::opened(peer, mine, socket));
+        self.peers.insert(peer, key);
         Ok(Ok(key))
     }
 
-    /// Closes the connection to a receiver that was sent to least recently, if nothing is under way to it, for
+    /// Closes the connection that was opened and sent on least recently, if nothing is under way on it, for
     /// its descriptor. A later send connects again. Returns whether there was one.
-    pub(super) fn close_idle(&mut self) -> bool {
-        let idle = |(key, outgoing): (usize, &Outgoing)| Some((outgoing.idle_since()?, key));
-        let oldest = self.outgoing.iter().filter_map(idle).min();
-        oldest.and_then(|(_, key)| self.remove_outgoing(key)).is_some()
+    pub(super) fn close_idle(&mut self, state: &mut QueueState) -> bool {
+        let idle = |(key, connection): (usize, &Connection)| {
+            let may_close = !connection.was_accepted() && connection.is_idle();
+            may_close.then(|| (connection.outgoing.written_in(), key))
+        };
+        while let Some((_, key)) = self.connections.iter().filter_map(idle).min() {
+            // What has come meanwhile isn't lost.
+            self.look_for_end(state, key);
+            if self.connections.get(key).is_none_or(Connection::is_idle) {
+                if let Some(mut connection) = self.remove(key) {
+                    connection.turn_away(scratch(&mut self.scratch));
+                }
+                return true;
+            }
+        }
+        false
     }
 
     /// Begins to connect to `peer`, whose connection has this key; or how sends to it complete at once.
@@ -169,16 +247,25 @@ impl TcpLink {
     ) -> Result<Result<Socket, Status>, DeviceError> {
         self.opener.check(|| format!("queue pair {}", self.me))?;
         let options = &self.options;
-        let from = endpoint(options.address, 0, options.scope_id);
+        let from = |port| endpoint(options.address, port, options.scope_id);
         let to = endpoint(address_of(peer.gid), peer.qpn.0, options.scope_id);
         if peer.qpn == Qpn(0) {
             return Ok(Err(Status::BadDestinationQpn));
         }
-        if from.is_ipv4() != to.is_ipv4() {
+        if from(0).is_ipv4() != to.is_ipv4() {
             return Ok(Err(Status::UnreachableRemote));
         }
         self.statistics.connects += 1;
-        let socket = match Socket::connect(from, to, options.dead_after) {
+        // From the port of this queue pair, which shows the peer who it is, so that it sends on this connection as well. That
+        // can't be if there is such a connection, or was a minute ago.
+        let own = if peer == self.me { 0 } else { self.me.qpn.0 };
+        let connected = match Socket::connect(from(own), to, options.dead_after) {
+            Err(Errno::ADDRNOTAVAIL | Errno::ADDRINUSE) if own != 0 => {
+                Socket::connect(from(0), to, options.dead_after)
+            }
+            connected => connected,
+        };
+        let socket = match connected {
             Ok(socket) => socket,
             Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)) => {
                 return Err(system(format!("connecting to {peer}"), errno));
@@ -190,7 +277,7 @@ impl TcpLink {
         };
         tracing::debug!(%peer, "connecting");
         self.poller
-            .add_connection(&socket, Token::Outgoing(key))
+            .add_connection(&socket, Token::Connection(key))
             .map_err(|errno| system(format!("watching {peer}"), errno))?;
         Ok(Ok(socket))
     }
@@ -198,43 +285,11 @@ impl TcpLink {
     /// Writes to a peer at once if this is the first write in this turn, or the next turn may be that of
     /// a thread that sleeps; otherwise the next flush does.
     pub(super) fn write_soon(&mut self, state: &mut QueueState, key: usize) {
-        let Some(outgoing) = self.outgoing.get_mut(key) else { return };
-        if outgoing.is_first_in(self.turn) || self.is_armed {
-            self.flush_outgoing(state, key);
-        } else {
-            self.write_later(key);
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        if connection.outgoing.is_first_in(self.turn) || self.is_armed {
+            self.flush_connection(state, key);
+        } else if connection.wants_flush() && !std::mem::replace(&mut connection.dirty, true) {
+            self.dirty.push(key);
         }
-    }
-
-    /// Leaves to the next flush what there is to write to a peer.
-    fn write_later(&mut self, key: usize) {
-        if let Some(outgoing) = self.outgoing.get_mut(key)
-            && outgoing.wants_flush()
-            && !std::mem::replace(&mut outgoing.dirty, true)
-        {
-            self.dirty.push(Token::Outgoing(key));
-        }
-    }
-
-    /// Takes acknowledgements that came in front of packets of `peer`.
-    pub(super) fn serve_early(&mut self, state: &mut QueueState, peer: QueuePairId) {
-        let last = self.attention.written_to();
-        let last = last.filter(|&key| leads_to(&self.outgoing, key, peer));
-        let key = last.or_else(|| self.connections.get(&peer).copied());
-        if let Some(key) = key
-            && let Some(outgoing) = self.outgoing.get_mut(key)
-        {
-            let before = self.statistics.acknowledged_early;
-            for &early in &self.early {
-                let finish = |finished| complete(state, peer, finished);
-                self.statistics.acknowledged_early += outgoing.settle_early(early, finish);
-            }
-            if self.statistics.acknowledged_early > before {
-                self.attention.acknowledged(true);
-                outgoing.heard(self.turn);
-            }
-            self.write_later(key);
-        }
-        self.early.clear();
     }
 }
