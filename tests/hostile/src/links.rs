@@ -207,11 +207,12 @@ fn drain(stream: &mut TcpStream) {
     while matches!(stream.read(&mut bytes), Ok(1..)) {}
 }
 
-/// Bytes in the format of the link: a greeting of this queue pair, then frames and responses, most of them correct, and
+/// Bytes in the format of the link: a greeting of this queue pair with the key of all, then frames and responses, most of them correct, and
 /// mostly responses if it `answers`.
 fn frames(input: &mut Input<'_>, number: u16, answers: bool) -> Vec<u8> {
     let mut bytes = GREETING.to_vec();
     bytes[6..8].copy_from_slice(&number.to_le_bytes());
+    bytes[12..].copy_from_slice(&KEY.to_le_bytes());
     if input.one_in(8) {
         let place = input.below(bytes.len());
         bytes[place] ^= input.byte();
@@ -296,6 +297,20 @@ pub(crate) fn tcp(bytes: &[u8]) {
     panic!("queue pair works: {alive}, pending: {:?}", subject.pending);
 }
 
+/// The subject begins a send, read or write.
+fn begin_any(
+    input: &mut Input<'_>,
+    subject: &mut End<TcpQueuePair>,
+    to: QueuePairAddress,
+    memory: &SoftRegion,
+) {
+    match input.below(3) {
+        0 => subject.send(to, &[1; 60]),
+        1 => subject.access(to, memory, false, input.byte().into()),
+        _ => subject.access(to, memory, true, input.byte().into()),
+    }
+}
+
 /// The subject connects to the other end, also again and again when it is turned away.
 fn connect_to_stranger(
     input: &mut Input<'_>,
@@ -309,11 +324,7 @@ fn connect_to_stranger(
     let port = listener.local_addr().expect("it has an address").port();
     let to = QueuePairAddress { qpn: Qpn(port), ..subject.address };
     for _ in 0..1 + input.below(4) {
-        match input.below(3) {
-            0 => subject.send(to, &[1; 60]),
-            1 => subject.access(to, memory, false, input.byte().into()),
-            _ => subject.access(to, memory, true, input.byte().into()),
-        }
+        begin_any(input, subject, to, memory);
     }
     let mut streams = Vec::new();
     for attempt in 0..4 {
@@ -370,11 +381,7 @@ fn accept_stranger(
     if is_peer {
         let to = QueuePairAddress { qpn: Qpn(port), ..subject.address };
         for _ in 0..1 + input.below(4) {
-            match input.below(3) {
-                0 => subject.send(to, &[1; 60]),
-                1 => subject.access(to, memory, false, input.byte().into()),
-                _ => subject.access(to, memory, true, input.byte().into()),
-            }
+            begin_any(input, subject, to, memory);
             subject.poll(*now);
         }
     }
