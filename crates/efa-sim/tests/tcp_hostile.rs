@@ -13,6 +13,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use efa_device::*;
+use efa_sim::SoftRegion;
 use efa_sim::tcp::{TcpDevice, TcpOptions, TcpQueuePair, TcpStatistics, Violations};
 use tcp_bytes::HELLO;
 
@@ -365,22 +366,30 @@ fn sender_of_many_frames_that_reads_no_responses_is_closed() {
     assert_works(&mut qp, Time::ZERO);
 }
 
+/// 32 KiB that peers of this address may read.
+fn offer(qp: &mut TcpQueuePair) -> SoftRegion {
+    qp.create_address_handle(qp.address().gid).unwrap();
+    let access = Access { remote_read: true, remote_write: false };
+    qp.register(vec![7; 1 << 15].into(), access).unwrap()
+}
+
+/// A read of the whole region.
+fn read_frame(sequence: u32, region: &SoftRegion) -> Vec<u8> {
+    let mut read = frame(sequence, 12);
+    read[0] = 3;
+    read[12..16].copy_from_slice(&region.remote_key().to_le_bytes());
+    read[16..24].copy_from_slice(&region.remote_address().to_le_bytes());
+    read[24..].copy_from_slice(&(1_u32 << 15).to_le_bytes());
+    read
+}
+
 /// The peer repeats RDMA reads of a region and never reads the returned bytes.
 #[test]
 fn requester_of_many_reads_that_reads_no_data_is_closed() {
     let mut qp = queue_pair(8);
-    let access = Access { remote_read: true, remote_write: false };
-    let region = qp.register(vec![7; 1 << 15].into(), access).unwrap();
-    qp.create_address_handle(qp.address().gid).unwrap();
+    let region = offer(&mut qp);
     let mut stream = connect(&qp);
-    let taken = write_until_closed(&mut qp, &mut stream, |sequence| {
-        let mut read = frame(sequence, 12);
-        read[0] = 3;
-        read[12..16].copy_from_slice(&region.remote_key().to_le_bytes());
-        read[16..24].copy_from_slice(&region.remote_address().to_le_bytes());
-        read[24..].copy_from_slice(&(1_u32 << 15).to_le_bytes());
-        read
-    });
+    let taken = write_until_closed(&mut qp, &mut stream, |sequence| read_frame(sequence, &region));
     assert!(taken < 1 << 24, "{taken} bytes");
     assert_works(&mut qp, Time::ZERO);
 }
@@ -389,9 +398,7 @@ fn requester_of_many_reads_that_reads_no_data_is_closed() {
 #[test]
 fn requester_that_closes_with_many_reads_under_way_is_forgotten() {
     let mut qp = queue_pair(8);
-    let access = Access { remote_read: true, remote_write: false };
-    let region = qp.register(vec![7; 1 << 15].into(), access).unwrap();
-    qp.create_address_handle(qp.address().gid).unwrap();
+    let region = offer(&mut qp);
     let mut stream = connect(&qp);
     stream.write_all(HELLO).unwrap();
     until(&mut qp, Time::ZERO, |qp| qp.statistics().receives > 0);
@@ -399,14 +406,7 @@ fn requester_that_closes_with_many_reads_under_way_is_forgotten() {
     for _ in 0..100 {
         assert!(qp.poll(Time::ZERO).is_none());
     }
-    let reads = (0..200).flat_map(|sequence| {
-        let mut read = frame(sequence, 12);
-        read[0] = 3;
-        read[12..16].copy_from_slice(&region.remote_key().to_le_bytes());
-        read[16..24].copy_from_slice(&region.remote_address().to_le_bytes());
-        read[24..].copy_from_slice(&(1_u32 << 15).to_le_bytes());
-        read
-    });
+    let reads = (0..200).flat_map(|sequence| read_frame(sequence, &region));
     stream.write_all(&reads.collect::<Vec<_>>()).unwrap();
     // Unread bytes make it a reset.
     drop(stream);

@@ -157,8 +157,8 @@ impl Stream {
 pub(super) struct Connection {
     /// Number 0 before its hello, if it has connected and nobody is expected.
     peer: QueuePairId,
-    /// The queue pair that has connected by the look of its port, until its hello comes; and its key.
-    expected: Option<(QueuePairId, Qkey)>,
+    /// The key of the queue pair with the number of the [port](Self::by_port), if frames wait for a hello that confirms it.
+    expected: Option<Qkey>,
     origin: Origin,
     mine: Hello,
     stream: Stream,
@@ -224,16 +224,25 @@ impl Connection {
     /// Whether `peer` has connected: from its own port, and its hello has its number and key, if that has come. So packets for
     /// it can go on this connection.
     pub(super) fn is_from(&self, peer: QueuePairId, key: Qkey) -> bool {
-        let Origin::Accepted { port, .. } = self.origin else { return false };
         let is_its = |hello: Hello| (hello.qpn, hello.qkey) == (peer.qpn, key);
         let is_confirmed = self.stream.hello.is_none_or(is_its);
-        self.peer.gid == peer.gid && port == peer.qpn.0 && is_confirmed && !self.is_over
+        self.by_port() == Some(peer) && is_confirmed && !self.is_over
+    }
+
+    /// The queue pair that has connected, by the look of its port.
+    fn by_port(&self) -> Option<QueuePairId> {
+        match self.origin {
+            Origin::Opened => None,
+            Origin::Accepted { port, .. } => {
+                Some(QueuePairId { gid: self.peer.gid, qpn: Qpn(port) })
+            }
+        }
     }
 
     /// Notes that frames for this queue pair will be written when the hello has shown that it is the one.
     pub(super) fn expect(&mut self, peer: QueuePairId, key: Qkey) {
         if self.stream.hello.is_none() {
-            (self.peer, self.expected) = (peer, Some((peer, key)));
+            (self.peer, self.expected) = (peer, Some(key));
         }
     }
 
@@ -244,7 +253,7 @@ impl Connection {
 
     /// The queue pair that was expected, and the frames for it, of which none was written, unless a hello has confirmed it.
     pub(super) fn take_unconfirmed(&mut self) -> Option<(QueuePairId, Outgoing)> {
-        let (peer, key) = self.expected.take()?;
+        let (key, peer) = (self.expected.take()?, self.by_port()?);
         let is_confirmed = self.stream.hello.is_some() && self.is_from(peer, key);
         (!is_confirmed).then(|| (peer, std::mem::take(&mut self.outgoing)))
     }

@@ -205,12 +205,10 @@ impl TcpLink {
             };
             let Some(connection) = connections.get_mut(key) else { return };
             connection.note(readable, writable, hung_up);
-            if readable && !std::mem::replace(&mut connection.queued, true) {
-                ready.push_back(key);
+            if readable {
+                serve_later(ready, key, connection);
             }
-            if connection.wants_flush() && !std::mem::replace(&mut connection.dirty, true) {
-                dirty.push(key);
-            }
+            flush_later(dirty, key, connection);
         });
         if self.accept_pending {
             self.accept(state);
@@ -379,13 +377,9 @@ impl TcpLink {
             self.close_connection(key, Status::BadDestinationQpn);
             return;
         }
-        let flushes = connection.wants_flush();
-        if flushes && !std::mem::replace(&mut connection.dirty, true) {
-            self.dirty.push(key);
-        }
+        let flushes = flush_later(&mut self.dirty, key, connection);
         if connection.wants_poll() {
-            connection.queued = true;
-            self.ready.push_back(key);
+            serve_later(&mut self.ready, key, connection);
         }
         if known.is_some() {
             connection.delivered(turn);
@@ -569,6 +563,22 @@ impl Link for TcpLink {
             connection.close(Status::BadDestinationQpn, scratch(&mut self.scratch));
         }
     }
+}
+
+/// Lists a connection among those to be served, if it isn't there.
+fn serve_later(ready: &mut VecDeque<usize>, key: usize, connection: &mut Connection) {
+    if !std::mem::replace(&mut connection.queued, true) {
+        ready.push_back(key);
+    }
+}
+
+/// Lists a connection among those with something to write, if it isn't there. Returns whether there is something.
+fn flush_later(dirty: &mut Vec<usize>, key: usize, connection: &mut Connection) -> bool {
+    let flushes = connection.wants_flush();
+    if flushes && !std::mem::replace(&mut connection.dirty, true) {
+        dirty.push(key);
+    }
+    flushes
 }
 
 /// Memory to receive into.

@@ -5,7 +5,7 @@ use rustix::io::Errno;
 
 use super::super::connection::{Connection, Ending, When, status_of};
 use super::super::socket::{Socket, Token, address_of, endpoint};
-use super::{TcpLink, complete, scratch};
+use super::{TcpLink, complete, flush_later, scratch, serve_later};
 use crate::link::{QueueState, system};
 use crate::record::QueuePairId;
 
@@ -19,8 +19,8 @@ impl TcpLink {
                 if !connection.holds() {
                     self.attention.sent(key);
                 }
-                if connection.wants_poll() && !std::mem::replace(&mut connection.queued, true) {
-                    self.ready.push_back(key);
+                if connection.wants_poll() {
+                    serve_later(&mut self.ready, key, connection);
                 }
             }
             Err(ending) => self.end(state, key, ending),
@@ -66,9 +66,7 @@ impl TcpLink {
         }
         let lingers = matches!(ending, Ending::Over(_)) && !connection.is_done();
         if lingers && self.opener.is_this() {
-            if !std::mem::replace(&mut connection.queued, true) {
-                self.ready.push_back(key);
-            }
+            serve_later(&mut self.ready, key, connection);
             return;
         }
         let status =
@@ -170,8 +168,8 @@ impl TcpLink {
         let calls = &mut self.statistics.receives;
         let read = connection.read(now, calls, |finished| complete(state, peer, finished));
         connection.keep_arrived();
-        if connection.wants_poll() && !std::mem::replace(&mut connection.queued, true) {
-            self.ready.push_back(key);
+        if connection.wants_poll() {
+            serve_later(&mut self.ready, key, connection);
         }
         if connection.has_named_itself() {
             self.release(state, key);
@@ -288,8 +286,8 @@ impl TcpLink {
         let Some(connection) = self.connections.get_mut(key) else { return };
         if connection.outgoing.is_first_in(self.turn) || self.is_armed {
             self.flush_connection(state, key);
-        } else if connection.wants_flush() && !std::mem::replace(&mut connection.dirty, true) {
-            self.dirty.push(key);
+        } else {
+            flush_later(&mut self.dirty, key, connection);
         }
     }
 }
