@@ -4,6 +4,7 @@
 //!   send ─────────────────► send_end ──────────┐
 //!   receive, read ────────► receive_end ───────┼─► returned by the `poll` whose device completion ended it
 //!   single-packet message ► single_packet_end ─┤
+//!   read by one operation ► single_read_end ───┤
 //!   write by a peer ──────► written ───────────┴─► complete ─► queue ─► poll, poll_completion
 //! ```
 
@@ -329,7 +330,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     }
 
     /// Counts a receive that completes.
-    fn receive_completion(&mut self, completion: ReceiveCompletion<B>) -> Completion<B> {
+    pub(crate) fn receive_completion(&mut self, completion: ReceiveCompletion<B>) -> Completion<B> {
         let (tag, length, result) = (completion.tag, completion.length, completion.result);
         tracing::trace!(tag, length, ?result, "receive ended");
         self.statistics.delivered_bytes += length;

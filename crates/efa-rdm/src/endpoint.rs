@@ -485,6 +485,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         for id in self.matching.ops.receives.find(|_| true) {
             self.matching.ops.end_receive(id, Some(OperationError::Cancelled));
         }
+        self.matching.ops.cancel_single_reads();
         for id in self.matching.ops.sends.find(|_| true) {
             self.matching.ops.fail_send(id, OperationError::Cancelled);
         }

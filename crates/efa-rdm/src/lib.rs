@@ -123,6 +123,7 @@ mod send_window;
 mod shape;
 mod shared_matching;
 mod shared_receives;
+mod single_read;
 mod sleep;
 mod statistics;
 mod storage;

@@ -17,7 +17,7 @@
 
 use std::num::NonZeroU64;
 
-use efa_device::{Access, QueuePair, RegionRange, RemoteMemory, RemoteRange};
+use efa_device::{Access, QueuePair, RemoteRange};
 use efa_handshake::{EorLayout, Extras, PeerState, Support};
 use efa_proto::{
     Eor, EorForm, LongReadConnid, MsgId, OpId, PacketType, ReadNack, ReqOptions, RmaIov, Rtm,
@@ -26,22 +26,17 @@ use efa_proto::{
 
 use crate::completion::{Completion, Level, OperationError};
 use crate::core::Core;
-use crate::coverage::Coverage;
 use crate::endpoint::Message;
 use crate::event::DropReason;
 use crate::ids::PeerId;
-use crate::matching::Posted;
 use crate::memory::Memory;
-use crate::operations::{
-    Assembly, Operations, Reading, Receive, ReceiveRole, Send, SendOn, SendRole,
-};
+use crate::operations::{Assembly, Operations, Reading, ReceiveRole, Send, SendOn, SendRole};
 use crate::payload::Payload;
 use crate::peer::Active;
 use crate::remote::{NO_PIECES, Remote};
 use crate::select::Subprotocol;
 use crate::shape::Shape;
 use crate::transfer::{Owner, Transfer};
-use crate::transmit::RdmaFlight;
 use crate::work::{Advance, InFlight, Work};
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
@@ -240,66 +235,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
     }
 
-    /// Begins to read a message, if that can be done at once by a single RDMA operation into its receive's buffer. Otherwise
-    /// returns the receive.
-    pub(crate) fn read_at_once(
-        &mut self,
-        posted: Posted<B>,
-        peer: PeerId,
-        request: &LongReadConnid,
-    ) -> Result<(), Posted<B>> {
-        let LongReadConnid { msg_id, tag, msg_length: length, send_id, memory, .. } = *request;
-        let core = &mut self.core;
-        let goes = length > 0
-            && length <= posted.buffer.length().min(core.longest_rdma())
-            && core.transmit.device.attributes().rdma.read
-            && core.transmit.rdma_in_flight() < core.config.max_rdma
-            && core.peers.active(peer).is_some_and(Active::is_clear)
-            && !self.receives.is_full();
-        let (Ok(key), true) = (u32::try_from(memory.key()), goes) else { return Err(posted) };
-        let Some(local) = posted.buffer.registered_from(0) else { return Err(posted) };
-        if (local.length as u64) < length {
-            return Err(posted);
-        }
-        let local = RegionRange { length: length as usize, ..local };
-        let coverage = Coverage::default();
-        let buffer = Memory::Buffer(posted.buffer);
-        let receive = self.add_receive(Receive {
-            msg_id: msg_id.0,
-            context: posted.context,
-            tagged: tag.is_some(),
-            tag: tag.unwrap_or(0),
-            subprotocol: Some(Subprotocol::LongRead),
-            send_id,
-            ..Receive::new(peer, ReceiveRole::Message, buffer, length, coverage)
-        });
-        let remote = RemoteMemory { address: memory.addr(), key };
-        let transfer = Transfer::new(peer, Owner::Receive(receive), memory.into(), 0, length);
-        let list = self.core.operations_of(peer);
-        let id = self.transfers.insert(list, Transfer { next: length, outstanding: 1, ..transfer });
-        if let Some(receive) = self.receives.get_mut(receive) {
-            receive.reading = Reading::UnderWay(id);
-        }
-        let flight = RdmaFlight { transfer: id, offset: 0, length, bounce: None };
-        let destination = self.core.peers.destination(peer);
-        match self.core.transmit.post_read(destination, local, remote, flight) {
-            Ok(()) => self.core.statistics.rdma_reads += 1,
-            Err(_) => self.begin_again(id),
-        }
-        Ok(())
-    }
-
-    /// Posts a transfer whose first RDMA operation the device didn't take.
-    #[cold]
-    fn begin_again(&mut self, id: OpId) {
-        let Some(transfer) = self.transfers.get_mut(id) else { return };
-        (transfer.next, transfer.outstanding) = (transfer.start, 0);
-        let peer = transfer.peer;
-        if self.advance_transfer(id).goes_on() {
-            self.core.enqueue(peer, Work::Transfer(id));
-        }
-    }
-
     /// Whether reading must be refused: the device has no RDMA read, or there is neither a registered
     /// buffer nor a bounce region and the peer understands READ_NACK.
     fn must_refuse(&mut self, peer: PeerId, id: OpId) -> bool {
@@ -421,7 +356,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     }
 
     /// Tells a sender that its memory was read: at once, unless something waits to be sent to it.
-    fn confirm_reading(&mut self, peer: PeerId, send_id: OpId, recv_id: OpId) {
+    #[inline(always)]
+    pub(crate) fn confirm_reading(&mut self, peer: PeerId, send_id: OpId, recv_id: OpId) {
         let clear = self.core.peers.active(peer).is_some_and(Active::is_clear);
         if !clear || self.send_eor(peer, send_id, recv_id).goes_on() {
             self.core.queue_response(peer, Work::Eor { send_id, recv_id });

@@ -302,6 +302,8 @@ pub(crate) struct Operations<Q: QueuePair, B> {
     pub(crate) last_medium: OpId,
     /// Number of single-packet messages in flight with a buffer; they have no [`Send`].
     pub(crate) single_packets: usize,
+    /// Number of messages that single RDMA operations read; they have no [`Receive`].
+    pub(crate) single_reads: usize,
     /// Serial number of the last send that isn't ordered.
     serial: u32,
     /// Free coverages, which keep their allocation.
@@ -326,6 +328,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             assembling,
             last_medium: OpId(u32::MAX),
             single_packets: 0,
+            single_reads: 0,
             serial: 0,
             coverages: Pool::default(),
             values: Pool::default(),
@@ -342,9 +345,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         !self.sends.is_too_many_of_peers(self.responses)
     }
 
-    /// Number of this endpoint's own receives.
+    /// Number of this endpoint's own receives, messages that single RDMA operations read included.
     pub(crate) fn own_receives(&self) -> usize {
-        self.receives.len() - self.requested
+        self.receives.len() + self.single_reads - self.requested
     }
 
     /// Whether a peer's request may start another receive.

@@ -104,7 +104,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
         self.fail_packets_in_flight(peer, slot, error);
         let receives = self.matching.ops.receives.take_list(slot);
-        let mut is_arriving = !receives.is_empty();
+        let mut is_arriving =
+            !receives.is_empty() | self.matching.ops.fail_single_reads(peer, error);
         for id in receives {
             let is_read = |reading| matches!(reading, Reading::UnderWay(_));
             if self.matching.ops.receives.get(id).is_some_and(|of| !is_read(of.reading)) {

@@ -24,8 +24,8 @@ use crate::operations::Operations;
 use crate::payload::Payload;
 use crate::peer::Active;
 use crate::transfer::{Owner, Transfer};
-use crate::transmit::{PostFailure, RdmaFlight};
-use crate::work::{Advance, Work};
+use crate::transmit::PostFailure;
+use crate::work::{Advance, RdmaFlight, TransferPart, Work};
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Starts a transfer, at once if nothing waits to be sent to the peer. An empty one ends at once, and so
@@ -80,12 +80,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                 return Ok(Advance::Done);
             };
             let length = local.length as u64;
-            let flight = RdmaFlight { transfer: id, offset, length, bounce };
+            let part = TransferPart { transfer: id, offset, length, bounce };
             let destination = core.peers.destination(peer);
             let posted = match owner {
-                Owner::Receive(_) => core.transmit.post_read(destination, local, remote, flight),
+                Owner::Receive(_) => core.transmit.post_read(destination, local, remote, part),
                 Owner::Write { immediate, .. } => {
-                    core.transmit.post_write(destination, local, remote, immediate, flight)
+                    core.transmit.post_write(destination, local, remote, immediate, part)
                 }
             };
             match posted {
@@ -108,18 +108,30 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         Ok(Advance::Done)
     }
 
-    /// Handles the completion of an RDMA operation. A write with immediate data that failed with RNR
-    /// is posted again after a backoff. Returns the completion of the operation if it ends.
+    /// Handles the completion of an RDMA operation. Returns the completion of the operation that ends by that.
     pub(crate) fn rdma_done(
         &mut self,
         id: WorkId,
         result: Result<(), Status>,
     ) -> Option<Completion<B>> {
-        let RdmaFlight { transfer: id, offset, length, bounce } =
-            self.core.transmit.rdma_ended(id)?;
+        let flight = self.core.transmit.rdma_ended(id)?;
         if !self.waiting_transfers.is_empty() {
             self.resume_transfer();
         }
+        match flight {
+            RdmaFlight::Message(read) => self.single_read_end(id, read, result),
+            RdmaFlight::Part(part) => self.part_done(part, result),
+        }
+    }
+
+    /// Handles the end of an RDMA operation of a transfer. A write with immediate data that failed with RNR
+    /// is posted again after a backoff. Returns the completion of the operation if it ends.
+    fn part_done(
+        &mut self,
+        part: TransferPart<Q::Region>,
+        result: Result<(), Status>,
+    ) -> Option<Completion<B>> {
+        let TransferPart { transfer: id, offset, length, bounce } = part;
         let transfer = self.transfers.get_mut(id)?;
         transfer.outstanding -= 1;
         let (peer, owner, retried) = (transfer.peer, transfer.owner, transfer.retried);

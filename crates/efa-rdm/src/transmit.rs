@@ -5,11 +5,10 @@ use efa_device::{
     RemoteMemory, SendRequest, Status, WorkId,
 };
 use efa_proto::OpId;
-use slab::Slab;
 
 use crate::ids::PeerId;
 use crate::storage::{Pool, Table};
-use crate::work::{InFlight, Purpose, SinglePacket};
+use crate::work::{InFlight, Purpose, RdmaFlight, SinglePacket, SingleRead, TransferPart};
 
 /// Why a packet was not posted.
 #[derive(Debug)]
@@ -36,22 +35,11 @@ pub(crate) struct Transmit<Q: QueuePair, B> {
     pub(crate) device: Q,
     pool: Pool<Q::Packet>,
     in_flight: Table<InFlight<B>>,
-    rdma: Slab<RdmaFlight<Q::Region>>,
+    rdma: Table<RdmaFlight<Q::Region, B>>,
     bounces: Pool<Q::Region>,
     depth: usize,
     /// As [`QueuePair::payloads_pay_from`].
     pub(crate) payloads_pay_from: usize,
-}
-
-/// An RDMA operation in flight.
-#[derive(Debug)]
-pub(crate) struct RdmaFlight<R> {
-    pub(crate) transfer: OpId,
-    /// Offset in the operation's memory, in bytes.
-    pub(crate) offset: u64,
-    pub(crate) length: u64,
-    /// The bounce region, if the operation's memory isn't registered.
-    pub(crate) bounce: Option<R>,
 }
 
 impl<Q: QueuePair, B> Transmit<Q, B> {
@@ -60,7 +48,7 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         let (pool, bounces) = (Pool::default(), Pool::default());
         let in_flight = Table::new();
         let payloads_pay_from = device.payloads_pay_from();
-        Self { device, pool, in_flight, rdma: Slab::new(), bounces, depth, payloads_pay_from }
+        Self { device, pool, in_flight, rdma: Table::new(), bounces, depth, payloads_pay_from }
     }
 
     pub(crate) fn mtu(&self) -> usize {
@@ -74,7 +62,7 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
     /// Whether no RDMA operation and no packet but HANDSHAKEs is in flight.
     pub(crate) fn is_quiet(&self) -> bool {
         let is_handshake = |record: &InFlight<B>| matches!(record.purpose, Purpose::Handshake);
-        self.rdma.is_empty() && self.in_flight.iter().all(|(_, record)| is_handshake(record))
+        self.rdma.len() == 0 && self.in_flight.iter().all(|(_, record)| is_handshake(record))
     }
 
     /// Whether a packet to a peer is in flight. The search is as long as the device's send queue.
@@ -229,9 +217,9 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         destination: Destination,
         local: RegionRange<Q::Region>,
         remote: RemoteMemory,
-        flight: RdmaFlight<Q::Region>,
+        part: TransferPart<Q::Region>,
     ) -> Result<(), PostFailure> {
-        self.post_rdma(flight, |device, id| {
+        self.post_part(part, |device, id| {
             device.post_read(RdmaRequest { id, local, remote, destination })
         })
     }
@@ -243,31 +231,31 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         local: RegionRange<Q::Region>,
         remote: RemoteMemory,
         immediate: Option<u32>,
-        flight: RdmaFlight<Q::Region>,
+        part: TransferPart<Q::Region>,
     ) -> Result<(), PostFailure> {
-        self.post_rdma(flight, |device, id| {
+        self.post_part(part, |device, id| {
             device.post_write(RdmaRequest { id, local, remote, destination }, immediate)
         })
     }
 
-    fn post_rdma(
+    fn post_part(
         &mut self,
-        flight: RdmaFlight<Q::Region>,
+        part: TransferPart<Q::Region>,
         post: impl FnOnce(&mut Q, WorkId) -> Result<(), DeviceError>,
     ) -> Result<(), PostFailure> {
         let posted = if self.is_full() {
             Err(PostFailure::Blocked)
         } else {
-            let id = WorkId(self.rdma.vacant_key() as u64);
-            post(&mut self.device, id).map_err(failure)
+            let slot = self.rdma.vacancy();
+            post(&mut self.device, WorkId(slot.index().into())).map(|()| slot).map_err(failure)
         };
         match posted {
-            Ok(()) => {
-                self.rdma.insert(flight);
+            Ok(slot) => {
+                slot.fill(RdmaFlight::Part(part));
                 Ok(())
             }
             Err(failure) => {
-                if let Some(region) = flight.bounce {
+                if let Some(region) = part.bounce {
                     self.bounces.put(region);
                 }
                 Err(failure)
@@ -275,9 +263,41 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         }
     }
 
+    /// Posts the RDMA operation that reads a whole message; returns the message if that can't be posted now.
+    #[inline(always)]
+    pub(crate) fn post_single_read(
+        &mut self,
+        destination: Destination,
+        local: RegionRange<Q::Region>,
+        remote: RemoteMemory,
+        read: SingleRead<B>,
+    ) -> Result<(), SingleRead<B>> {
+        if self.is_full() {
+            return Err(read);
+        }
+        let slot = self.rdma.vacancy();
+        let id = WorkId(slot.index().into());
+        match self.device.post_read(RdmaRequest { id, local, remote, destination }) {
+            Ok(()) => {
+                slot.fill(RdmaFlight::Message(read));
+                Ok(())
+            }
+            Err(_) => Err(read),
+        }
+    }
+
+    /// The messages in flight that single RDMA operations read.
+    pub(crate) fn single_reads_mut(&mut self) -> impl Iterator<Item = &mut SingleRead<B>> {
+        self.rdma.iter_mut().filter_map(|flight| match flight {
+            RdmaFlight::Message(read) => Some(read),
+            RdmaFlight::Part(_) => None,
+        })
+    }
+
     /// Removes and returns the record of a completed RDMA operation.
-    pub(crate) fn rdma_ended(&mut self, id: WorkId) -> Option<RdmaFlight<Q::Region>> {
-        self.rdma.try_remove(usize::try_from(id.0).ok()?)
+    #[inline(always)]
+    pub(crate) fn rdma_ended(&mut self, id: WorkId) -> Option<RdmaFlight<Q::Region, B>> {
+        self.rdma.remove(u32::try_from(id.0).ok()?)
     }
 
     /// A bounce region of `size` bytes; registers one if none is free.

@@ -57,6 +57,43 @@ impl<B> Purpose<B> {
     }
 }
 
+/// A message that a single RDMA operation reads. It has no [`Receive`](crate::operations::Receive): what its completion needs
+/// is stored with the RDMA operation.
+#[derive(Debug)]
+pub(crate) struct SingleRead<B> {
+    pub(crate) peer: PeerId,
+    pub(crate) msg_id: u32,
+    pub(crate) context: u64,
+    pub(crate) tag: Option<u64>,
+    pub(crate) length: u64,
+    /// The sender's identifier of the operation.
+    pub(crate) send_id: OpId,
+    /// `None` if the receive has been cancelled.
+    pub(crate) buffer: Option<B>,
+    /// Why the receive fails when the device is done, whatever that reports.
+    pub(crate) failed: Option<OperationError>,
+}
+
+/// An RDMA operation of a transfer.
+#[derive(Debug)]
+pub(crate) struct TransferPart<R> {
+    pub(crate) transfer: OpId,
+    /// Offset in the operation's memory, in bytes.
+    pub(crate) offset: u64,
+    pub(crate) length: u64,
+    /// The bounce region, if the operation's memory isn't registered.
+    pub(crate) bounce: Option<R>,
+}
+
+/// The record of an RDMA operation in flight.
+#[derive(Debug)]
+pub(crate) enum RdmaFlight<R, B> {
+    /// It is part of a transfer.
+    Part(TransferPart<R>),
+    /// It reads a whole message.
+    Message(SingleRead<B>),
+}
+
 /// The record of a packet in flight, or of one that waits to be retransmitted.
 #[derive(Debug)]
 pub(crate) struct InFlight<B> {

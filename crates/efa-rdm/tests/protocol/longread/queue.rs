@@ -137,6 +137,91 @@ fn receive_of_removed_peer_completes_after_its_last_read() {
     }
 }
 
+/// The read ends after the peer, however it ends.
+#[test]
+fn message_of_removed_peer_fails_by_the_removal_though_its_only_read_fails_too() {
+    let mut world = World::new(LocalOptions::default().with(|options| options.seed = 5));
+    world.add(config());
+    world.add(config());
+    world.shake_hands();
+    let target = world.region(1, &[0; 300_000]);
+    world.receive_into(1, target, 1);
+    let message = world.region(0, &pattern(300_000, 4));
+    world.send(0, 1, message, 2);
+    while world.endpoint(1).statistics().rdma_reads == 0 {
+        world.step();
+    }
+    let (removed, sender) = (world.peer(1, 0), place(&world.ends[0]));
+    world.endpoint(1).remove_peer(removed);
+    world.network.kill(sender).unwrap();
+    world.drive();
+    assert_eq!(world.receive_done(1).result, Err(OperationError::PeerRemoved));
+    assert!(world.endpoint(1).is_quiet());
+    world.ends[0].endpoint.cancel_all();
+    world.take_sends(0);
+}
+
+/// A message was arriving from it, so its next ones aren't taken for those of a new peer (hazard 13).
+#[test]
+fn removed_peer_whose_message_was_being_read_does_not_begin_anew() {
+    for is_arriving in [false, true] {
+        let mut world = World::new(LocalOptions::default().with(|options| options.seed = 5));
+        world.add(config());
+        world.add(config());
+        world.shake_hands();
+        let address = world.endpoint(0).address();
+        if is_arriving {
+            let target = world.region(1, &[0; 300_000]);
+            world.receive_into(1, target, 1);
+            let message = world.region(0, &pattern(300_000, 4));
+            world.send(0, 1, message, 2);
+            while world.endpoint(1).statistics().rdma_reads == 0 {
+                world.step();
+            }
+        }
+        let (removed, other) = (world.peer(1, 0), world.peer(0, 1));
+        world.endpoint(1).remove_peer(removed);
+        world.endpoint(0).remove_peer(other);
+        world.drive();
+        world.take_receives(1);
+        world.take_sends(0);
+        world.receive_into(1, Memory::Heap(vec![0]), 0);
+        world.send(0, 1, Memory::Heap(vec![1]), 0);
+        for _ in 0..10_000 {
+            world.step();
+        }
+        assert_eq!(world.endpoint(1).find_peer(&address).is_none(), is_arriving);
+    }
+}
+
+/// The device may still write to the buffer, as `cancel_all` says; nothing else is to come of the read.
+#[test]
+fn message_cancelled_during_its_only_read_completes_once_and_sends_no_eor() {
+    let mut world = World::new(LocalOptions::default().with(|options| options.seed = 5));
+    world.add(config());
+    world.add(config());
+    world.shake_hands();
+    let target = world.region(1, &[0; 300_000]);
+    world.receive_into(1, target, 7);
+    let message = world.region(0, &pattern(300_000, 4));
+    world.send(0, 1, message, 2);
+    while world.endpoint(1).statistics().rdma_reads == 0 {
+        world.step();
+    }
+    world.endpoint(1).cancel_all();
+    let received = world.receive_done(1);
+    assert_eq!((received.context, received.length), (7, 0));
+    assert_eq!(received.result, Err(OperationError::Cancelled));
+    assert_eq!(received.buffer.bytes().len(), 300_000);
+    assert!(!world.endpoint(1).is_quiet(), "the device has not done the read");
+    world.drive();
+    assert!(world.endpoint(1).is_quiet());
+    assert!(world.take_receives(1).is_empty());
+    assert_eq!(world.types_from(1), []);
+    world.ends[0].endpoint.cancel_all();
+    world.take_sends(0);
+}
+
 /// Queued reads are posted in order; one that cannot be posted must not block the next.
 #[test]
 fn failed_read_does_not_delay_queued_reads() {
