@@ -28,7 +28,12 @@ const PAGE: usize = 4096;
 const LINE: usize = 64;
 
 /// A packet buffer that is registered with an EFA interface.
-pub struct Packet {
+///
+/// It is a single pointer, as it is moved some ten times from one post to the next.
+pub struct Packet(Box<Place>);
+
+/// Where the bytes of a packet are.
+struct Place {
     at: NonNull<u8>,
     length: u32,
     local_key: u32,
@@ -36,29 +41,33 @@ pub struct Packet {
 }
 
 // SAFETY: a packet owns its bytes as a box does, and the slab it returns them to has a lock.
-unsafe impl Send for Packet {}
+unsafe impl Send for Place {}
 // SAFETY: by a shared reference its bytes are only read.
-unsafe impl Sync for Packet {}
+unsafe impl Sync for Place {}
 
 impl Packet {
     #[inline]
     pub(crate) fn address(&self) -> u64 {
-        self.at.as_ptr().addr() as u64
+        self.0.at.as_ptr().addr() as u64
     }
 
     #[inline]
     pub(crate) fn local_key(&self) -> u32 {
-        self.local_key
+        self.0.local_key
     }
 
     /// Whether it is registered in this domain.
     pub(crate) fn belongs_to(&self, domain: &Arc<ProtectionDomain>) -> bool {
-        self.slab.registration.as_ref().is_some_and(|registration| registration.belongs_to(domain))
+        self.0
+            .slab
+            .registration
+            .as_ref()
+            .is_some_and(|registration| registration.belongs_to(domain))
     }
 
     #[inline]
     pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.at.as_ptr()
+        self.0.at.as_ptr()
     }
 }
 
@@ -68,7 +77,7 @@ impl AsRef<[u8]> for Packet {
         // SAFETY: `at` is the begin of `length` initialized bytes of the slab that this packet alone
         // owns. The interface accesses them only while the packet is posted; then the queue pair owns
         // the packet and makes no reference to its bytes.
-        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.length as usize) }
+        unsafe { std::slice::from_raw_parts(self.0.at.as_ptr(), self.0.length as usize) }
     }
 }
 
@@ -76,13 +85,13 @@ impl AsMut<[u8]> for Packet {
     #[inline]
     fn as_mut(&mut self) -> &mut [u8] {
         // SAFETY: the bytes of `as_ref`, and `&mut self` makes this the only reference to them.
-        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.length as usize) }
+        unsafe { std::slice::from_raw_parts_mut(self.0.at.as_ptr(), self.0.length as usize) }
     }
 }
 
 impl fmt::Debug for Packet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Packet").field("at", &self.at).field("length", &self.length).finish()
+        f.debug_struct("Packet").field("at", &self.0.at).field("length", &self.0.length).finish()
     }
 }
 
@@ -90,7 +99,7 @@ impl Drop for Packet {
     // Out of line, as most code that handles packets only moves them.
     #[inline(never)]
     fn drop(&mut self) {
-        self.slab.lock_free().push(self.at);
+        self.0.slab.lock_free().push(self.0.at);
     }
 }
 
@@ -135,7 +144,7 @@ impl Slab {
     fn packet(self: &Arc<Self>, mtu: u32) -> Option<Packet> {
         let at = self.lock_free().pop()?;
         let local_key = self.registration.as_ref().map_or(0, Registration::local_key);
-        Some(Packet { at, length: mtu, local_key, slab: Arc::clone(self) })
+        Some(Packet(Box::new(Place { at, length: mtu, local_key, slab: Arc::clone(self) })))
     }
 }
 
