@@ -170,9 +170,12 @@ impl<R> PostedReceives<R> {
         let index = self.posts.take();
         let link = class.posted.push(&mut self.posts, index, hash, front);
         let class = ClassAndStay::new(class_at, stay);
-        let post = Post { link, tag, source, class, sequence, receive: Some(receive) };
+        // Field by field: a whole entry would be built apart and copied.
+        let post = &mut self.posts[index as usize];
+        post.link = link;
+        (post.tag, post.source, post.class, post.sequence) = (tag, source, class, sequence);
         // An unused entry has nothing to drop, which the compiler does not see.
-        mem::forget(mem::replace(&mut self.posts[index as usize], post));
+        mem::forget(post.receive.replace(receive));
         PostId { index, stamp: sequence as u32 }
     }
 

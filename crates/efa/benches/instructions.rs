@@ -357,7 +357,7 @@ main!(library_benchmark_groups = facade);
 const INSERT_100K: u64 = 370;
 const INSERT_1M: u64 = 420;
 const ENABLE: u64 = 640_000;
-const POST: u64 = 248;
+const POST: u64 = 241;
 const IDLE: u64 = 97;
 const TRANSFER: u64 = 5_540;
 /// A message of several under way.
