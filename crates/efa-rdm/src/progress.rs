@@ -130,11 +130,33 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Some((peer, message)) => {
                 match self.matching.ops.single_packet_end(peer, message, Ok(())) {
                     // An injected one.
-                    None => self.poll_on(),
+                    None => self.poll_next(),
                     ended => ended,
                 }
             }
             None => self.poll_segment_delivered(id),
+        }
+    }
+
+    /// Goes on behind an injected message: often what comes next is the answer to it.
+    #[inline(never)]
+    fn poll_next(&mut self) -> Option<Completion<B>> {
+        if self.budget == 0 {
+            return self.poll_on();
+        }
+        let now = self.core().now;
+        match self.device_mut().poll(now) {
+            Some(DeviceCompletion::Receive {
+                packet,
+                length,
+                source: Source { address_handle: Some(handle), qpn, gid: None },
+                ..
+            }) => self.poll_arrived(packet, length, handle, qpn),
+            Some(completion) => self.poll_completed(completion),
+            None => {
+                self.end_round();
+                None
+            }
         }
     }
 

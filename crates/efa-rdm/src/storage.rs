@@ -93,8 +93,8 @@ impl<T> Table<T> {
         }
     }
 
-    /// Takes a value out of an entry by `wanted` and removes the entry. If `wanted` returns `None`, the
-    /// entry stays.
+    /// Takes a value out of an entry by `wanted` and removes the entry, without a drop of what is left in it. If `wanted`
+    /// returns `None`, the entry stays.
     #[inline(always)]
     pub(crate) fn take<U>(
         &mut self,
@@ -104,7 +104,7 @@ impl<T> Table<T> {
         let entry = self.entries.get_mut(index)?;
         let Entry::Live(value) = entry else { return None };
         let taken = wanted(value)?;
-        *entry = Entry::Free(self.free);
+        core::mem::forget(core::mem::replace(entry, Entry::Free(self.free)));
         self.free = index as u32;
         self.live -= 1;
         Some(taken)

@@ -1,5 +1,7 @@
 //! From a completion of the engine to one of the application.
 
+use std::mem;
+
 use efa_device::QueuePair;
 use efa_rdm::{
     AtomicCompletion, Completion as EngineCompletion, InPlaceCompletion, OperationError, PeerId,
@@ -47,7 +49,8 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         reader: &mut Reader<'_>,
     ) -> Option<bool> {
         match completion {
-            // The most frequent cases, taken apart here so that nothing is moved twice.
+            // The most frequent cases, taken apart here so that nothing is moved twice. Their role has nothing to drop, which
+            // the compiler doesn't see.
             Some(EngineCompletion::Receive(ReceiveCompletion {
                 context,
                 peer,
@@ -56,9 +59,10 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
                 length,
                 cq_data,
                 subprotocol,
-                buffer: Slot { buffer, role: Role::Whole },
+                buffer: Slot { buffer, role: role @ Role::Whole },
                 result: Ok(()),
             })) if self.receive.is_read_by(reader) => {
+                mem::forget(role);
                 self.count(Kind::Receive, &Ok(()));
                 let from = self.sender(peer);
                 *reader.entry = Some(Ok(Completion {
@@ -76,9 +80,10 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
                 tag,
                 length,
                 subprotocol,
-                buffer: Some(Slot { buffer, role: Role::Whole }),
+                buffer: Some(Slot { buffer, role: role @ Role::Whole }),
                 result: Ok(()),
             })) if self.transmit.is_read_by(reader) => {
+                mem::forget(role);
                 if let Some(accounts) = &self.accounts {
                     accounts.ended(Kind::Send, false, true, true);
                 }
