@@ -9,9 +9,6 @@
 //!   Y = start + round · N + poll · (C − 3 N)       for several N, by least squares
 //! ```
 //!
-//! Some runs have 600,000 instructions more than others, whatever their length. N differs by so many rounds that these are a
-//! few instructions of each.
-//!
 //! N is the number of rounds and C that of calls into the library: three a round (post a receive, inject, read)
 //! without empty reads. The number of empty reads varies from run to run; the fit removes it. The client is the slow
 //! side, so its replies are already there. The device is a separate object and not counted for either. Our program's
@@ -35,7 +32,7 @@ use crate::verbs;
 use crate::workspace::Workspace;
 
 /// Goal: most instructions of ours for one of libfabric's.
-const GOAL: f64 = 0.5;
+const GOAL: f64 = 0.4;
 
 /// Arguments of `cargo xtask bench vs-libfabric`.
 #[derive(Debug, clap::Args)]
@@ -55,7 +52,7 @@ pub(crate) struct Args {
     /// Seconds that a run may take
     #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = process::seconds())]
     deadline: u64,
-    /// Fail unless ours costs at most half of libfabric's
+    /// Fail unless ours costs at most 0.4 of libfabric's
     #[arg(long)]
     gate: bool,
 }

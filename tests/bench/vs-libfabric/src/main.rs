@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use efa::{
-    Address, AddressVector, Completion, CompletionQueue, CompletionQueueOptions, Direction,
+    Address, AddressVector, Completion, CompletionQueue, CompletionQueueOptions, Config, Direction,
     Endpoint, EndpointOptions, Fabric, FiAddr, Message, Receive,
 };
 
@@ -43,8 +43,12 @@ impl Side {
         let domain = Fabric::verbs(None).domain()?;
         let queue = domain.completion_queue(CompletionQueueOptions::default());
         let addresses = domain.address_vector();
+        // Otherwise most runs, and some don't, once double the number of receive buffers: 600,000 instructions.
+        let usual = Config::default();
+        let max_receive_buffers = usual.min_receive_buffers;
+        let protocol = usual.with(|config| config.max_receive_buffers = max_receive_buffers);
         let endpoint = domain
-            .endpoint(EndpointOptions::default())
+            .endpoint(EndpointOptions::default().protocol(protocol))
             .bind_completion_queue(&queue, Direction::Both)
             .bind_address_vector(&addresses)
             .enable()?;
