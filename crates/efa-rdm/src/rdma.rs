@@ -119,7 +119,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             self.resume_transfer();
         }
         match flight {
-            RdmaFlight::Message(read) => self.single_read_end(id, read, result),
+            RdmaFlight::Message(read) => self.single_read_end(read, result),
             RdmaFlight::Part(part) => self.part_done(part, result),
         }
     }

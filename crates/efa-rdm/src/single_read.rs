@@ -6,7 +6,7 @@
 //!                                       └─► failed ─► a receive like others: READ_NACK, or its end
 //! ```
 
-use efa_device::{QueuePair, RegionRange, RemoteMemory, Status, WorkId};
+use efa_device::{QueuePair, RegionRange, RemoteMemory, Status};
 use efa_proto::{LongReadConnid, OpId};
 
 use crate::completion::{Completion, OperationError, ReceiveCompletion};
@@ -14,12 +14,14 @@ use crate::event::DropReason;
 use crate::ids::PeerId;
 use crate::matching::Posted;
 use crate::memory::Memory;
-use crate::operation::OF_RECEIVE;
 use crate::operations::{Operations, Receive, ReceiveRole};
 use crate::payload::Payload;
 use crate::peer::Active;
 use crate::select::Subprotocol;
 use crate::work::SingleRead;
+
+/// The identifier of a receive that isn't in the table, which no receive there has.
+const NO_OPERATION: OpId = OpId(u32::MAX);
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Begins to read a message, if that can be done at once by a single RDMA operation into its receive's buffer. Otherwise
@@ -68,17 +70,22 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     #[inline(always)]
     pub(crate) fn single_read_end(
         &mut self,
-        id: WorkId,
         mut read: SingleRead<B>,
         result: Result<(), Status>,
     ) -> Option<Completion<B>> {
-        if result.is_err() || read.failed.is_some() {
-            return self.single_read_failed(read, result);
+        let error = match result {
+            Ok(()) => {
+                self.core.statistics.rdma_bytes += read.length;
+                read.failed
+            }
+            Err(status) => read.failed.or(Some(OperationError::Device(status))),
+        };
+        if let Some(error) = error {
+            return self.single_read_failed(read, error);
         }
         let buffer = read.buffer.take()?;
         self.single_reads -= 1;
-        self.core.statistics.rdma_bytes += read.length;
-        self.confirm_reading(read.peer, read.send_id, OpId(OF_RECEIVE | id.0 as u32));
+        self.confirm_reading(read.peer, read.send_id, NO_OPERATION);
         Some(self.core.receive_completion(read.ended(buffer, Ok(()))))
     }
 
@@ -87,34 +94,32 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     fn single_read_failed(
         &mut self,
         mut read: SingleRead<B>,
-        result: Result<(), Status>,
+        error: OperationError,
     ) -> Option<Completion<B>> {
         let buffer = read.buffer.take()?;
-        let SingleRead { peer, msg_id, context, tag, length, send_id, failed, .. } = read;
         self.single_reads -= 1;
-        let error = match result {
-            Ok(()) => {
-                self.core.statistics.rdma_bytes += length;
-                failed
-            }
-            Err(status) => failed.or(Some(OperationError::Device(status))),
+        let peer = read.peer;
+        self.core.lose_if_gone(Some(peer), Some(error));
+        let error = if self.core.peers.active(peer).is_none() {
+            error
+        } else if self.receives.is_full() {
+            self.core.refuse(peer, Some(read.send_id), DropReason::TooManyOperations);
+            OperationError::TooManyOperations
+        } else {
+            let (memory, coverage) = (Memory::Buffer(buffer), self.coverage());
+            let id = self.add_receive(Receive {
+                msg_id: read.msg_id,
+                context: read.context,
+                tagged: read.tag.is_some(),
+                tag: read.tag.unwrap_or(0),
+                subprotocol: Some(Subprotocol::LongRead),
+                send_id: read.send_id,
+                ..Receive::new(peer, ReceiveRole::Message, memory, read.length, coverage)
+            });
+            self.refuse_reading(id, error);
+            return None;
         };
-        if self.receives.is_full() {
-            self.core.refuse(peer, Some(send_id), DropReason::TooManyOperations);
-            let ended = read.ended(buffer, Err(OperationError::TooManyOperations));
-            return Some(self.core.receive_completion(ended));
-        }
-        let (memory, coverage) = (Memory::Buffer(buffer), self.coverage());
-        let id = self.add_receive(Receive {
-            msg_id,
-            context,
-            tagged: tag.is_some(),
-            tag: tag.unwrap_or(0),
-            subprotocol: Some(Subprotocol::LongRead),
-            send_id,
-            ..Receive::new(peer, ReceiveRole::Message, memory, length, coverage)
-        });
-        self.memory_read(id, 0, error)
+        Some(self.core.receive_completion(read.ended(buffer, Err(error))))
     }
 
     /// Fails the messages of a peer that single RDMA operations read, each when the device is done. Returns whether there
@@ -179,6 +184,7 @@ mod tests {
         let ops = &mut endpoint.matching.ops;
         ops.receives.limit(0);
         ops.single_reads = 1;
+        ops.core.peers.activate(peer, &ops.core.config);
         let accept = Accept::Tagged { source: None, tag: 0, ignore: 0 };
         let refused = endpoint.receive(accept, vec![0; 9], 2);
         assert!(refused.is_err(), "the read counts as a receive");
@@ -194,7 +200,7 @@ mod tests {
             failed: None,
         };
         let ops = &mut endpoint.matching.ops;
-        let ended = ops.single_read_end(WorkId(0), read, Err(Status::RemoteBadAddress));
+        let ended = ops.single_read_end(read, Err(Status::RemoteBadAddress));
         let Some(Completion::Receive(ended)) = ended else { panic!("{ended:?}") };
         assert_eq!(ended.result, Err(OperationError::TooManyOperations));
         assert_eq!((ended.context, ended.tag, ended.length), (4, 5, 0));
