@@ -145,6 +145,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             return self.poll_on();
         }
         let now = self.core().now;
+        // As `poll` does. One function for both costs an idle call four instructions.
         match self.device_mut().poll(now) {
             Some(DeviceCompletion::Receive {
                 packet,

@@ -7,7 +7,7 @@ use efa_proto::{Header, MsgId, OpId, PacketType, ReqOptions, RmaIov, Rtm, RtmKin
 use efa_rdm::{BackoffLimits, Event, OperationError, Subprotocol};
 use efa_sim::local::LocalOptions;
 
-use super::{Memory, World, config, is_untouched_around};
+use super::{Memory, World, config, is_untouched_around, pair};
 use crate::world::{Driving, pattern, place};
 
 // The device reads at most 4 KiB at a time, and at most three reads are in progress.
@@ -87,13 +87,7 @@ fn sender_killed_during_a_read_in_one_piece_fails_all_operations_with_it() {
         let message = world.region(1, &pattern(300_000, 5));
         world.send(1, 0, message, 3);
         world.drive();
-        let target = world.region(1, &[0; 300_000]);
-        world.receive_into(1, target, 1);
-        let message = world.region(0, &pattern(300_000, 4));
-        world.send(0, 1, message, 2);
-        while world.endpoint(1).statistics().rdma_reads == 0 {
-            world.step();
-        }
+        begin_only_read(&mut world, 1);
         let dead = place(&world.ends[0]);
         world.network.kill(dead).unwrap();
         world.drive();
@@ -137,20 +131,22 @@ fn receive_of_removed_peer_completes_after_its_last_read() {
     }
 }
 
-/// The read ends after the peer, however it ends.
-#[test]
-fn message_of_removed_peer_fails_by_the_removal_though_its_only_read_fails_too() {
-    let mut world = World::new(LocalOptions::default().with(|options| options.seed = 5));
-    world.add(config());
-    world.add(config());
-    world.shake_hands();
+/// End 1 receives a message of end 0, by a single read that its device hasn't done.
+fn begin_only_read(world: &mut World, context: u64) {
     let target = world.region(1, &[0; 300_000]);
-    world.receive_into(1, target, 1);
+    world.receive_into(1, target, context);
     let message = world.region(0, &pattern(300_000, 4));
     world.send(0, 1, message, 2);
     while world.endpoint(1).statistics().rdma_reads == 0 {
         world.step();
     }
+}
+
+/// The read ends after the peer, however it ends.
+#[test]
+fn message_of_removed_peer_fails_by_the_removal_though_its_only_read_fails_too() {
+    let mut world = pair(5, config(), config());
+    begin_only_read(&mut world, 1);
     let (removed, sender) = (world.peer(1, 0), place(&world.ends[0]));
     world.endpoint(1).remove_peer(removed);
     world.network.kill(sender).unwrap();
@@ -165,19 +161,10 @@ fn message_of_removed_peer_fails_by_the_removal_though_its_only_read_fails_too()
 #[test]
 fn removed_peer_whose_message_was_being_read_does_not_begin_anew() {
     for is_arriving in [false, true] {
-        let mut world = World::new(LocalOptions::default().with(|options| options.seed = 5));
-        world.add(config());
-        world.add(config());
-        world.shake_hands();
+        let mut world = pair(5, config(), config());
         let address = world.endpoint(0).address();
         if is_arriving {
-            let target = world.region(1, &[0; 300_000]);
-            world.receive_into(1, target, 1);
-            let message = world.region(0, &pattern(300_000, 4));
-            world.send(0, 1, message, 2);
-            while world.endpoint(1).statistics().rdma_reads == 0 {
-                world.step();
-            }
+            begin_only_read(&mut world, 1);
         }
         let (removed, other) = (world.peer(1, 0), world.peer(0, 1));
         world.endpoint(1).remove_peer(removed);
@@ -197,17 +184,8 @@ fn removed_peer_whose_message_was_being_read_does_not_begin_anew() {
 /// The device may still write to the buffer, as `cancel_all` says; nothing else is to come of the read.
 #[test]
 fn message_cancelled_during_its_only_read_completes_once_and_sends_no_eor() {
-    let mut world = World::new(LocalOptions::default().with(|options| options.seed = 5));
-    world.add(config());
-    world.add(config());
-    world.shake_hands();
-    let target = world.region(1, &[0; 300_000]);
-    world.receive_into(1, target, 7);
-    let message = world.region(0, &pattern(300_000, 4));
-    world.send(0, 1, message, 2);
-    while world.endpoint(1).statistics().rdma_reads == 0 {
-        world.step();
-    }
+    let mut world = pair(5, config(), config());
+    begin_only_read(&mut world, 7);
     world.endpoint(1).cancel_all();
     let received = world.receive_done(1);
     assert_eq!((received.context, received.length), (7, 0));
