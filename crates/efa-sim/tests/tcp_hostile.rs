@@ -10,11 +10,14 @@ mod tcp_bytes;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use efa_device::*;
 use efa_sim::SoftRegion;
 use efa_sim::tcp::{TcpDevice, TcpOptions, TcpQueuePair, TcpStatistics, Violations};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::set_socket_recv_buffer_size;
 use tcp_bytes::HELLO;
 
 /// Limit for a hanging test; a passing test takes a small fraction of it.
@@ -392,6 +395,65 @@ fn requester_of_many_reads_that_reads_no_data_is_closed() {
     let taken = write_until_closed(&mut qp, &mut stream, |sequence| read_frame(sequence, &region));
     assert!(taken < 1 << 24, "{taken} bytes");
     assert_works(&mut qp, Time::ZERO);
+}
+
+/// Waits until one of these is readable.
+fn wait_for_any(fds: &[BorrowedFd<'_>]) {
+    let limit = Timespec { tv_sec: DEADLINE.as_secs() as i64, tv_nsec: 0 };
+    let mut fds: Vec<_> =
+        fds.iter().map(|&fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+    assert!(poll(&mut fds, Some(&limit)).unwrap() > 0, "nothing became readable");
+}
+
+/// With a buffer posted, and frames of the requester waiting.
+#[test]
+fn queue_pair_can_sleep_while_a_requester_reads_no_data() {
+    const READS: u32 = 400;
+    let options = TcpOptions::new(Ipv4Addr::LOCALHOST).with(|options| options.mtu = MTU);
+    let options_of_pair = QueuePairOptions::default().with(|options| options.waitable = true);
+    let mut qp = TcpDevice::open(options).unwrap().create_queue_pair(options_of_pair).unwrap();
+    let buffer = qp.allocate_packet().unwrap();
+    qp.post_receive(buffer).unwrap();
+    let region = offer(&mut qp);
+    let mut stream = connect(&qp);
+    // The system could keep all data for it otherwise.
+    set_socket_recv_buffer_size(&stream, 1 << 16).unwrap();
+    stream.write_all(HELLO).unwrap();
+    let reads = (0..READS).flat_map(|sequence| read_frame(sequence, &region));
+    stream.write_all(&reads.collect::<Vec<_>>()).unwrap();
+    // Until all have arrived, and as much data is written as the system takes.
+    let mut quiet = 0;
+    for _ in 0..100_000 {
+        assert!(qp.poll(Time::ZERO).is_none());
+        let armed = qp.arm(Time::ZERO).unwrap();
+        quiet = if matches!(armed, Armed::Quiet { .. }) { quiet + 1 } else { 0 };
+        if quiet == 100 {
+            break;
+        }
+    }
+    assert_eq!(quiet, 100, "still awake: {:?}", qp.statistics());
+    // It goes on when the requester reads, without a poll at a time of its own.
+    let (mut received, mut bytes) = (0, vec![0; 1 << 16]);
+    let total = HELLO.len() + READS as usize * (8 + (1 << 15));
+    let mut waits = 0;
+    loop {
+        match stream.read(&mut bytes) {
+            Ok(count) => received += count,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                if received == total {
+                    break;
+                }
+                wait_for_any(&[stream.as_fd(), qp.wait_fd().unwrap()]);
+                waits += 1;
+                while qp.poll(Time::ZERO).is_none()
+                    && matches!(qp.arm(Time::ZERO).unwrap(), Armed::Pending)
+                {}
+            }
+        }
+    }
+    assert!(waits > 1, "the system took all data at once");
+    assert_eq!(qp.statistics().violations.total(), 0);
 }
 
 /// Its data can't be written, and nobody waits for it.

@@ -378,9 +378,11 @@ impl Connection {
         self.incoming.deliver(self.peer, &self.stream.buffer, target, receive);
     }
 
-    /// Whether frames wait for a buffer or a timeout, or the socket may have more bytes.
+    /// Whether frames wait for a buffer or a timeout, or the socket may have more bytes. Frames that wait until the socket
+    /// takes responses don't count: the system reports when it does.
     pub(super) fn wants_poll(&self) -> bool {
-        self.stream.ready.readable || self.incoming.has_arrived()
+        let may_respond = self.stream.ready.writable || !self.incoming.responses.is_full();
+        self.stream.ready.readable || self.incoming.has_arrived() && (may_respond || self.is_over)
     }
 
     /// Whether there is something to write and the socket is writable.

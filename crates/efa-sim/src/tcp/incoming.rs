@@ -183,7 +183,8 @@ impl Responses {
         }
     }
 
-    fn is_full(&self) -> bool {
+    /// Whether they must be written before more frames are handled.
+    pub(super) fn is_full(&self) -> bool {
         self.end - self.written >= MANY_RESPONSES
     }
 
