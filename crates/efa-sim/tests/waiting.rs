@@ -349,6 +349,15 @@ fn queue_pair_that_is_not_waitable_has_no_descriptor_and_is_not_armed() {
     }
 }
 
+/// Sets the flag when dropped, so that a test that fails doesn't wait for a thread without end.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// The side with the memory sleeps, without a receive buffer, and so does the side that waits for its operation.
 #[test]
 fn requests_wake_the_process_with_the_memory_and_its_answers_the_requester() {
@@ -389,6 +398,7 @@ fn requests_wake_the_process_with_the_memory_and_its_answers_the_requester() {
             }
             sleeps
         });
+        let end = SetOnDrop(&ended);
         for round in 0..20 {
             let request = RdmaRequest {
                 id: WorkId(round),
@@ -405,7 +415,7 @@ fn requests_wake_the_process_with_the_memory_and_its_answers_the_requester() {
             let Completion::Rdma { id, result } = completion else { panic!("{completion:?}") };
             assert_eq!((id, result), (WorkId(round), Ok(())));
         }
-        ended.store(true, Ordering::Relaxed);
+        drop(end);
         serving.join().unwrap()
     });
     let mut last = [0];
