@@ -54,7 +54,9 @@ const BURST: usize = 16;
 const MESSAGES: usize = if cfg!(debug_assertions) { 1 << 8 } else { 1 << 16 };
 
 fn main() {
+    // `cargo test NAME` runs it with NAME, which is no file.
     let named = std::env::args().nth(1).map(PathBuf::from);
+    let named = named.filter(|file| file.extension().is_some_and(|extension| extension == "svg"));
     let file = named.or_else(|| (!cfg!(debug_assertions)).then(|| "target/offload.svg".into()));
     println!(
         "{:>11} {:>5} {:>10} {:>9} {:>9} {:>11} {:>10} {:>9}",

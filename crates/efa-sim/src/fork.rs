@@ -3,7 +3,7 @@
 //! After a fork without `exec`, parent and child have the same rings, sockets and locks, and both would take
 //! packets from them. So the child gets others in their place: zeros for a shared mapping, `/dev/null` for a
 //! descriptor. Whatever it calls, then or when it ends, reaches nothing of its parent's; the parent notices
-//! nothing. Rings of zeros are detached ones, so the next post fails with the [reason](check).
+//! nothing. Rings of zeros are detached ones, so the next post fails with the [reason](Opener::check).
 //!
 //! ```text
 //!  Shared (of a mapping or descriptor) ─► entry of the list ◄── child: replaces what each entry names

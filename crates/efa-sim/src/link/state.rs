@@ -19,7 +19,7 @@ use crate::region::KeyTable;
 /// What a device gives each of its queue pairs.
 #[derive(Debug)]
 pub(crate) struct Settings {
-    /// As [granted](granted).
+    /// As [granted].
     pub(crate) attributes: DeviceAttributes,
     pub(crate) keys: KeyTable,
     pub(crate) book: Arc<Book>,
