@@ -179,7 +179,7 @@ struct Said {
 impl Said {
     fn of(said: &str) -> Result<Self> {
         match *said.split_whitespace().collect::<Vec<_>>() {
-            ["calls", _, "messages", messages, "ns", nanoseconds] => {
+            ["messages", messages, "ns", nanoseconds] => {
                 Ok(Self { messages: messages.parse()?, nanoseconds: nanoseconds.parse()? })
             }
             _ => Err(anyhow::anyhow!("a side said `{}`", said.trim())),
