@@ -248,18 +248,18 @@ impl Memory {
     }
 
     /// Copies bytes from `offset` on to `into`, as many as there are and fit. Returns their number.
+    #[inline(always)]
     pub(crate) fn copy_to(&self, offset: usize, mut into: CopyTarget<'_>) -> usize {
         let count = into.len().min(self.length.saturating_sub(offset));
         if count == 0 {
             return 0;
         }
         let from = self.base.as_ptr().wrapping_add(offset);
-        match &self.owner {
-            Owner::This | Owner::Nobody | Owner::Lender { .. } | Owner::File(_) => {}
-            Owner::Handle(memory) => {
-                return into.fill_by(|at, slice| memory.read(offset.saturating_add(at), slice));
-            }
-            Owner::Program => return kernel_copy(into.as_mut_ptr().cast(), from.cast(), count),
+        if !matches!(
+            self.owner,
+            Owner::This | Owner::Nobody | Owner::Lender { .. } | Owner::File(_)
+        ) {
+            return self.copy_others_to(offset, into, count);
         }
         // SAFETY: `offset + count` is at most `length`, so the source is inside the leaked box or the mapping, or inside lent
         // memory, which is mapped until `end` or the drop of this. `into` has at least `count` bytes that may be written; it
@@ -270,27 +270,34 @@ impl Memory {
         count
     }
 
+    /// As [`copy_to`](Self::copy_to), from memory that this process may not simply copy; there are `count` bytes.
+    #[inline(never)]
+    fn copy_others_to(&self, offset: usize, mut into: CopyTarget<'_>, count: usize) -> usize {
+        if let Owner::Handle(memory) = &self.owner {
+            return into.fill_by(|at, slice| memory.read(offset.saturating_add(at), slice));
+        }
+        let from = self.base.as_ptr().wrapping_add(offset);
+        kernel_copy(into.as_mut_ptr().cast(), from.cast(), count)
+    }
+
     /// Copies bytes in, from `offset` on. Returns the number that fitted.
     pub(crate) fn write(&mut self, offset: usize, from: &[u8]) -> usize {
         self.copy_from(offset, from.into())
     }
 
     /// Copies `from` to `offset`, as many bytes as fit. Returns their number.
+    #[inline(always)]
     pub(crate) fn copy_from(&mut self, offset: usize, from: CopySource<'_>) -> usize {
         let count = from.len().min(self.length.saturating_sub(offset));
         if count == 0 {
             return 0;
         }
         let into = self.base.as_ptr().wrapping_add(offset);
-        match &self.owner {
-            Owner::This | Owner::Nobody | Owner::Lender { may_write: true } | Owner::File(_) => {}
-            Owner::Lender { may_write: false } => return 0,
-            Owner::Handle(memory) => {
-                return from.pass_to(|at, slice| memory.write(offset.saturating_add(at), slice));
-            }
-            Owner::Program => {
-                return kernel_copy(into.cast(), from.as_ptr().cast_mut().cast(), count);
-            }
+        if !matches!(
+            self.owner,
+            Owner::This | Owner::Nobody | Owner::Lender { may_write: true } | Owner::File(_)
+        ) {
+            return self.copy_to_others(offset, from, count);
         }
         // SAFETY: `offset + count` is at most `length`, so the target is inside the leaked box, or inside memory that
         // was lent for writing, which is mapped until `end` or the drop of this. `from` has at least `count` bytes; it is a
@@ -298,6 +305,21 @@ impl Memory {
         // accesses of this process; those of other processes are made by the kernel, or to a mapping of theirs.
         unsafe { copy_apart(from.as_ptr(), into, count) };
         count
+    }
+
+    /// As [`copy_from`](Self::copy_from), to memory that this process may not simply copy; `count` bytes fit.
+    #[inline(never)]
+    fn copy_to_others(&mut self, offset: usize, from: CopySource<'_>, count: usize) -> usize {
+        match &self.owner {
+            Owner::Lender { .. } => 0,
+            Owner::Handle(memory) => {
+                from.pass_to(|at, slice| memory.write(offset.saturating_add(at), slice))
+            }
+            _ => {
+                let into = self.base.as_ptr().wrapping_add(offset);
+                kernel_copy(into.cast(), from.as_ptr().cast_mut().cast(), count)
+            }
+        }
     }
 }
 

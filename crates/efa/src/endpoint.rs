@@ -767,6 +767,7 @@ impl Shared {
     ) -> Result<(), StartError> {
         match self.local_registration {
             LocalRegistration::NotNeeded if !buffer.has_regions() => Ok(()),
+            _ if buffer.region().is_some_and(|slice| slice.serves(&self.domain, wanted)) => Ok(()),
             _ => check_buffer(&self.domain, self.local_registration, buffer, wanted),
         }
     }

@@ -308,6 +308,12 @@ impl RegionSlice {
         bytes
     }
 
+    /// Whether an operation of the domain that needs this access can use it.
+    #[inline]
+    pub(crate) fn serves(&self, domain: &Domain, wanted: LocalAccess) -> bool {
+        self.region.domain().is(domain) && self.region.local_access().contains(wanted)
+    }
+
     #[inline]
     pub(crate) fn copy_to(&self, offset: usize, into: CopyTarget<'_>) {
         let into = into.first(self.len().saturating_sub(offset));
