@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use efa::{
-    Access, Address, AddressVector, Buffer, CompletionQueue, CompletionQueueOptions, Direction,
-    Endpoint, EndpointOptions, Fabric, FiAddr, Kind, LocalAccess, MemoryRegion, Message, Receive,
-    RegionSlice, ShmOptions, Statistics, TcpOptions,
+    Access, Address, AddressVector, Buffer, Completion, CompletionQueue, CompletionQueueOptions,
+    Direction, Endpoint, EndpointOptions, Fabric, FiAddr, Kind, LocalAccess, MemoryRegion, Message,
+    Receive, RegionSlice, ShmOptions, Statistics, TcpOptions,
 };
 
 use crate::measure::{MAX_WINDOW, Point, SENT, Transport, UNSENT};
@@ -156,17 +156,24 @@ impl Ours {
     }
 
     fn progress(&mut self) -> Result<()> {
-        let Some(entry) = self.queue.read() else { return Ok(()) };
-        let completion = entry.map_err(|failed| failed.error)?;
-        match (completion.kind == Kind::Send, completion.context) {
+        let mut entry = None;
+        if !self.queue.read_into(&mut entry) {
+            return Ok(());
+        }
+        let (kind, context, buffer) = match entry {
+            Some(Ok(Completion { kind, context, buffer, .. })) => (kind, context, buffer),
+            Some(Err(failed)) => return Err(failed.error.into()),
+            None => return Ok(()),
+        };
+        match (kind == Kind::Send, context) {
             (true, NUMBER) => self.told = true,
-            (true, slot) => self.sent.give(slot, completion.buffer)?,
+            (true, slot) => self.sent.give(slot, buffer)?,
             (false, NUMBER) => {
-                let bytes = completion.buffer.into_vec();
-                let number = <[u8; 8]>::try_from(bytes).ok().context("a number of other length")?;
+                let number = <[u8; 8]>::try_from(buffer.into_vec());
+                let number = number.ok().context("a number of other length")?;
                 self.heard = Some(u64::from_le_bytes(number));
             }
-            (false, slot) => self.received.give(slot, completion.buffer)?,
+            (false, slot) => self.received.give(slot, buffer)?,
         }
         Ok(())
     }
