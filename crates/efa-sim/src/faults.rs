@@ -2,12 +2,14 @@
 //! that fail.
 //!
 //! The real device doesn't keep order; the shm and tcp links do. To reorder, each send, read and write is delayed by a
-//! random number of polls, so that each may overtake each other. The random numbers of a queue pair depend on the seed and its queue pair number.
+//! random number of polls, so that each may overtake each other. The random numbers of a queue pair depend on the seed and
+//! on how many queue pairs its device had before, so a program that makes them in the same order gets them again.
 //! (The [local link](crate::local) has faults of its own.)
 
 use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use efa_device::Qpn;
 use fastrand::Rng;
 
 /// Upper bound (exclusive) of a request's delay in polls.
@@ -19,7 +21,8 @@ const SEED: u64 = 0xefa;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct FaultOptions {
-    /// Reorders datagrams, reads and writes, with this seed.
+    /// Reorders datagrams, reads and writes. The same seed gives the queue pairs of a device the same delays, in polls, in the
+    /// order of their creation.
     pub reorder: Option<u64>,
     /// Probability, 0 to 1, that a datagram fails with RNR. No effect with endless retries
     /// (`rnr_retry` 7).
@@ -88,6 +91,20 @@ impl FaultOptions {
         Self { reorder: None, receiver_not_ready: 0.0, not_ready_of_each: 0, refusals: None };
 }
 
+/// The random numbers of a device's queue pairs. Clones are the same device's.
+#[derive(Clone, Debug, Default)]
+pub struct Draws {
+    /// Queue pairs so far.
+    count: Arc<AtomicU64>,
+}
+
+impl Draws {
+    /// Those of the next queue pair.
+    pub(crate) fn next(&self, seed: u64) -> Rng {
+        Rng::with_seed(seed ^ self.count.fetch_add(1, Ordering::Relaxed) << 48)
+    }
+}
+
 /// The faults of one queue pair; `T` is a send, or another request.
 #[derive(Debug)]
 pub struct Faults<T> {
@@ -100,12 +117,17 @@ pub struct Faults<T> {
 }
 
 impl<T> Faults<T> {
-    /// The faults that the options ask for.
-    pub fn new(options: FaultOptions, qpn: Qpn) -> Self {
-        let seed = options.reorder.unwrap_or(SEED) ^ u64::from(qpn.0) << 48;
+    /// The faults that the options ask for, if any, of the next queue pair of a device.
+    pub fn of(options: FaultOptions, draws: &Draws) -> Option<Box<Self>> {
+        (options != FaultOptions::NONE).then(|| Box::new(Self::new(options, draws)))
+    }
+
+    /// As [`of`](Self::of), also if the options ask for none.
+    pub fn new(options: FaultOptions, draws: &Draws) -> Self {
+        let rng = draws.next(options.reorder.unwrap_or(SEED));
         let kinds = if options.not_ready_of_each > 0 { 1 << u8::BITS } else { 0 };
         let of_each = vec![options.not_ready_of_each; kinds];
-        Self { rng: Rng::with_seed(seed), options, polls: 0, waiting: Vec::new(), of_each }
+        Self { rng, options, polls: 0, waiting: Vec::new(), of_each }
     }
 
     /// Whether requests are to be [delayed](Self::delay).
@@ -172,7 +194,7 @@ mod tests {
 
     fn run(seed: u64) -> Vec<u32> {
         let options = FaultOptions { reorder: Some(seed), ..FaultOptions::NONE };
-        let mut faults = Faults::new(options, Qpn(1));
+        let mut faults = Faults::new(options, &Draws::default());
         let mut order = Vec::new();
         for send in 0..100 {
             faults.delay(send);
@@ -199,17 +221,15 @@ mod tests {
 
     #[test]
     fn default_options_inject_no_faults() {
-        let mut faults = Faults::<()>::new(FaultOptions::NONE, Qpn(1));
-        assert!(!faults.reorders());
-        assert!((0..1000).all(|_| !faults.draw_not_ready(b"x")));
+        assert!(Faults::<()>::of(FaultOptions::NONE, &Draws::default()).is_none());
         let always = FaultOptions { receiver_not_ready: 1.0, ..FaultOptions::NONE };
-        assert!(Faults::<()>::new(always, Qpn(1)).draw_not_ready(b"x"));
+        assert!(Faults::<()>::new(always, &Draws::default()).draw_not_ready(b"x"));
     }
 
     #[test]
     fn first_datagrams_of_each_kind_fail_with_rnr() {
         let options = FaultOptions { not_ready_of_each: 2, ..FaultOptions::NONE };
-        let mut faults = Faults::<()>::new(options, Qpn(1));
+        let mut faults = Faults::<()>::new(options, &Draws::default());
         let draws = [&b"a1"[..], b"b", b"a2", b"a3", b"b", b"b", b""];
         let refused = draws.map(|datagram| faults.draw_not_ready(datagram));
         assert_eq!(refused, [true, true, true, false, true, false, true]);

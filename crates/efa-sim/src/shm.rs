@@ -160,7 +160,7 @@ pub use self::link::{ShmLink, ShmQueuePair};
 use self::memory::HostMemory;
 use self::ring::{MAX_MTU, MAX_SLOTS};
 use crate::book::Book;
-use crate::faults::FaultOptions;
+use crate::faults::{Draws, FaultOptions};
 use crate::link::{KeptNumber, vendor_part_id};
 use crate::record::SharedSink;
 use crate::region::{KeyTable, MAX_REGIONS, SoftRegion};
@@ -278,6 +278,7 @@ pub struct ShmDevice {
     book: Arc<Book>,
     memory: Arc<HostMemory>,
     settings: Arc<ShmOptions>,
+    draws: Draws,
     /// Why the device offers no RDMA although the options ask for it.
     obstacle: Option<Arc<str>>,
     /// Why the kernel doesn't copy.
@@ -370,6 +371,7 @@ impl ShmDevice {
             directory,
             attributes,
             settings: Arc::new(options),
+            draws: Draws::default(),
             obstacle: obstacle.map(Arc::from),
             copy_obstacle: requested.map(Arc::from),
         })

@@ -133,6 +133,7 @@ use self::socket::{Listener, endpoint, gid_of};
 pub use self::statistics::{TcpStatistics, Violations};
 pub use self::wire::{VERSION, Violation};
 use crate::book::Book;
+use crate::faults::Draws;
 use crate::fork::Opener;
 use crate::keys::Slots;
 use crate::link::{KeptNumber, system, vendor_part_id};
@@ -248,6 +249,7 @@ pub struct TcpDevice {
     book: Arc<Book>,
     keys: KeyTable,
     options: Arc<TcpOptions>,
+    draws: Draws,
 }
 
 impl TcpDevice {
@@ -315,6 +317,7 @@ impl TcpDevice {
             book: Arc::new(Book::new(gid_of(address), options.max_address_handles)),
             keys: KeyTable::with_slots(limit, max_size, Rng::new(), Some(slots)),
             options: Arc::new(options),
+            draws: Draws::default(),
         })
     }
 

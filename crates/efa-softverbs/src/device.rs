@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use efa_device::{Access, DeviceError, Gid, Rdma};
 use efa_sim::SoftRegion;
+use efa_sim::faults::Draws;
 use efa_sim::record::SharedSink;
 
 use crate::abi::{
@@ -209,6 +210,7 @@ pub(crate) struct Device {
     pub(crate) settings: Arc<Settings>,
     pub(crate) quotas: Quotas,
     pub(crate) statistics: Statistics,
+    pub(crate) draws: Draws,
     name: String,
     reported: AtomicBool,
 }
@@ -240,6 +242,7 @@ impl Device {
             quotas: Quotas::new(&settings.limits),
             settings,
             statistics,
+            draws: Draws::default(),
             name: name(index),
             reported: AtomicBool::new(false),
         })

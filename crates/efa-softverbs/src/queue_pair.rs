@@ -303,7 +303,7 @@ impl QueuePair {
             receive_credits: 0,
             free_packets: Vec::new(),
             free_receive_packets: Vec::new(),
-            faults: Faults::new(device.settings.faults(), number),
+            faults: Faults::new(device.settings.faults(), &device.draws),
             rnr_retry: RETRY_FOREVER,
             sq_psn: 0,
             rings: None,
@@ -475,7 +475,7 @@ impl QueuePair {
         locked.kept_number = None;
         locked.prepared = None;
         (locked.send_credits, locked.receive_credits) = (0, 0);
-        locked.faults = Faults::new(self.device.settings.faults(), self.number);
+        locked.faults = Faults::new(self.device.settings.faults(), &self.device.draws);
         locked.rnr_retry = RETRY_FOREVER;
         if let Some(rings) = &mut locked.rings {
             rings.reset();

@@ -132,7 +132,7 @@ pub(super) fn create(
         options: Arc::clone(settings),
         schedule: Schedule::default(),
         statistics: TcpStatistics::default(),
-        reorder: settings.reorder.map(|seed| Rng::with_seed(seed ^ u64::from(qpn.0))),
+        reorder: settings.reorder.map(|seed| device.draws.next(seed)),
         connections: Slab::new(),
         accepted: 0,
         peers: HashMap::new(),

@@ -90,11 +90,14 @@ fn pair_with(directory: &Directory, faults: FaultOptions, rnr_retry: u8) -> [Shm
     [(); 2].map(|()| queue_pair_with(&device, rnr_retry))
 }
 
-#[test]
-fn reorder_fault_reorders_packets_and_loses_none() {
+/// The order in which 100 packets arrive that are sent by the first of two queue pairs of a device, or by the second.
+fn reordered(seed: u64, by_second: bool) -> Vec<u8> {
     let directory = Directory::new();
-    let faults = FaultOptions::NONE.with(|faults| faults.reorder = Some(1));
+    let faults = FaultOptions::NONE.with(|faults| faults.reorder = Some(seed));
     let [mut a, mut b] = pair_with(&directory, faults, 0);
+    if by_second {
+        std::mem::swap(&mut a, &mut b);
+    }
     let to = destination(&mut a, b.address());
     post_receives(&mut b, 100);
     let (mut sent, mut received) = (Vec::new(), Vec::new());
@@ -106,14 +109,27 @@ fn reorder_fault_reorders_packets_and_loses_none() {
         sent.extend(poll(&mut a, at(0)).sends);
         received.extend(poll(&mut b, at(0)).receives.into_iter().map(|(bytes, _)| bytes[0]));
     }
+    assert!(sent.iter().all(|(_, result)| result.is_ok()));
+    let mut ids: Vec<_> = sent.into_iter().map(|(id, _)| id).collect();
+    ids.sort_unstable();
+    assert_eq!(ids, (0..100).collect::<Vec<_>>());
+    received
+}
+
+#[test]
+fn reorder_fault_reorders_packets_and_loses_none() {
+    let mut received = reordered(1, false);
     let in_order: Vec<_> = (0..100).collect();
     assert_ne!(received, in_order);
     received.sort_unstable();
     assert_eq!(received, in_order);
-    assert!(sent.iter().all(|(_, result)| result.is_ok()));
-    let mut ids: Vec<_> = sent.into_iter().map(|(id, _)| id as u8).collect();
-    ids.sort_unstable();
-    assert_eq!(ids, in_order);
+}
+
+#[test]
+fn reorder_fault_repeats_by_seed_and_differs_between_seeds_and_queue_pairs() {
+    assert_eq!(reordered(1, false), reordered(1, false));
+    assert_ne!(reordered(1, false), reordered(2, false));
+    assert_ne!(reordered(1, false), reordered(1, true));
 }
 
 #[test]

@@ -453,8 +453,7 @@ fn status_of(error: &DeviceError) -> Status {
 
 #[cfg(test)]
 mod tests {
-    use efa_device::Qpn;
-    use efa_sim::faults::{FaultOptions, Faults};
+    use efa_sim::faults::{Draws, FaultOptions, Faults};
 
     use super::*;
     use crate::c::TestHost;
@@ -478,7 +477,7 @@ mod tests {
             // Not by `ibv_modify_qp`, after which the progress thread would look at it.
             locked.state = QpState::Rts;
             let reorder = FaultOptions::NONE.with(|faults| faults.reorder = Some(1));
-            locked.faults = Faults::new(reorder, Qpn(1));
+            locked.faults = Faults::new(reorder, &Draws::default());
             for wr_id in 0..16 {
                 let to = Destination::default();
                 queue_pair.post_send(&mut locked, wr_id, to, None, &SendData::EMPTY);
