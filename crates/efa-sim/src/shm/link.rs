@@ -36,7 +36,7 @@ use super::ring::Awaited;
 use super::sharing::Ticket;
 use super::wake::{Fifo, Sleeper};
 use super::{ShmDevice, ShmOptions};
-use crate::faults::Faults;
+use crate::faults::{FaultOptions, Faults};
 use crate::link::{
     Direction, KeptNumber, Link, LinkQueuePair, Packet, Path, QueueState, RNR_RETRY_INFINITE,
     Settings, granted,
@@ -137,6 +137,7 @@ pub(super) fn create(
     });
     let (gid, qpn) = (device.directory.gid(), mailbox.qpn());
     device.memory.add_queue_pair(qpn)?;
+    let (faults, draws) = (settings.faults, &device.draws);
     let link = ShmLink {
         memory: Arc::clone(&device.memory),
         me: QueuePairId { gid, qpn },
@@ -155,7 +156,7 @@ pub(super) fn create(
         operations: VecDeque::new(),
         asked: Ticket::default(),
         requests: Requests::default(),
-        faults: Faults::of(settings.faults, &device.draws),
+        faults: (faults != FaultOptions::NONE).then(|| Box::new(Faults::new(faults, draws))),
         lacks_room: false,
         sleeper: fifo.map(Sleeper::new),
         mailbox,
