@@ -767,8 +767,11 @@ impl Shared {
     ) -> Result<(), StartError> {
         match self.local_registration {
             LocalRegistration::NotNeeded if !buffer.has_regions() => Ok(()),
-            _ if buffer.region().is_some_and(|slice| slice.serves(&self.domain, wanted)) => Ok(()),
-            _ => check_buffer(&self.domain, self.local_registration, buffer, wanted),
+            _ => match buffer.region() {
+                // It is registered, whatever the domain requires.
+                Some(slice) => slice.check_use(&self.domain, wanted),
+                None => check_buffer(&self.domain, self.local_registration, buffer, wanted),
+            },
         }
     }
 }
@@ -784,15 +787,5 @@ pub(crate) fn check_buffer(
     if !buffer.satisfies(local_registration) {
         return Err(StartError::NotRegistered { length: buffer.len() });
     }
-    buffer.check_regions(|slice| {
-        let region = slice.region();
-        if !region.domain().is(domain) {
-            return Err(StartError::OtherDomain);
-        }
-        let granted = region.local_access();
-        match granted.contains(wanted) {
-            true => Ok(()),
-            false => Err(StartError::Access { wanted, granted }),
-        }
-    })
+    buffer.check_regions(|slice| slice.check_use(domain, wanted))
 }

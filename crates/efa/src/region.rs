@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bitflags::bitflags;
 use efa_device::{Access, CopySource, CopyTarget, DeviceError, ForeignMemory, Region as _};
 
+use crate::completion::StartError;
 use crate::device::AnyRegion;
 use crate::domain::Domain;
 use crate::keys::{Keys, ReservedKey};
@@ -308,10 +309,17 @@ impl RegionSlice {
         bytes
     }
 
-    /// Whether an operation of the domain that needs this access can use it.
+    /// Whether an operation of a domain that needs this access can use it.
     #[inline]
-    pub(crate) fn serves(&self, domain: &Domain, wanted: LocalAccess) -> bool {
-        self.region.domain().is(domain) && self.region.local_access().contains(wanted)
+    pub(crate) fn check_use(&self, domain: &Domain, wanted: LocalAccess) -> Result<(), StartError> {
+        if !self.region.domain().is(domain) {
+            return Err(StartError::OtherDomain);
+        }
+        let granted = self.region.local_access();
+        match granted.contains(wanted) {
+            true => Ok(()),
+            false => Err(StartError::Access { wanted, granted }),
+        }
     }
 
     #[inline]
