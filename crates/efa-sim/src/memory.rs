@@ -255,11 +255,10 @@ impl Memory {
             return 0;
         }
         let from = self.base.as_ptr().wrapping_add(offset);
-        if !matches!(
-            self.owner,
-            Owner::This | Owner::Nobody | Owner::Lender { .. } | Owner::File(_)
-        ) {
-            return self.copy_others_to(offset, into, count);
+        match &self.owner {
+            Owner::This | Owner::Nobody | Owner::Lender { .. } | Owner::File(_) => {}
+            Owner::Handle(memory) => return read_handle(memory, offset, into),
+            Owner::Program => return kernel_copy(into.as_mut_ptr().cast(), from.cast(), count),
         }
         // SAFETY: `offset + count` is at most `length`, so the source is inside the leaked box or the mapping, or inside lent
         // memory, which is mapped until `end` or the drop of this. `into` has at least `count` bytes that may be written; it
@@ -268,16 +267,6 @@ impl Memory {
         // the region's lock. Writes of other processes are made by the kernel, or to a mapping of theirs, as `Map` has it.
         unsafe { copy_apart(from, into.as_mut_ptr(), count) };
         count
-    }
-
-    /// As [`copy_to`](Self::copy_to), from memory that this process may not simply copy; there are `count` bytes.
-    #[inline(never)]
-    fn copy_others_to(&self, offset: usize, mut into: CopyTarget<'_>, count: usize) -> usize {
-        if let Owner::Handle(memory) = &self.owner {
-            return into.fill_by(|at, slice| memory.read(offset.saturating_add(at), slice));
-        }
-        let from = self.base.as_ptr().wrapping_add(offset);
-        kernel_copy(into.as_mut_ptr().cast(), from.cast(), count)
     }
 
     /// Copies bytes in, from `offset` on. Returns the number that fitted.
@@ -293,11 +282,13 @@ impl Memory {
             return 0;
         }
         let into = self.base.as_ptr().wrapping_add(offset);
-        if !matches!(
-            self.owner,
-            Owner::This | Owner::Nobody | Owner::Lender { may_write: true } | Owner::File(_)
-        ) {
-            return self.copy_to_others(offset, from, count);
+        match &self.owner {
+            Owner::This | Owner::Nobody | Owner::Lender { may_write: true } | Owner::File(_) => {}
+            Owner::Lender { may_write: false } => return 0,
+            Owner::Handle(memory) => return write_handle(memory, offset, from),
+            Owner::Program => {
+                return kernel_copy(into.cast(), from.as_ptr().cast_mut().cast(), count);
+            }
         }
         // SAFETY: `offset + count` is at most `length`, so the target is inside the leaked box, or inside memory that
         // was lent for writing, which is mapped until `end` or the drop of this. `from` has at least `count` bytes; it is a
@@ -305,21 +296,6 @@ impl Memory {
         // accesses of this process; those of other processes are made by the kernel, or to a mapping of theirs.
         unsafe { copy_apart(from.as_ptr(), into, count) };
         count
-    }
-
-    /// As [`copy_from`](Self::copy_from), to memory that this process may not simply copy; `count` bytes fit.
-    #[inline(never)]
-    fn copy_to_others(&mut self, offset: usize, from: CopySource<'_>, count: usize) -> usize {
-        match &self.owner {
-            Owner::Lender { .. } => 0,
-            Owner::Handle(memory) => {
-                from.pass_to(|at, slice| memory.write(offset.saturating_add(at), slice))
-            }
-            _ => {
-                let into = self.base.as_ptr().wrapping_add(offset);
-                kernel_copy(into.cast(), from.as_ptr().cast_mut().cast(), count)
-            }
-        }
     }
 }
 
@@ -329,7 +305,20 @@ impl Drop for Memory {
     }
 }
 
+/// Has the owner of foreign memory copy it out, from `offset` on. Returns the number of bytes copied.
+#[inline(never)]
+fn read_handle(memory: &ForeignMemory, offset: usize, mut into: CopyTarget<'_>) -> usize {
+    into.fill_by(|at, slice| memory.read(offset.saturating_add(at), slice))
+}
+
+/// Has the owner of foreign memory copy to it, from `offset` on. Returns the number of bytes copied.
+#[inline(never)]
+fn write_handle(memory: &ForeignMemory, offset: usize, from: CopySource<'_>) -> usize {
+    from.pass_to(|at, slice| memory.write(offset.saturating_add(at), slice))
+}
+
 /// Has the kernel copy within this process. Returns the number of bytes copied.
+#[inline(never)]
 fn kernel_copy(into: *mut c_void, from: *mut c_void, count: usize) -> usize {
     let local = libc::iovec { iov_base: into, iov_len: count };
     let remote = libc::iovec { iov_base: from, iov_len: count };
