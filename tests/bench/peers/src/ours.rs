@@ -157,9 +157,7 @@ impl Ours {
 
     fn progress(&mut self) -> Result<()> {
         let mut entry = None;
-        if !self.queue.read_into(&mut entry) {
-            return Ok(());
-        }
+        self.queue.read_into(&mut entry);
         let (kind, context, buffer) = match entry {
             Some(Ok(Completion { kind, context, buffer, .. })) => (kind, context, buffer),
             Some(Err(failed)) => return Err(failed.error.into()),
