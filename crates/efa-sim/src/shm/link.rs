@@ -11,6 +11,8 @@
 
 mod keys;
 mod rdma;
+mod receiving;
+mod sending;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -19,18 +21,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use efa_device::{
-    AddressHandle, Armed, CopySource, CopyTarget, Destination, DeviceError, Qkey, Qpn,
-    QueuePairAddress, QueuePairOptions, RdmaRequest, SendRequest, Status, Time,
+    Armed, CopySource, CopyTarget, Destination, DeviceError, Qpn, QueuePairAddress,
+    QueuePairOptions, RdmaRequest, SendRequest, Status, Time,
 };
 use slab::Slab;
 
 pub(super) use self::keys::Keys;
-use super::directory::HostDirectory;
-use super::incoming::{Found, Incoming};
-use super::mailbox::{EntryState, Mailbox, PeerMailbox, Sender};
+use self::sending::complete;
+use super::incoming::Incoming;
+use super::mailbox::Mailbox;
 use super::memory::HostMemory;
 use super::operation::Operation;
-use super::outgoing::{Content, Finished, Local, Outgoing, Posted, Purpose};
+use super::outgoing::{Local, Outgoing};
 use super::requests::Requests;
 use super::ring::Awaited;
 use super::sharing::Ticket;
@@ -38,8 +40,7 @@ use super::wake::{Fifo, Sleeper};
 use super::{ShmDevice, ShmOptions};
 use crate::faults::{FaultOptions, Faults};
 use crate::link::{
-    Direction, KeptNumber, Link, LinkQueuePair, Packet, Path, QueueState, RNR_RETRY_INFINITE,
-    Settings, granted,
+    Direction, KeptNumber, Link, LinkQueuePair, Packet, Path, QueueState, Settings, granted,
 };
 use crate::record::QueuePairId;
 use crate::region::SoftRegion;
@@ -194,351 +195,6 @@ impl ShmLink {
     fn peer(&self, qpn: Qpn) -> QueuePairId {
         QueuePairId { gid: self.me.gid, qpn }
     }
-
-    // ---- receiving ---------------------------------------------------------------------------
-
-    #[inline(always)]
-    fn incoming(&self, slot: usize) -> Option<&Incoming> {
-        self.incoming.get(slot)?.as_ref()
-    }
-
-    /// The next watched ring, if it has packets, or has had none for so long that watching it may
-    /// end.
-    #[inline]
-    fn next_ring(&mut self) -> Option<usize> {
-        if self.next_watched >= self.watched.len() {
-            self.next_watched = 0;
-        }
-        let &slot = self.watched.get(self.next_watched)?;
-        self.next_watched += 1;
-        let incoming = self.incoming.get_mut(slot)?.as_mut()?;
-        incoming.wants_poll().then_some(slot)
-    }
-
-    #[inline(never)]
-    fn poll_ring(&mut self, state: &mut QueueState, slot: usize) {
-        let Some(Some(incoming)) = self.incoming.get_mut(slot) else { return };
-        let sender = QueuePairId { gid: self.me.gid, qpn: incoming.sender().qpn };
-        let (mut queue, mut deliveries) = state.receiving();
-        let source = deliveries.source(sender);
-        let found = incoming
-            .poll(&self.memory, &mut queue, |delivered| deliveries.push(sender, source, delivered));
-        match found {
-            Ok(Found::Packets) => {}
-            Ok(Found::Left) => self.left = Some(slot),
-            // One ring may stay: looking at it costs no more than looking at the doorbell.
-            Ok(Found::Nothing) if self.watched.len() > 1 => self.unwatch(slot),
-            Ok(Found::Nothing) => {}
-            Ok(Found::End) => self.detach(slot),
-            Err(broken) => {
-                tracing::warn!(from = sender.qpn.0, ?broken, "detaching an inconsistent ring");
-                self.detach(slot);
-            }
-        }
-    }
-
-    /// Gives up what the program has not taken of datagrams whose completions it has.
-    #[cold]
-    fn end_left(&mut self) {
-        if let Some(slot) = self.left.take()
-            && let Some(Some(incoming)) = self.incoming.get_mut(slot)
-        {
-            incoming.end_left();
-        }
-    }
-
-    fn watch(&mut self, slot: usize) {
-        if let Some(Some(incoming)) = self.incoming.get_mut(slot)
-            && !incoming.is_watched()
-        {
-            incoming.set_watched(true);
-            self.watched.push(slot);
-        }
-    }
-
-    fn unwatch(&mut self, slot: usize) {
-        self.watched.retain(|&watched| watched != slot);
-        if let Some(Some(incoming)) = self.incoming.get_mut(slot) {
-            incoming.set_watched(false);
-        }
-    }
-
-    fn detach(&mut self, slot: usize) {
-        self.unwatch(slot);
-        self.awaited = None;
-        if let Some(mut incoming) = self.incoming.get_mut(slot).and_then(Option::take) {
-            incoming.detach();
-            self.mailbox.set_entry(slot, EntryState::Free, incoming.sender());
-        }
-    }
-
-    #[cold]
-    fn answer_doorbell(&mut self) {
-        let mut rang = Vec::new();
-        self.mailbox.take_rung(|slot| rang.push(slot));
-        for slot in rang {
-            self.look_at_entry(slot);
-        }
-    }
-
-    fn look_at_entry(&mut self, slot: usize) {
-        let (state, sender, nonce) = self.mailbox.entry(slot);
-        match self.incoming(slot) {
-            None if state == EntryState::Announced => self.attach(slot, sender, nonce),
-            None => {}
-            Some(incoming) => self.repair_entry(slot, incoming.sender(), state, sender),
-        }
-        if self.incoming(slot).is_some_and(Incoming::is_finished) {
-            self.detach(slot);
-        } else {
-            self.watch(slot);
-        }
-    }
-
-    /// Notes again that `attached` is attached, if another process changed the entry. A sender that took it
-    /// for free finds out, and claims another.
-    fn repair_entry(&self, slot: usize, attached: Sender, state: EntryState, sender: Sender) {
-        if (state, sender) != (EntryState::Attached, attached) {
-            self.mailbox.set_entry(slot, EntryState::Attached, attached);
-        }
-    }
-
-    fn attach(&mut self, slot: usize, sender: Sender, nonce: u64) {
-        let (directory, sleeps) = (&self.local.directory, self.local.sleeps);
-        let incoming = match Incoming::open(directory, self.me.qpn, slot, sender, nonce, sleeps) {
-            Ok(incoming) => incoming,
-            Err(error) if error.shortage().is_some() => {
-                // The entry stays as it is, for the next sweep; meanwhile the sender waits.
-                if !std::mem::replace(&mut self.lacks_room, true) {
-                    tracing::warn!(from = sender.qpn.0, %error, "can't attach the ring of a sender yet");
-                }
-                return;
-            }
-            Err(error) => {
-                tracing::warn!(from = sender.qpn.0, %error, "refusing the ring of a sender");
-                None
-            }
-        };
-        self.lacks_room &= incoming.is_none();
-        let state = match incoming {
-            Some(_) => EntryState::Attached,
-            None => EntryState::Refused,
-        };
-        tracing::debug!(from = sender.qpn.0, ?state, "a sender announced its ring");
-        self.mailbox.set_entry(slot, state, sender);
-        if slot >= self.incoming.len() {
-            self.incoming.resize_with(slot + 1, || None);
-        }
-        self.incoming[slot] = incoming;
-    }
-
-    /// Frees entries of dead senders, finds rings whose doorbell was lost, and drops rings to peers
-    /// that are gone: each takes memory and an open file.
-    #[cold]
-    fn sweep(&mut self, now: Time) {
-        self.next_sweep = now + SWEEP_EVERY;
-        let useless = self.outgoing.iter_mut().filter_map(|(key, outgoing)| {
-            (outgoing.is_oversized() || outgoing.is_useless()).then_some(key)
-        });
-        for key in useless.collect::<Vec<_>>() {
-            self.forget(key);
-        }
-        for slot in 0..self.mailbox.peers() {
-            let (state, sender, _) = self.mailbox.entry(slot);
-            match (self.incoming.get_mut(slot).and_then(Option::as_mut), state) {
-                (None, EntryState::Free) => {}
-                (None, EntryState::Announced) => self.look_at_entry(slot),
-                // Of an attached ring there would be an `Incoming`.
-                (None, EntryState::Attached) => {
-                    self.mailbox.set_entry(slot, EntryState::Free, sender);
-                }
-                (None, EntryState::Claimed | EntryState::Refused) => {
-                    if !is_open(&self.local.directory, sender) {
-                        self.mailbox.set_entry(slot, EntryState::Free, sender);
-                    }
-                }
-                (Some(incoming), _) if incoming.has_packets() => self.look_at_entry(slot),
-                (Some(incoming), _) => {
-                    let attached = incoming.sender();
-                    let gone = incoming.is_finished()
-                        || (incoming.was_quiet() && !is_alive(&self.local.directory, attached));
-                    self.repair_entry(slot, attached, state, sender);
-                    let Some(incoming) = self.incoming(slot) else { continue };
-                    // Checked again: it may have sent just before it died.
-                    if gone && !incoming.has_packets() {
-                        self.detach(slot);
-                    }
-                }
-            }
-        }
-    }
-
-    // ---- sending -----------------------------------------------------------------------------
-
-    /// Takes the acknowledgements of the next peer with sends in flight.
-    #[inline(never)]
-    fn poll_active(&mut self, state: &mut QueueState) {
-        if self.next_active >= self.active.len() {
-            self.next_active = 0;
-        }
-        let Some(&key) = self.active.get(self.next_active) else { return };
-        let Some(outgoing) = self.outgoing.get_mut(key) else { return };
-        let peer = QueuePairId { gid: self.me.gid, qpn: outgoing.peer() };
-        let there = outgoing
-            .poll(state.now(), |finished| complete(state, &mut self.requests, peer, finished));
-        if there && !outgoing.is_idle() {
-            self.next_active += 1;
-            return;
-        }
-        self.active.swap_remove(self.next_active);
-        if !there {
-            self.forget(key);
-        }
-    }
-
-    fn forget(&mut self, key: usize) {
-        self.active.retain(|&active| active != key);
-        if let Some(outgoing) = self.outgoing.try_remove(key) {
-            match outgoing.purpose() {
-                Purpose::Datagrams => self.by_number.set(outgoing.peer(), None),
-                Purpose::Requests => {
-                    self.requests.rings.set(outgoing.peer(), None);
-                    self.requests.fail(key, Status::UnresponsiveRemote);
-                }
-            }
-        }
-    }
-
-    /// The ring to `peer`, created if need be; `None` if there is no such queue pair. Another key
-    /// than before may be that of a successor with the same number.
-    #[inline]
-    fn ring_to(
-        &mut self,
-        state: &mut QueueState,
-        peer: Qpn,
-        qkey: Option<Qkey>,
-    ) -> Result<Option<usize>, DeviceError> {
-        let known = self.by_number.get(peer);
-        if let Some(key) = known
-            && let Some(outgoing) = self.outgoing.get_mut(key)
-            && !outgoing.is_detached()
-            && outgoing.accepts_key(qkey)
-        {
-            return Ok(known);
-        }
-        self.open_ring(state, peer, qkey, known)
-    }
-
-    #[cold]
-    fn open_ring(
-        &mut self,
-        state: &mut QueueState,
-        peer: Qpn,
-        qkey: Option<Qkey>,
-        old: Option<usize>,
-    ) -> Result<Option<usize>, DeviceError> {
-        if let Some(key) = old {
-            let id = self.peer(peer);
-            if let Some(outgoing) = self.outgoing.get_mut(key) {
-                outgoing.close(Status::BadDestinationQpn, |finished| {
-                    complete(state, &mut self.requests, id, finished);
-                });
-            }
-            self.forget(key);
-        }
-        let outgoing = Outgoing::open(&self.local, peer, Purpose::Datagrams, qkey)?;
-        let Some(outgoing) = outgoing else { return Ok(None) };
-        let key = self.outgoing.insert(outgoing);
-        self.by_number.set(peer, Some(key));
-        Ok(Some(key))
-    }
-
-    /// Whether the interface of an address handle can be reached.
-    #[inline]
-    fn check_handle(
-        &self,
-        state: &QueueState,
-        handle: AddressHandle,
-    ) -> Result<Result<(), Status>, DeviceError> {
-        let book = state.book();
-        if book.own() == Some(handle) {
-            return Ok(Ok(()));
-        }
-        match book.gid(handle) {
-            Some(_) => Ok(Err(Status::UnreachableRemote)),
-            None => Err(DeviceError::BadAddressHandle { handle }),
-        }
-    }
-
-    #[inline]
-    fn send_datagram(&mut self, state: &mut QueueState, path: Path, request: SendRequest<Packet>) {
-        let SendRequest { id, packet, length, destination, immediate } = request;
-        state.record_sent(path.peer, &packet[..length]);
-        // A datagram is no longer than the MTU.
-        let content = Content::Datagram { packet, length: length as u32, rest: 0 };
-        self.post(state, path, Posted { id, content, immediate, qkey: destination.qkey });
-    }
-
-    #[cold]
-    fn send_with_faults(&mut self, state: &mut QueueState, request: SendRequest<Packet>) {
-        match &mut self.faults {
-            Some(faults) if faults.reorders() => faults.delay(Delayed::Send(request)),
-            _ => self.send_as_drawn(state, request),
-        }
-        // A thread that sleeps must poll until a delayed send is due.
-        if let Some(sleeper) = &self.sleeper {
-            sleeper.wake();
-        }
-    }
-
-    #[cold]
-    fn send_due(&mut self, state: &mut QueueState) {
-        if let Some(faults) = &mut self.faults {
-            faults.poll();
-        }
-        while let Some(request) = self.faults.as_mut().and_then(|faults| faults.due()) {
-            match request {
-                Delayed::Send(request) => self.send_as_drawn(state, request),
-                Delayed::Rdma(operation) => self.operations.push_back(operation),
-            }
-        }
-    }
-
-    fn send_as_drawn(&mut self, state: &mut QueueState, request: SendRequest<Packet>) {
-        let datagram = &request.packet[..request.length];
-        let not_ready = self.faults.as_mut().is_some_and(|faults| faults.draw_not_ready(datagram));
-        let to = request.destination;
-        let failed = |status| Path { peer: self.peer(to.qpn), connection: Err(status) };
-        let path = match not_ready && self.local.rnr_retry < RNR_RETRY_INFINITE {
-            true => failed(Status::ReceiverNotReady),
-            // It was accepted, but its address handle may be destroyed by now.
-            false => {
-                let unreachable = failed(Status::UnreachableRemote);
-                self.path_to(state, to).unwrap_or(unreachable)
-            }
-        };
-        self.send_datagram(state, path, request);
-    }
-
-    /// Puts a send into the ring to its peer, or completes it.
-    #[inline]
-    fn post(&mut self, state: &mut QueueState, path: Path, posted: Posted) {
-        match path.connection {
-            Ok(key) => {
-                if let Some(outgoing) = self.outgoing.get_mut(key) {
-                    if outgoing.is_idle() {
-                        self.active.push(key);
-                    }
-                    outgoing.post(posted);
-                }
-            }
-            Err(status) => {
-                complete(state, &mut self.requests, path.peer, (posted, Err(status)));
-            }
-        }
-    }
-
-    // ---- sleep -------------------------------------------------------------------------------
 
     /// Looks at everything that a poll may find something in. Returns `None` if there is something, else
     /// when to look again at what nobody wakes this side for.
@@ -750,50 +406,6 @@ impl Link for ShmLink {
             incoming.detach();
         }
     }
-}
-
-/// Completes a send to `peer`, or takes the result of a request.
-#[inline(always)]
-fn complete(
-    state: &mut QueueState,
-    requests: &mut Requests,
-    peer: QueuePairId,
-    (posted, result): Finished,
-) {
-    match posted {
-        Posted { id, content: Content::Datagram { packet, length, .. }, .. } => {
-            state.complete_send(peer, id, packet, length as usize, result);
-        }
-        posted => complete_other(state, requests, (posted, result)),
-    }
-}
-
-#[cold]
-fn complete_other(state: &mut QueueState, requests: &mut Requests, (posted, result): Finished) {
-    let Posted { id, content, .. } = posted;
-    match content {
-        // The caller completes datagrams, and the ring has the answer to a push.
-        Content::Datagram { .. } | Content::Push => {}
-        Content::Written(_) => state.complete_rdma(id, result),
-        Content::Piece { operation, piece } => requests.finish(operation, &piece, result),
-    }
-}
-
-/// Whether the queue pair of this sender is still there. If the system can't report it, it is taken to be.
-fn is_alive(directory: &HostDirectory, sender: Sender) -> bool {
-    there(directory, sender).is_none_or(|mailbox| mailbox.is_some())
-}
-
-/// Whether it is, and has not retired.
-fn is_open(directory: &HostDirectory, sender: Sender) -> bool {
-    there(directory, sender)
-        .is_none_or(|mailbox| mailbox.is_some_and(|mailbox| !mailbox.is_closed()))
-}
-
-/// The mailbox of a sender, if it has one; `None` if the system can't report it.
-fn there(directory: &HostDirectory, sender: Sender) -> Option<Option<PeerMailbox>> {
-    let mailbox = PeerMailbox::open(directory, sender.qpn).ok()?;
-    Some(mailbox.filter(|mailbox| mailbox.is(sender)))
 }
 
 #[cfg(test)]

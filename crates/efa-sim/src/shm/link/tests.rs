@@ -8,6 +8,7 @@ use efa_device::{
 };
 use rustix::param::page_size;
 
+use super::super::mailbox::{EntryState, PeerMailbox};
 use super::*;
 use crate::map::Map;
 

@@ -1,0 +1,220 @@
+//! Sending: which ring leads to a receiver, and how sends complete.
+
+use efa_device::{AddressHandle, DeviceError, Qkey, Qpn, SendRequest, Status};
+
+use super::super::outgoing::{Content, Finished, Outgoing, Posted, Purpose};
+use super::super::requests::Requests;
+use super::{Delayed, ShmLink};
+use crate::link::{Link, Packet, Path, QueueState, RNR_RETRY_INFINITE};
+use crate::record::QueuePairId;
+
+impl ShmLink {
+    /// Takes the acknowledgements of the next peer with sends in flight.
+    #[inline(never)]
+    pub(super) fn poll_active(&mut self, state: &mut QueueState) {
+        if self.next_active >= self.active.len() {
+            self.next_active = 0;
+        }
+        let Some(&key) = self.active.get(self.next_active) else { return };
+        let Some(outgoing) = self.outgoing.get_mut(key) else { return };
+        let peer = QueuePairId { gid: self.me.gid, qpn: outgoing.peer() };
+        let there = outgoing
+            .poll(state.now(), |finished| complete(state, &mut self.requests, peer, finished));
+        if there && !outgoing.is_idle() {
+            self.next_active += 1;
+            return;
+        }
+        self.active.swap_remove(self.next_active);
+        if !there {
+            self.forget(key);
+        }
+    }
+
+    /// Drops rings to peers that are gone, and those that are longer than they need be.
+    pub(super) fn forget_useless(&mut self) {
+        let useless = self.outgoing.iter_mut().filter_map(|(key, outgoing)| {
+            (outgoing.is_oversized() || outgoing.is_useless()).then_some(key)
+        });
+        for key in useless.collect::<Vec<_>>() {
+            self.forget(key);
+        }
+    }
+
+    pub(super) fn forget(&mut self, key: usize) {
+        self.active.retain(|&active| active != key);
+        if let Some(outgoing) = self.outgoing.try_remove(key) {
+            match outgoing.purpose() {
+                Purpose::Datagrams => self.by_number.set(outgoing.peer(), None),
+                Purpose::Requests => {
+                    self.requests.rings.set(outgoing.peer(), None);
+                    self.requests.fail(key, Status::UnresponsiveRemote);
+                }
+            }
+        }
+    }
+
+    /// The ring to `peer`, created if need be; `None` if there is no such queue pair. Another key
+    /// than before may be that of a successor with the same number.
+    #[inline]
+    pub(super) fn ring_to(
+        &mut self,
+        state: &mut QueueState,
+        peer: Qpn,
+        qkey: Option<Qkey>,
+    ) -> Result<Option<usize>, DeviceError> {
+        let known = self.by_number.get(peer);
+        if let Some(key) = known
+            && let Some(outgoing) = self.outgoing.get_mut(key)
+            && !outgoing.is_detached()
+            && outgoing.accepts_key(qkey)
+        {
+            return Ok(known);
+        }
+        self.open_ring(state, peer, qkey, known)
+    }
+
+    #[cold]
+    fn open_ring(
+        &mut self,
+        state: &mut QueueState,
+        peer: Qpn,
+        qkey: Option<Qkey>,
+        old: Option<usize>,
+    ) -> Result<Option<usize>, DeviceError> {
+        if let Some(key) = old {
+            let id = self.peer(peer);
+            if let Some(outgoing) = self.outgoing.get_mut(key) {
+                outgoing.close(Status::BadDestinationQpn, |finished| {
+                    complete(state, &mut self.requests, id, finished);
+                });
+            }
+            self.forget(key);
+        }
+        let outgoing = Outgoing::open(&self.local, peer, Purpose::Datagrams, qkey)?;
+        let Some(outgoing) = outgoing else { return Ok(None) };
+        let key = self.outgoing.insert(outgoing);
+        self.by_number.set(peer, Some(key));
+        Ok(Some(key))
+    }
+
+    /// Whether the interface of an address handle can be reached.
+    #[inline]
+    pub(super) fn check_handle(
+        &self,
+        state: &QueueState,
+        handle: AddressHandle,
+    ) -> Result<Result<(), Status>, DeviceError> {
+        let book = state.book();
+        if book.own() == Some(handle) {
+            return Ok(Ok(()));
+        }
+        match book.gid(handle) {
+            Some(_) => Ok(Err(Status::UnreachableRemote)),
+            None => Err(DeviceError::BadAddressHandle { handle }),
+        }
+    }
+
+    #[inline]
+    pub(super) fn send_datagram(
+        &mut self,
+        state: &mut QueueState,
+        path: Path,
+        request: SendRequest<Packet>,
+    ) {
+        let SendRequest { id, packet, length, destination, immediate } = request;
+        state.record_sent(path.peer, &packet[..length]);
+        // A datagram is no longer than the MTU.
+        let content = Content::Datagram { packet, length: length as u32, rest: 0 };
+        self.post(state, path, Posted { id, content, immediate, qkey: destination.qkey });
+    }
+
+    #[cold]
+    pub(super) fn send_with_faults(
+        &mut self,
+        state: &mut QueueState,
+        request: SendRequest<Packet>,
+    ) {
+        match &mut self.faults {
+            Some(faults) if faults.reorders() => faults.delay(Delayed::Send(request)),
+            _ => self.send_as_drawn(state, request),
+        }
+        // A thread that sleeps must poll until a delayed send is due.
+        if let Some(sleeper) = &self.sleeper {
+            sleeper.wake();
+        }
+    }
+
+    #[cold]
+    pub(super) fn send_due(&mut self, state: &mut QueueState) {
+        if let Some(faults) = &mut self.faults {
+            faults.poll();
+        }
+        while let Some(request) = self.faults.as_mut().and_then(|faults| faults.due()) {
+            match request {
+                Delayed::Send(request) => self.send_as_drawn(state, request),
+                Delayed::Rdma(operation) => self.operations.push_back(operation),
+            }
+        }
+    }
+
+    fn send_as_drawn(&mut self, state: &mut QueueState, request: SendRequest<Packet>) {
+        let datagram = &request.packet[..request.length];
+        let not_ready = self.faults.as_mut().is_some_and(|faults| faults.draw_not_ready(datagram));
+        let to = request.destination;
+        let failed = |status| Path { peer: self.peer(to.qpn), connection: Err(status) };
+        let path = match not_ready && self.local.rnr_retry < RNR_RETRY_INFINITE {
+            true => failed(Status::ReceiverNotReady),
+            // It was accepted, but its address handle may be destroyed by now.
+            false => {
+                let unreachable = failed(Status::UnreachableRemote);
+                self.path_to(state, to).unwrap_or(unreachable)
+            }
+        };
+        self.send_datagram(state, path, request);
+    }
+
+    /// Puts a send into the ring to its peer, or completes it.
+    #[inline]
+    pub(super) fn post(&mut self, state: &mut QueueState, path: Path, posted: Posted) {
+        match path.connection {
+            Ok(key) => {
+                if let Some(outgoing) = self.outgoing.get_mut(key) {
+                    if outgoing.is_idle() {
+                        self.active.push(key);
+                    }
+                    outgoing.post(posted);
+                }
+            }
+            Err(status) => {
+                complete(state, &mut self.requests, path.peer, (posted, Err(status)));
+            }
+        }
+    }
+}
+
+/// Completes a send to `peer`, or takes the result of a request.
+#[inline(always)]
+pub(super) fn complete(
+    state: &mut QueueState,
+    requests: &mut Requests,
+    peer: QueuePairId,
+    (posted, result): Finished,
+) {
+    match posted {
+        Posted { id, content: Content::Datagram { packet, length, .. }, .. } => {
+            state.complete_send(peer, id, packet, length as usize, result);
+        }
+        posted => complete_other(state, requests, (posted, result)),
+    }
+}
+
+#[cold]
+fn complete_other(state: &mut QueueState, requests: &mut Requests, (posted, result): Finished) {
+    let Posted { id, content, .. } = posted;
+    match content {
+        // The caller completes datagrams, and the ring has the answer to a push.
+        Content::Datagram { .. } | Content::Push => {}
+        Content::Written(_) => state.complete_rdma(id, result),
+        Content::Piece { operation, piece } => requests.finish(operation, &piece, result),
+    }
+}
