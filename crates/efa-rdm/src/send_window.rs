@@ -1,5 +1,5 @@
-//! The send window for peers before libfabric 2.1: how many message IDs may be sent until no packet is
-//! in flight to the peer.
+//! The send window for peers that may be of a release of libfabric before 2.0: how many message IDs may be sent until no
+//! packet is in flight to the peer.
 //!
 //! ```text
 //!   message IDs   ├──── all delivered ────┤├───── window ─────┤├─ wait ─ ─
@@ -11,9 +11,15 @@
 //! expected one; then the connection hangs. The device completes a packet when it lies in the
 //! receiver's memory, and the receiver handles packets in the order in which they got there. So a
 //! packet that is posted after all others were completed finds none of them missing. The sender pauses
-//! at `stop` until all are completed. The HANDSHAKE of libfabric 2.1 and later ends this.
+//! at `stop` until all are completed. A HANDSHAKE with a feature that came later ends this.
 
 use efa_handshake::Extras;
+
+/// Features that no release before 2.0 has. The first is new in 2.1, and announced where the device has it; the others are
+/// those of this implementation, and of libfabric's main branch after 2.6. None distinguishes 2.0, which needs no pauses
+/// either.
+const SHOWS_A_LATER_RELEASE: Extras =
+    Extras::UNSOLICITED_WRITE_RECV.union(Extras::PEER_ERROR_20).union(Extras::PEER_ERROR);
 
 /// The message IDs that may be sent to one peer before a pause.
 #[derive(Clone, Copy, Debug)]
@@ -41,8 +47,7 @@ impl SendWindow {
 
     /// Ends the pauses if the features in the peer's HANDSHAKE show a release without the problem.
     pub(crate) fn learn(&mut self, extras: Extras, next: u32) {
-        // The feature is new in 2.1. No feature distinguishes 2.0, which doesn't need pauses either.
-        if extras.contains(Extras::UNSOLICITED_WRITE_RECV) {
+        if extras.intersects(SHOWS_A_LATER_RELEASE) {
             *self = Self { waits: self.waits, ..Self::new(0, next) };
         }
     }
@@ -70,8 +75,11 @@ mod tests {
             assert!(!send_window.is_over(next) && send_window.is_over(next.wrapping_add(8)));
             send_window.learn(Extras::CONNID_HEADER, next);
             assert!(send_window.is_over(next.wrapping_add(8)), "the peer may be older than 2.0");
-            send_window.learn(Extras::UNSOLICITED_WRITE_RECV, next);
-            assert!((0..20).all(|i| !send_window.is_over(next.wrapping_add(i))));
+            for feature in SHOWS_A_LATER_RELEASE.iter() {
+                let mut send_window = send_window;
+                send_window.learn(feature | Extras::CONNID_HEADER, next);
+                assert!((0..20).all(|i| !send_window.is_over(next.wrapping_add(i))), "{feature:?}");
+            }
         }
         let none = SendWindow::new(0, 7);
         assert!(!none.is_over(none.stop), "there are no pauses");

@@ -71,7 +71,7 @@ pub struct Statistics {
     pub receiver_not_ready: u64,
     /// Packets posted again after an RNR.
     pub retransmitted: u64,
-    /// Pauses of the send window for peers before libfabric 2.1.
+    /// Pauses of the send window for peers that may be of a release of libfabric before 2.0.
     pub pauses: u64,
     /// Packets that the device failed for good.
     pub send_errors: u64,
