@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `EFA_SOFT_LINK` | `shm`: connects processes of this host; `tcp`: connects hosts | `shm` |
 //! | `EFA_SOFT_ADDRESS` | on tcp, this host's IP address, as the other hosts reach it | `127.0.0.1`, which other hosts don't reach; a message warns |
-//! | `EFA_SOFT_NAME` | on shm, the name of the host: processes with the same name reach each other | `default` |
+//! | `EFA_SOFT_NAME` | on shm, the name of the host: processes with the same name reach each other | `efa`, as that of the tool `efa` |
 //! | `EFA_SOFT_DIRECTORY` | on shm, the directory of the hosts, which must belong to the user | `/dev/shm/efa-<uid>` |
 //! | `EFA_SOFT_GENERATION` | the [generation](crate::generation) of EFA interfaces that the device is like, 1 to 4 | 4, the newest |
 //! | `EFA_SOFT_MTU` | largest datagram in bytes, 1024 to 32768 | 8928 |
@@ -136,7 +136,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             link: LinkSettings::Shm,
-            name: "default".into(),
+            name: "efa".into(),
             directory: None,
             generation: Generation::default(),
             mtu: DeviceAttributes::default().mtu,

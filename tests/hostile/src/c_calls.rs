@@ -718,7 +718,7 @@ pub(crate) fn alone(program: impl FnOnce()) {
 
 /// Whether a device has files of its memory.
 fn has_memory(hosts: &Path) -> bool {
-    let files = fs::read_dir(hosts.join("default")).into_iter().flatten().flatten();
+    let files = fs::read_dir(hosts.join("efa")).into_iter().flatten().flatten();
     files.into_iter().any(|file| file.file_name().to_string_lossy().starts_with("mem-"))
 }
 
