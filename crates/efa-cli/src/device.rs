@@ -150,10 +150,10 @@ impl Kind {
 /// Options for properties of the software device.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct PropertyArgs {
-    /// RDMA operations that the device offers [default: read,write]
+    /// RDMA operations that the device offers [default: read,write; of soft-efa run: those of the generation]
     #[arg(long, value_name = "WHICH")]
     pub(crate) device_rdma: Option<RdmaArg>,
-    /// Reorder datagrams, by this seed
+    /// Let sends, reads and writes overtake each other, by this seed; outside soft-efa run, datagrams alone on tcp
     #[arg(long, value_name = "SEED")]
     pub(crate) reorder: Option<u64>,
     /// Probability, 0 to 1, that a datagram meets a receiver that is not ready (RNR)

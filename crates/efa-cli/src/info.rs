@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use crate::device::{DeviceArgs, Kind, Objects, PropertyArgs, TcpHost, host_address};
 use crate::environment::Variables;
-use crate::listing::{Providers, Services};
+use crate::listing::{CapabilityList, Providers};
 use crate::output;
 
 /// Version of the JSON form.
@@ -92,8 +92,8 @@ pub(crate) fn run(args: &Args) -> Result<(), InfoError> {
             json(&Providers::find().map_err(InfoError::NothingFound)?)
         }
         Args { providers: true, .. } => Providers::find().map_err(InfoError::NothingFound)?.table(),
-        Args { capabilities: true, json: true, .. } => json(&Services::list()),
-        Args { capabilities: true, .. } => Services::list().table(),
+        Args { capabilities: true, json: true, .. } => json(&CapabilityList::list()),
+        Args { capabilities: true, .. } => CapabilityList::list().table(),
         Args { json: true, .. } => json(&Facts::gather(args)?),
         _ => Facts::gather(args)?.table(),
     };

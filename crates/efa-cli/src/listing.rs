@@ -54,12 +54,12 @@ impl Providers {
 
 /// The output of `--capabilities`.
 #[derive(Serialize)]
-pub(crate) struct Services {
+pub(crate) struct CapabilityList {
     offered: Vec<&'static str>,
     not_offered: Vec<&'static str>,
 }
 
-impl Services {
+impl CapabilityList {
     pub(crate) fn list() -> Self {
         let names = |some: Capabilities| some.iter_names().map(|(name, _)| name).collect();
         let not_offered = names(Capabilities::all() - Capabilities::OFFERED);

@@ -24,8 +24,8 @@
 //! # What "without copies" means
 //!
 //! This crate never copies bytes of a message. From [`Options::read_threshold`] on, the receiver's device reads a message
-//! from the sender's memory into the receiver's buffer: each byte moves once. A shorter message goes in packets: it is
-//! copied into them and out of them.
+//! from the sender's memory into the receiver's buffer: each byte moves once. A shorter message goes in packets,
+//! and is copied two to four times on `shm` (docs/netio.md).
 //!
 //! # Files
 //!

@@ -9,7 +9,7 @@ use efa::Level;
 #[non_exhaustive]
 pub struct Options {
     /// Shortest message in bytes that the receiver's device reads from the sender's memory, so that each byte is moved
-    /// once; shorter ones go in packets and are copied twice. 32 KiB by default, where reading becomes faster on the
+    /// once; shorter ones go in packets and are copied two to four times. 32 KiB by default, where reading becomes faster on the
     /// `shm` link (docs/netio.md has the measurement). Without RDMA all messages go in packets.
     pub read_threshold: u64,
     /// Most messages of a connection under way at its sender.

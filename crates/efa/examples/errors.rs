@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! $ cargo run -p efa --example errors
-//! not started, to be retried: the completion queue of 2 entries is full
+//! not started, to be retried: the completion queue has no credit: 2 operations are under way or have unread completions
 //! received "short"
 //! failed: operation with context 10: message of 23 bytes truncated to the 8 bytes of the buffer
 //!   its buffer holds "too long"

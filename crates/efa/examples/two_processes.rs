@@ -1,8 +1,7 @@
 //! Two processes of one host exchange messages over shared memory.
 //!
-//! The parent starts itself as child and passes the name of the network and its address, as 64 hexadecimal
-//! digits would do too. The child sends first, so the parent learns the child's address from the
-//! message.
+//! The parent starts itself as the child, and passes it the name of the network and its own address, both as text. The
+//! child sends first, so the parent learns the child's address from the message.
 //!
 //! ```text
 //! $ cargo run -p efa --example two_processes

@@ -277,7 +277,7 @@ attributes! {
     "transmit";
     /// Attributes of the transmit side of an endpoint (`fi_tx_attr`).
     TransmitAttributes, TransmitHints {
-        /// Services of this side.
+        /// Capabilities of this side.
         part capabilities: Capabilities,
         /// What it demands of the program.
         demand mode: Mode,
@@ -303,7 +303,7 @@ attributes! {
     "receive";
     /// Attributes of the receive side of an endpoint (`fi_rx_attr`).
     ReceiveAttributes, ReceiveHints {
-        /// Services of this side.
+        /// Capabilities of this side.
         part capabilities: Capabilities,
         /// What it demands of the program.
         demand mode: Mode,

@@ -1,4 +1,4 @@
-//! Services of endpoints, demands on programs, and flags of operations.
+//! Capabilities of endpoints, demands on programs, and flags of operations.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use bitflags::bitflags;
 use efa_rdm::Level;
 
 bitflags! {
-    /// Services of an endpoint. The names are libfabric's without `FI_`.
+    /// Capabilities of an endpoint. The names are libfabric's without `FI_`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Capabilities: u32 {
         /// Untagged messages.
@@ -46,7 +46,7 @@ impl Capabilities {
         .union(Self::SOURCE)
         .union(Self::DIRECTED_RECV);
 
-    /// Services that only receiving endpoints have.
+    /// Capabilities that only receiving endpoints have.
     const RECEIVE_ONLY: Self =
         Self::RECV.union(Self::MULTI_RECV).union(Self::SOURCE).union(Self::DIRECTED_RECV);
 
@@ -83,7 +83,7 @@ impl fmt::Display for Capabilities {
 }
 
 impl Default for Capabilities {
-    /// No service.
+    /// No capability.
     fn default() -> Self {
         Self::empty()
     }

@@ -117,7 +117,9 @@ pub enum StartError {
     },
     /// The completion queue has no credit for another operation; read completions and try again
     /// (`FI_EAGAIN`).
-    #[error("the completion queue of {capacity} entries is full")]
+    #[error(
+        "the completion queue has no credit: {capacity} operations are under way or have unread completions"
+    )]
     QueueFull {
         /// Its capacity.
         capacity: usize,

@@ -383,7 +383,7 @@ impl Info {
         Self { source: Some(listener), destination: Some(caller), ..info }
     }
 
-    /// Fills in default flags, and the services of each side.
+    /// Fills in default flags, and the capabilities of each side.
     fn complete(&mut self, transmit: OperationFlags, receive: OperationFlags) {
         let capabilities = self.capabilities;
         let sides = (&mut self.transmit, &mut self.receive);

@@ -104,7 +104,7 @@ impl Endpoint {
         &self.shared.receive
     }
 
-    /// The services that were enabled.
+    /// The capabilities that were enabled.
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {
         self.shared.capabilities
@@ -602,11 +602,11 @@ impl Endpoint {
     }
 
     fn check_send(&self, message: &Message, length: usize) -> Result<(), StartError> {
-        let service = match message.tag {
+        let capability = match message.tag {
             Some(_) => Capabilities::TAGGED,
             None => Capabilities::MSG,
         };
-        self.require_to_transmit(service | Capabilities::SEND)?;
+        self.require_to_transmit(capability | Capabilities::SEND)?;
         let (length, limit) = (length as u64, self.shared.attributes.max_message_size);
         if length > limit {
             return Err(StartError::TooLong { length, limit });
@@ -615,7 +615,7 @@ impl Endpoint {
     }
 
     pub(crate) fn check_receive(&self, receive: &Receive) -> Result<(), StartError> {
-        let service = match receive.tag {
+        let capability = match receive.tag {
             Some(_) => Capabilities::TAGGED,
             None => Capabilities::MSG,
         };
@@ -623,7 +623,7 @@ impl Endpoint {
             Some(_) => Capabilities::DIRECTED_RECV,
             None => Capabilities::empty(),
         };
-        self.require_to_receive(service | source | Capabilities::RECV)
+        self.require_to_receive(capability | source | Capabilities::RECV)
     }
 }
 

@@ -18,12 +18,12 @@ use crate::info::Info;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EndpointOptions {
-    /// Services to enable; all by default. Operations of other services fail with
+    /// Capabilities to enable; all by default. Operations of other capabilities fail with
     /// [`StartError::Disabled`](crate::StartError::Disabled).
     pub capabilities: Capabilities,
-    /// The transmit side: services and default flags of sends, writes, reads and atomics.
+    /// The transmit side: capabilities and default flags of sends, writes, reads and atomics.
     pub transmit: ContextOptions,
-    /// The receive side: services and default flags of receives.
+    /// The receive side: capabilities and default flags of receives.
     pub receive: ContextOptions,
     /// Whether messages are matched and copied, or received in place.
     pub receiving: Receiving,
@@ -147,7 +147,7 @@ impl EndpointOptions {
 }
 
 impl From<&Info> for EndpointOptions {
-    /// Services and default flags of an entry (`fi_endpoint`).
+    /// Capabilities and default flags of an entry (`fi_endpoint`).
     fn from(info: &Info) -> Self {
         let (transmit, receive) = (&info.transmit, &info.receive);
         Self::new()
@@ -170,7 +170,7 @@ impl From<&Info> for EndpointOptions {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ContextOptions {
-    /// Services of this side, which must be among those of the endpoint; `None`: all of them.
+    /// Capabilities of this side, which must be among those of the endpoint; `None`: all of them.
     pub capabilities: Option<Capabilities>,
     /// Flags of operations that are started without flags (`op_flags`); `None`: `COMPLETION`, on the
     /// transmit side also `TRANSMIT_COMPLETE`.
@@ -196,7 +196,7 @@ impl ContextOptions {
         Self { flags: Some(flags), ..self }
     }
 
-    /// What one side of an endpoint with these services has.
+    /// What one side of an endpoint with these capabilities has.
     ///
     /// # Errors
     /// The side can't have what was requested.
@@ -239,7 +239,7 @@ pub(crate) enum Side {
     Receive,
 }
 
-/// Services and default flags of one side of an endpoint.
+/// Capabilities and default flags of one side of an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SideProperties {
     pub(crate) capabilities: Capabilities,

@@ -46,7 +46,7 @@ impl From<Wanted> for Error {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Wanted {
-    /// Services.
+    /// Capabilities.
     #[error("capabilities {0}")]
     Capabilities(Capabilities),
     /// A provider with another name.
@@ -70,8 +70,8 @@ pub enum Wanted {
     /// A fabric with another name.
     #[error("fabric {0}")]
     Fabric(String),
-    /// Nothing does without demands that the program can't meet. It can meet these.
-    #[error("mode: nothing demands at most {0}")]
+    /// Every entry requires mode bits that the hints don't have. These are the bits of the hints.
+    #[error("mode {0:?}: every entry requires more mode bits")]
     NoMode(Mode),
     /// A service that is no port number.
     #[error("service {0}: a port number is expected")]
@@ -122,15 +122,15 @@ pub enum EnableError {
     /// Something belongs to another domain.
     #[error("the {0} belongs to another domain")]
     OtherDomain(Bound),
-    /// Services are not offered.
+    /// Capabilities are not offered.
     #[error("capabilities not offered: {0}")]
     NotOffered(Capabilities),
-    /// Services of one side that the endpoint lacks or that are of the other side.
+    /// Capabilities of one side that the endpoint lacks or that are of the other side.
     #[error("the {side} side of the endpoint can't have {capabilities}")]
     BeyondEndpoint {
         /// `transmit` or `receive`.
         side: &'static str,
-        /// The services.
+        /// The capabilities.
         capabilities: Capabilities,
     },
     /// Default flags that operations of one side can't have.
@@ -141,7 +141,7 @@ pub enum EnableError {
         /// The flags.
         flags: OperationFlags,
     },
-    /// These services can't be enabled if messages are received in place.
+    /// These capabilities can't be enabled if messages are received in place.
     #[error("messages can't be received in place by an endpoint with {0}")]
     NotInPlace(Capabilities),
     /// A context with an index that the scalable endpoint doesn't have.

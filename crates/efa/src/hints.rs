@@ -21,7 +21,7 @@ use crate::info::{Info, Link};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Hints {
-    /// Services.
+    /// Capabilities.
     pub capabilities: Capabilities,
     /// Demands that the program can meet. An entry that makes another one is left out.
     pub mode: Mode,
@@ -65,7 +65,7 @@ impl Hints {
         self
     }
 
-    /// Requests services.
+    /// Requests capabilities.
     #[must_use]
     pub fn capabilities(self, capabilities: Capabilities) -> Self {
         Self { capabilities, ..self }

@@ -66,7 +66,7 @@ pub struct Info {
     pub fabric: String,
     /// How packets travel.
     pub link: Link,
-    /// Services: those requested, or all if none were.
+    /// Capabilities: those requested, or all if none were.
     pub capabilities: Capabilities,
     /// Demands on the program, which it has offered to meet.
     pub mode: Mode,

@@ -1,4 +1,4 @@
-//! Which services the operations of an endpoint may use now.
+//! Which capabilities the operations of an endpoint may use now.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -7,14 +7,14 @@ use crate::completion::StartError;
 
 /// Set until the endpoint is being closed; a bit that no capability has.
 const OPEN: u32 = 1 << 31;
-/// Set, in place of all services, while the endpoint may be out of the rotation of a queue.
+/// Set, in place of all capabilities, while the endpoint may be out of the rotation of a queue.
 const RESTS: u32 = 1 << 30;
-/// Set, in place of all services, until an endpoint with a connection is connected for the first time.
+/// Set, in place of all capabilities, until an endpoint with a connection is connected for the first time.
 const AWAITS: u32 = 1 << 29;
 
 const _: () = assert!(Capabilities::all().bits() & (OPEN | RESTS | AWAITS) == 0);
 
-/// The services that operations of one side may use now: all that were enabled, none once the endpoint is
+/// The capabilities that operations of one side may use now: all that were enabled, none once the endpoint is
 /// being closed, and none of the transmit side while an endpoint with a connection is not connected. While it
 /// rests there is none either, so that the first operation finds out, and the others need not look.
 #[derive(Debug)]
@@ -25,18 +25,18 @@ impl Usable {
         Self(AtomicU32::new(capabilities.bits() | OPEN))
     }
 
-    /// Forbids all services until the endpoint is connected.
+    /// Forbids all capabilities until the endpoint is connected.
     pub(crate) fn await_connection(&self) {
         self.put(AWAITS);
     }
 
-    /// Forbids all services, with this bit. A closed endpoint stays closed.
+    /// Forbids all capabilities, with this bit. A closed endpoint stays closed.
     fn put(&self, bit: u32) {
         let change = |usable: u32| (usable & OPEN != 0).then_some(bit | OPEN);
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
     }
 
-    /// Allows all services, or forbids all for now.
+    /// Allows all capabilities, or forbids all for now.
     pub(crate) fn allow(&self, allowed: bool) {
         // It may be out of the rotation by now.
         self.put(if allowed { RESTS } else { 0 });
@@ -46,7 +46,7 @@ impl Usable {
         self.0.load(Ordering::Relaxed) & AWAITS != 0
     }
 
-    /// Allows all services if the connection was awaited.
+    /// Allows all capabilities if the connection was awaited.
     pub(crate) fn establish(&self) {
         let change = |usable: u32| (usable & AWAITS != 0).then_some(RESTS | OPEN);
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
@@ -58,7 +58,7 @@ impl Usable {
         let _ = self.0.compare_exchange(usable, rests, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Allows all services again if the endpoint may rest, and returns whether it may.
+    /// Allows all capabilities again if the endpoint may rest, and returns whether it may.
     pub(crate) fn recall(&self, all: Capabilities) -> bool {
         let change = |usable: u32| (usable & RESTS != 0).then_some(all.bits() | OPEN);
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change).is_ok()
@@ -73,7 +73,7 @@ impl Usable {
         }
     }
 
-    /// Refuses an operation that needs other services than the side, which was enabled with some, has now.
+    /// Refuses an operation that needs other capabilities than the side, which was enabled with some, has now.
     #[inline(always)]
     pub(crate) fn require(
         &self,

@@ -71,7 +71,7 @@ impl ScalableOptions {
 }
 
 impl From<&Info> for ScalableOptions {
-    /// Contexts, services and default flags of an entry.
+    /// Contexts, capabilities and default flags of an entry.
     fn from(info: &Info) -> Self {
         Self::new()
             .transmit_contexts(info.endpoint.transmit_contexts)
@@ -186,14 +186,14 @@ impl ScalableEndpointBuilder {
         self.note(bound)
     }
 
-    /// Gives a transmit context services and default flags of its own. The services must be among those of the
+    /// Gives a transmit context capabilities and default flags of its own. The capabilities must be among those of the
     /// endpoint.
     pub fn transmit_context(mut self, index: usize, options: ContextOptions) -> Self {
         let set = self.transmit.at(index).map(|context| context.1 = Some(options));
         self.note(set)
     }
 
-    /// Gives a receive context services and default flags of its own. The services must be among those of the
+    /// Gives a receive context capabilities and default flags of its own. The capabilities must be among those of the
     /// endpoint.
     pub fn receive_context(mut self, index: usize, options: ContextOptions) -> Self {
         let set = self.receive.at(index).map(|context| context.1 = Some(options));

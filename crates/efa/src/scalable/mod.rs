@@ -44,7 +44,7 @@ pub struct NoSuchContext {
 }
 
 /// An endpoint with several transmit contexts, receive contexts or both behind one address (`fi_scalable_ep`). Each
-/// context has its own completion queue or shares one, and may have fewer services than the endpoint. Threads that
+/// context has its own completion queue or shares one, and may have fewer capabilities than the endpoint. Threads that
 /// use different queue pairs don't wait for each other.
 ///
 /// Operations are started on a [`TransmitContext`] or a [`ReceiveContext`], which has the methods of its direction

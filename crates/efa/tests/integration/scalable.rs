@@ -206,12 +206,12 @@ fn index_out_of_range_and_use_of_the_endpoint_in_place_of_a_context_are_named() 
 
 // conformance: C63
 #[test]
-fn context_has_the_services_that_were_asked_for_it_and_no_others() {
+fn context_has_the_capabilities_that_were_asked_for_it_and_no_others() {
     let world = World::empty();
     let domain = world.fabric.domain().unwrap();
     let addresses = domain.address_vector();
     let queue = domain.completion_queue(CompletionQueueOptions::default());
-    let services = |capabilities| ContextOptions::new().capabilities(capabilities);
+    let only = |capabilities| ContextOptions::new().capabilities(capabilities);
     let builder = |endpoint: EndpointOptions| {
         let options = ScalableOptions::new().transmit_contexts(3).receive_contexts(2);
         domain
@@ -220,9 +220,9 @@ fn context_has_the_services_that_were_asked_for_it_and_no_others() {
             .bind_address_vector(&addresses)
     };
     let endpoint = builder(options(1))
-        .transmit_context(0, services(Capabilities::TAGGED))
-        .transmit_context(1, services(Capabilities::RMA))
-        .receive_context(1, services(Capabilities::MSG))
+        .transmit_context(0, only(Capabilities::TAGGED))
+        .transmit_context(1, only(Capabilities::RMA))
+        .receive_context(1, only(Capabilities::MSG))
         .enable()
         .unwrap();
     let own = addresses.insert(endpoint.address().queue_pairs()[0]).unwrap();
@@ -233,7 +233,7 @@ fn context_has_the_services_that_were_asked_for_it_and_no_others() {
         let sent = context.send(Message::to(own).tagged(1), "x", 1);
         sent.map_err(|refused| refused.error)
     });
-    let lacking = |services| Err(StartError::Disabled(services));
+    let lacking = |capabilities| Err(StartError::Disabled(capabilities));
     assert_eq!(tagged, [Ok(()), lacking(Capabilities::TAGGED), Ok(())]);
     let written = transmit
         .each_ref()
@@ -250,7 +250,7 @@ fn context_has_the_services_that_were_asked_for_it_and_no_others() {
     drop((endpoint, transmit, receive));
 
     let limited = options(1).capabilities(Capabilities::MSG);
-    let beyond = builder(limited).transmit_context(1, services(Capabilities::RMA)).enable();
+    let beyond = builder(limited).transmit_context(1, only(Capabilities::RMA)).enable();
     let (side, capabilities) = ("transmit", Capabilities::RMA);
     assert_eq!(beyond.unwrap_err(), EnableError::BeyondEndpoint { side, capabilities });
 }

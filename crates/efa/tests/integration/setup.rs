@@ -309,7 +309,7 @@ fn enable(options: EndpointOptions) -> Result<Endpoint, EnableError> {
 
 // conformance: C55
 #[test]
-fn side_of_an_endpoint_has_only_services_of_the_endpoint() {
+fn side_of_an_endpoint_has_only_capabilities_of_the_endpoint() {
     let (msg, tagged) = (Capabilities::MSG, Capabilities::TAGGED);
     let side = |capabilities| ContextOptions::new().capabilities(capabilities);
     let narrow = || EndpointOptions::new().capabilities(msg);
@@ -334,7 +334,7 @@ fn side_of_an_endpoint_has_only_services_of_the_endpoint() {
     let peer = efa::FiAddr(9);
     let unknown = StartError::UnknownAddress(peer);
     let sent = |message| endpoint.send(message, "x", 0).unwrap_err().error;
-    assert_eq!(sent(Message::to(peer)), unknown, "the services allow it");
+    assert_eq!(sent(Message::to(peer)), unknown, "the capabilities allow it");
     assert_eq!(sent(Message::to(peer).tagged(1)), StartError::Disabled(tagged));
     let refused = endpoint.receive(Receive::untagged(), vec![0; 1], 0).unwrap_err();
     assert_eq!(refused.error, StartError::Disabled(msg));

@@ -53,7 +53,7 @@ const LONGEST: u64 = 64 << 20;
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 A report, never a gate: wall clock, and ratios within a round. Needs two processors and, for most sizes, 1 GiB of memory. \
-A run takes some seven minutes, with --quick one. A round in which others took more than 5 % of the processors is \
+A run takes some seven minutes, with --quick some two. A round in which others took more than 5 % of the processors is \
 left out; if that is half of them or more, the run is void, and nothing is shown without --allow-busy.
 
 Missing peers are installed (Debian's libfabric-dev, ucx-utils, openmpi-bin, libopenmpi-dev) by root, else left out, with a \
