@@ -115,6 +115,10 @@ const LOOKS_PER_POLL: u32 = 256;
 /// So many looks count as a poll.
 const LOOKS_LIKE_A_POLL: u32 = 8;
 
+/// Most completions that one call gives to queues that aren't the reader's. Otherwise a peer whose writes complete here
+/// faster than they are handled would keep the call from returning.
+const MOST_ELSEWHERE: u32 = 64;
+
 /// Whether completions of receives name the sender (`FI_SOURCE`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sources {
@@ -482,7 +486,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         self.engine.next_timeout()
     }
 
-    /// Progresses the operations. Completions go to their queues.
+    /// Progresses the operations. Completions go to their queues, a bounded number in each call.
     #[inline(never)]
     pub(crate) fn progress(&mut self, clock: &Clock) {
         self.poll(clock, Reader { queue: None, entry: &mut None });
@@ -545,7 +549,8 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         if clock.is_manual() || self.polls > BUSY_POLLS_PER_CLOCK_READ || self.engine.is_timed() {
             self.read_clock(clock);
         }
-        while self.transmit.is_clear() && self.receive.is_clear() {
+        let mut elsewhere = 0;
+        while self.transmit.is_clear() && self.receive.is_clear() && elsewhere < MOST_ELSEWHERE {
             // Entries in the queue, of this call or of another thread's, are older than the next
             // completion.
             if reader.queue.is_some_and(CompletionQueue::has_entries) {
@@ -557,7 +562,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             let completion = self.engine.poll(self.now);
             match self.complete(completion, &mut reader) {
                 Some(true) => return true,
-                Some(false) => {}
+                Some(false) => elsewhere += 1,
                 None if Q::IN_PLACE && self.complete_in_place(&mut reader) => return true,
                 None => break,
             }

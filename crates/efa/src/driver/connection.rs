@@ -11,6 +11,9 @@ use crate::device::{ConcretePacket, ConcreteRegion};
 
 /// Polls without a result after which nothing is left. The tcp link asks the system in every eighth.
 const IDLE_POLLS: u32 = 64;
+/// Most polls, for a peer that goes on sending. What arrived before takes fewer: a poll takes up to 64 packets or gives up to 64
+/// completions, and a device has no more packets than were posted and the link holds.
+const MOST_POLLS: u32 = 4096;
 
 impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     /// Takes packets of a peer of the address vector from now on.
@@ -27,11 +30,12 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         self.peers.peer(peer).is_some_and(|peer| self.engine.has_exchanged(peer))
     }
 
-    /// Takes all that has arrived from the device. Returns whether all was taken: `false` while a completion
-    /// queue is full.
+    /// Takes all that has arrived from the device, however much arrives meanwhile. Returns whether all was taken: `false`
+    /// while a completion queue is full.
     pub(crate) fn drain(&mut self, clock: &Clock) -> bool {
-        let mut idle = 0;
-        while idle < IDLE_POLLS {
+        let (mut idle, mut polls) = (0, 0);
+        while idle < IDLE_POLLS && polls < MOST_POLLS {
+            polls += 1;
             let before = self.engine.statistics().received_bytes;
             self.progress(clock);
             if !self.transmit.is_clear() || !self.receive.is_clear() {

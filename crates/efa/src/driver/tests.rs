@@ -1,12 +1,12 @@
-//! When buffers come back from an endpoint that is dropped.
+//! When buffers come back from an endpoint that is dropped, and when a call ends while a peer goes on sending.
 
 use std::sync::Mutex;
 use std::time::Duration;
 
 use efa_device::{
     Access, AddressHandle, Completion as DeviceCompletion, Device as _, DeviceAttributes,
-    DeviceError, Gid, NoTagList, PostError, QueuePairAddress, QueuePairOptions, RdmaRequest,
-    RegisterError, SendRequest,
+    DeviceError, Gid, NoTagList, PostError, Qpn, QueuePairAddress, QueuePairOptions, RdmaRequest,
+    RegisterError, SendRequest, Source,
 };
 use efa_rdm::{Config, OperationError};
 use efa_sim::SoftQueuePair;
@@ -23,6 +23,8 @@ use crate::{
 #[derive(Debug)]
 struct RecordingQueuePair {
     real: SoftQueuePair,
+    /// Whether somebody sends datagrams of no meaning, as fast as they are taken.
+    is_flooded: bool,
     queue: Arc<CompletionQueue>,
     had_entries: Arc<Mutex<Option<bool>>>,
 }
@@ -79,6 +81,11 @@ impl QueuePair for RecordingQueuePair {
     }
 
     fn poll(&mut self, now: Time) -> Option<DeviceCompletion<Box<[u8]>>> {
+        if self.is_flooded {
+            let packet = self.real.withdraw_receive()?;
+            let source = Source { address_handle: None, qpn: Qpn(1), gid: None };
+            return Some(DeviceCompletion::Receive { packet, length: 8, source, immediate: None });
+        }
         self.real.poll(now)
     }
 
@@ -142,6 +149,7 @@ fn buffer_of_an_rdma_read_returns_after_the_queue_pair_is_destroyed() {
     let real = host.queue_pair();
     let queue_pair = RecordingQueuePair {
         real,
+        is_flooded: false,
         queue: queue.shared().clone(),
         had_entries: Arc::clone(&had_entries),
     };
@@ -173,4 +181,70 @@ fn buffer_of_an_rdma_read_returns_after_the_queue_pair_is_destroyed() {
         assert_eq!(queue.read().unwrap().unwrap_err().error, OperationError::Cancelled);
     }
     assert!(queue.read().is_none());
+}
+
+/// A target to whose device `count` writes with data have come.
+fn written_to(count: u64) -> (Fabric, Driver<SoftQueuePair>, crate::CompletionQueue) {
+    let clock = ManualClock::new();
+    let options = LocalOptions::default().with(|options| {
+        options.rdma.unsolicited_write_receive = true;
+    });
+    let fabric = Fabric::local(options).with_clock(&clock);
+    let domain = fabric.domain().unwrap();
+    let addresses = domain.address_vector();
+    let host = Host { domain, addresses };
+    let (sent, received) = (host.queue(), host.queue());
+    let mut writer = host.driver(host.queue_pair(), &sent);
+    let mut target = host.driver(host.queue_pair(), &received);
+    let to_target = host.addresses.insert(target.address()).unwrap();
+    let far = host.region(Access { remote_write: true, ..Access::default() });
+    let near = host.region(Access::default());
+    let write = |writer: &mut Driver<SoftQueuePair>, context| {
+        let rma = Rma::at(to_target, far.remote().part(0, 8)).with_data(context);
+        writer.write(rma, near.slice(0..8).unwrap().into(), context).unwrap();
+    };
+    // The peers get to know each other by the first.
+    write(&mut writer, 0);
+    let mut told = 0;
+    while told < 2 {
+        writer.progress(fabric.clock());
+        target.progress(fabric.clock());
+        clock.advance(Duration::from_micros(1));
+        told += [&sent, &received].iter().filter(|queue| queue.read().is_some()).count();
+    }
+    (1..=count).for_each(|context| write(&mut writer, context));
+    for _ in 0..10_000 {
+        writer.progress(fabric.clock());
+        clock.advance(Duration::from_micros(1));
+    }
+    (fabric, target, received)
+}
+
+#[test]
+fn progress_ends_after_64_completions_though_the_device_has_more() {
+    let (fabric, mut target, queue) = written_to(200);
+    for expected in [64, 64, 64, 8, 0] {
+        target.progress(fabric.clock());
+        let entries: Vec<_> = std::iter::from_fn(|| queue.read()).collect();
+        assert_eq!(entries.len(), expected);
+        assert!(entries.iter().all(Result::is_ok));
+    }
+}
+
+#[test]
+fn drain_ends_though_datagrams_go_on_arriving() {
+    let fabric = Fabric::local(LocalOptions::default()).with_clock(&ManualClock::new());
+    let domain = fabric.domain().unwrap();
+    let addresses = domain.address_vector();
+    let host = Host { domain, addresses };
+    let queue = host.queue();
+    let queue_pair = RecordingQueuePair {
+        real: host.queue_pair(),
+        is_flooded: true,
+        queue: queue.shared().clone(),
+        had_entries: Arc::default(),
+    };
+    let mut target = host.driver(queue_pair, &queue);
+    assert!(target.drain(fabric.clock()));
+    assert!(target.statistics().received_bytes > 100_000, "it was flooded");
 }
