@@ -17,6 +17,7 @@ use efa_device::DeviceError;
 #[cfg(feature = "tokio")]
 use efa_device::Time;
 use efa_rdm::Statistics;
+use parking_lot::Mutex;
 
 use crate::bound_endpoints::BoundEndpoints;
 use crate::completion::Kind;
@@ -129,6 +130,8 @@ struct Shared {
     /// Value and errors, added up with wrap, that a reader has seen.
     seen: AtomicU64,
     endpoints: BoundEndpoints,
+    /// What the threads wait for that may sleep.
+    awaited: Mutex<Vec<Awaited>>,
     /// What threads sleep on, if the counter is waitable.
     wait: Option<Arc<WaitObject>>,
 }
@@ -182,6 +185,7 @@ impl Counter {
             errors: AtomicU64::new(0),
             seen: AtomicU64::new(0),
             endpoints: BoundEndpoints::default(),
+            awaited: Mutex::default(),
             wait,
         }))
     }
@@ -249,7 +253,9 @@ impl Counter {
     pub fn wait(&self, threshold: u64, timeout: Duration) -> Result<(), CounterError> {
         let clock = self.0.domain.fabric().clock();
         let deadline = clock.now() + timeout;
-        let failed_before = self.0.errors.load(Ordering::Acquire);
+        let errors = self.0.errors.load(Ordering::Acquire);
+        let awaited = Awaited { threshold, errors };
+        let _waiting = self.0.wait.is_some().then(|| Waiting::new(&self.0, awaited));
         let mut polls = 0_u32;
         loop {
             let before = self.0.sum();
@@ -257,7 +263,7 @@ impl Counter {
             if value >= threshold {
                 return Ok(());
             }
-            if errors != failed_before {
+            if errors != awaited.errors {
                 return Err(CounterError::Failed { errors });
             }
             if clock.now() >= deadline {
@@ -270,6 +276,8 @@ impl Counter {
                 let prepare = || match self.0.prepare() {
                     // Another thread may have read what this one hasn't.
                     Ok(()) if self.0.sum() != before => Err(TryWaitError::Pending),
+                    // One that is to return may have been asleep, and this one has taken its wake-up.
+                    Ok(()) if self.0.ends_a_wait() => Err(TryWaitError::Pending),
                     prepared => prepared,
                 };
                 // If the device can't be armed the counter is polled.
@@ -308,6 +316,14 @@ impl Shared {
         self.value.load(Ordering::Acquire).wrapping_add(self.errors.load(Ordering::Acquire))
     }
 
+    /// Whether what a thread waits for has come.
+    fn ends_a_wait(&self) -> bool {
+        let awaited = self.awaited.lock();
+        let value = self.value.load(Ordering::Acquire);
+        let errors = self.errors.load(Ordering::Acquire);
+        awaited.iter().any(|awaited| value >= awaited.threshold || errors != awaited.errors)
+    }
+
     /// Notes that a reader sees the present value and errors.
     fn see(&self) {
         self.seen.store(self.sum(), Ordering::Release);
@@ -317,6 +333,37 @@ impl Shared {
     fn notify(&self) {
         if let Some(wait) = &self.wait {
             wait.notify();
+        }
+    }
+}
+
+/// What a thread waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Awaited {
+    threshold: u64,
+    /// The errors when it began, as others end the wait.
+    errors: u64,
+}
+
+/// A thread in a wait, of which others know as long as this lives.
+struct Waiting<'a> {
+    counter: &'a Shared,
+    awaited: Awaited,
+}
+
+impl<'a> Waiting<'a> {
+    fn new(counter: &'a Shared, awaited: Awaited) -> Self {
+        counter.awaited.lock().push(awaited);
+        Self { counter, awaited }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut all = self.counter.awaited.lock();
+        // Of those that are equal any will do.
+        if let Some(at) = all.iter().position(|awaited| *awaited == self.awaited) {
+            all.swap_remove(at);
         }
     }
 }

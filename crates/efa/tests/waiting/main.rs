@@ -310,6 +310,39 @@ fn waits_for_one_counter_at_several_thresholds_all_end() {
 
 // conformance: C86
 #[test]
+fn wait_for_the_lower_threshold_ends_though_a_thread_with_a_higher_one_wakes_up_first() {
+    let network = local();
+    let counter = pair(&network).0[0].counter.clone();
+    let (sleeps, round) = (Sleeps::default(), Barrier::new(3));
+    thread::scope(|scope| {
+        for threshold in [1, 2] {
+            let (counter, sleeps, round) = (&counter, &sleeps, &round);
+            scope.spawn(move || {
+                for number in 0..rounds() {
+                    round.wait();
+                    sleeps.note(counter.wait(2 * number + threshold, LOST).is_ok());
+                    if threshold == 1 {
+                        counter.add(1);
+                    }
+                    round.wait();
+                }
+            });
+        }
+        for number in 0..rounds() {
+            round.wait();
+            // In every other round both threads have time to fall asleep.
+            if number % 2 == 0 {
+                thread::sleep(Duration::from_micros(100));
+            }
+            counter.add(1);
+            round.wait();
+        }
+    });
+    sleeps.check();
+}
+
+// conformance: C86
+#[test]
 fn counter_wakes_a_thread_at_its_threshold() {
     networks().iter().for_each(sleepers::counter_wakes_a_thread_at_its_threshold);
 }
