@@ -165,6 +165,11 @@ impl EndpointBuilder {
         &self.domain
     }
 
+    #[cfg(feature = "tokio")]
+    pub(crate) fn send_budget(&self) -> Option<&SendBudget> {
+        self.send_budget.as_ref()
+    }
+
     /// Binds the address vector.
     pub fn bind_address_vector(mut self, addresses: &AddressVector) -> Self {
         let is_ours = addresses.shared().domain.is(&self.domain);

@@ -99,13 +99,21 @@ struct Shared {
     domain: Domain,
     options: SendBudgetOptions,
     under_way: AtomicUsize,
+    /// A share was returned, so an operation may start that found none.
+    #[cfg(feature = "tokio")]
+    returned: tokio::sync::Notify,
 }
 
 impl SendBudget {
     pub(crate) fn new(domain: &Domain, options: SendBudgetOptions) -> Self {
         let options = SendBudgetOptions { limit: options.limit.max(1), ..options };
-        let domain = domain.clone();
-        Self(Arc::new(Shared { domain, options, under_way: AtomicUsize::new(0) }))
+        Self(Arc::new(Shared {
+            domain: domain.clone(),
+            options,
+            under_way: AtomicUsize::new(0),
+            #[cfg(feature = "tokio")]
+            returned: tokio::sync::Notify::new(),
+        }))
     }
 
     /// Most operations under way.
@@ -139,5 +147,13 @@ impl SendBudget {
     /// Returns the share of an operation that did not start, or has ended.
     pub(crate) fn end(&self) {
         self.0.under_way.fetch_sub(1, Ordering::AcqRel);
+        #[cfg(feature = "tokio")]
+        self.0.returned.notify_waiters();
+    }
+
+    /// Completes when a share is returned after this call.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn returned(&self) -> tokio::sync::futures::Notified<'_> {
+        self.0.returned.notified()
     }
 }

@@ -16,8 +16,9 @@ use efa::tokio::{AsyncEndpoint, AsyncError, EnableAsyncError, Ended, StreamError
 use efa::{
     Access, AddressVector, AtomicOp, CompletionQueue, CompletionQueueOptions, ControlEvent,
     Direction, Domain, EnableError, Endpoint, EndpointOptions, EventQueueOptions, Fabric, FiAddr,
-    LocalOptions, ManualClock, Message, MsgEndpointOptions, Operation, OperationError,
-    PassiveEndpointOptions, Receive, Rma, ShmOptions, StartError, TcpOptions, Wait, WaitError,
+    Level, LocalOptions, ManualClock, Message, MsgEndpointOptions, Operation, OperationError,
+    PassiveEndpointOptions, Receive, Rma, SendBudgetOptions, ShmOptions, StartError, TcpOptions,
+    Wait, WaitError,
 };
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
@@ -211,6 +212,72 @@ fn operations_beyond_the_limit_wait_for_their_turn() {
             assert_eq!(task.await.unwrap().into_message(), (number as u32).to_le_bytes());
         }
     });
+}
+
+/// An end whose engine has room for one send.
+fn with_one_send(fabric: &Fabric) -> End {
+    let mut options = EndpointOptions::default();
+    options.protocol.max_sends = 1;
+    End::with(fabric, options)
+}
+
+#[test]
+fn send_that_found_no_room_starts_before_one_whose_future_is_polled_later() {
+    let fabric = Fabric::local(LocalOptions::default());
+    one_thread().block_on(async {
+        let (a, b) = (with_one_send(&fabric), End::on(&fabric));
+        let to = a.insert(&b);
+        let mut first = pin!(a.endpoint.send(Message::to(to), "first"));
+        let mut second = pin!(a.endpoint.send(Message::to(to), "second"));
+        let mut third = pin!(a.endpoint.send(Message::to(to), "third"));
+        assert!(poll_once(first.as_mut()).await.is_pending());
+        assert!(poll_once(second.as_mut()).await.is_pending());
+        first.await.unwrap();
+        assert!(poll_once(third.as_mut()).await.is_pending());
+        let sent = timeout(TIMEOUT, async { tokio::join!(third, second) }).await.unwrap();
+        assert!(sent.0.is_ok() && sent.1.is_ok());
+        for text in ["first", "second", "third"] {
+            let received = b.endpoint.receive(Receive::untagged(), vec![0; 8]).await.unwrap();
+            assert_eq!(received.into_message(), *text.as_bytes());
+        }
+    });
+}
+
+#[test]
+fn send_without_a_share_of_the_budget_starts_when_another_endpoint_returns_one() {
+    let domain = Fabric::local(LocalOptions::default()).domain().unwrap();
+    let (addresses, budget) =
+        (domain.address_vector(), domain.send_budget(SendBudgetOptions::new().limit(1)));
+    let endpoint = || {
+        let builder = domain.endpoint(EndpointOptions::default()).bind_address_vector(&addresses);
+        builder.bind_send_budget(&budget).enable_async().unwrap()
+    };
+    one_thread().block_on(async {
+        let [a, b, target] = [endpoint(), endpoint(), endpoint()];
+        let to = addresses.insert(target.address()).unwrap();
+        let mut first = pin!(a.send(Message::to(to), "first"));
+        let mut second = pin!(b.send(Message::to(to), "second"));
+        assert!(poll_once(first.as_mut()).await.is_pending());
+        assert!(poll_once(second.as_mut()).await.is_pending());
+        first.await.unwrap();
+        timeout(TIMEOUT, second).await.expect("it gets the share").unwrap();
+    });
+}
+
+#[test]
+fn send_starts_after_injected_ones_that_had_completed_before_they_were_delivered() {
+    let directory = TempDir::new().unwrap();
+    for [fabric, other] in networks(&directory) {
+        one_thread().block_on(async {
+            let (a, b) = (with_one_send(&fabric), End::on(&other));
+            let to = a.insert(&b);
+            for _ in 0..100 {
+                let message = Message::to(to).level(Level::Inject);
+                let sent = timeout(TIMEOUT, a.endpoint.send(message, "short")).await;
+                sent.expect("it gets its turn").unwrap();
+            }
+        });
+    }
 }
 
 // ---- dropped futures ----------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 //! An endpoint whose operations are futures.
 
 use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -26,6 +26,7 @@ use crate::error::{CloseError, EnableError, Error};
 use crate::event::Event;
 use crate::message::{Message, Receive, ReceiveId};
 use crate::rma::{Operation, Rma};
+use crate::send_budget::SendBudget;
 use crate::wait::Wait;
 
 /// Why an [`AsyncEndpoint`] was not enabled.
@@ -116,6 +117,7 @@ pub struct AsyncEndpoint(Arc<Inner>);
 struct Inner {
     // Dropped first: what is under way then completes as cancelled.
     endpoint: Endpoint,
+    budget: Option<SendBudget>,
     shared: Arc<Shared>,
     others: AsyncMutex<mpsc::Receiver<Entry>>,
     runtime: Handle,
@@ -127,7 +129,9 @@ struct Shared {
     state: Mutex<State>,
     /// A permit for each operation under way: sends and their like, and receives.
     permits: [Semaphore; 2],
-    /// Something has completed, so an operation that the engine had no room for may start.
+    /// Of each side, held by the operation that is to start next. Others wait for it in the order of their first polls.
+    order: [AsyncMutex<()>; 2],
+    /// Something has completed, or has been looked for, so an operation that the engine had no room for may start.
     turn: Notify,
 }
 
@@ -157,15 +161,17 @@ impl EndpointBuilder {
         let options = CompletionQueueOptions::default().capacity(2 * UNDER_WAY);
         let queue = self.domain().waitable_completion_queue(options, Wait::Fd)?;
         let completions = queue.stream()?;
+        let budget = self.send_budget().cloned();
         let endpoint = self.bind_completion_queue(&queue, Direction::Both).report_all().enable()?;
         let (sender, others) = mpsc::channel(OTHERS);
         let permits = [UNDER_WAY; 2].map(Semaphore::new);
-        let shared = Arc::new(Shared { state: Mutex::default(), permits, turn: Notify::new() });
+        let (state, turn) = (Mutex::default(), Notify::new());
+        let shared = Arc::new(Shared { state, permits, order: Default::default(), turn });
         let runtime = Handle::current();
         let reader = Reader { shared: Arc::clone(&shared), others: sender };
         let reader = runtime.spawn(reader.run(completions)).abort_handle();
         let others = AsyncMutex::new(others);
-        Ok(AsyncEndpoint(Arc::new(Inner { endpoint, shared, others, runtime, reader })))
+        Ok(AsyncEndpoint(Arc::new(Inner { endpoint, budget, shared, others, runtime, reader })))
     }
 }
 
@@ -332,22 +338,28 @@ impl Inner {
         mut start: impl FnMut(&Endpoint, Buffer, u64) -> Result<Option<ReceiveId>, Refused>,
     ) -> Result<Completion, AsyncError> {
         let side = if receive.is_some() { RECEIVE } else { TRANSMIT };
+        let is_next = self.shared.order[side].lock().await;
         let Ok(permit) = self.shared.permits[side].acquire().await else {
             return Err(self.shared.why_ended().into());
         };
         loop {
-            // What completes from now on gives a turn.
+            // What completes from now on gives a turn, and what others return to the budget.
             let turn = self.shared.turn.notified();
+            let share = self.budget.as_ref().map(SendBudget::returned);
             buffer = match self.start(receive, buffer, &mut start) {
                 Ok(ticket) => {
                     // It comes back with the completion, also if this future is dropped.
                     permit.forget();
+                    drop(is_next);
                     return Ok(ticket.await??);
                 }
                 Err(AsyncError::Refused(Refused { error, buffer })) if error.is_busy() => buffer,
                 Err(error) => return Err(error),
             };
-            turn.await;
+            match share {
+                Some(share) => either(turn, share).await,
+                None => turn.await,
+            }
         }
     }
 
@@ -379,6 +391,16 @@ impl Inner {
             self.endpoint.cancel(receive);
         }
     }
+}
+
+/// Completes when one of the two has.
+async fn either(first: impl Future<Output = ()>, second: impl Future<Output = ()>) {
+    let (mut first, mut second) = (pin!(first), pin!(second));
+    poll_fn(|cx| match first.as_mut().poll(cx) {
+        Poll::Ready(()) => Poll::Ready(()),
+        Poll::Pending => second.as_mut().poll(cx),
+    })
+    .await;
 }
 
 /// The context of an operation; 0 is that of completions without one.
@@ -460,7 +482,7 @@ impl Reader {
     async fn run(self, mut completions: CompletionStream) {
         loop {
             for _ in 0..IN_A_ROW {
-                let entry = match completions.next().await {
+                let entry = match self.next(&mut completions).await {
                     Ok(completion) => Ok(completion),
                     Err(WaitError::Failed(failed)) => Err(failed),
                     Err(WaitError::Device(error)) => return self.shared.end(Ended::Device(error)),
@@ -471,6 +493,19 @@ impl Reader {
             }
             yield_now().await;
         }
+    }
+
+    /// The next completion. Sends that have completed at the level inject end without another one, and whoever waits for
+    /// their room tries again when there is nothing to be read.
+    async fn next(&self, completions: &mut CompletionStream) -> Result<Completion, WaitError> {
+        poll_fn(|cx| {
+            let polled = completions.poll(cx);
+            if polled.is_pending() {
+                self.shared.turn.notify_waiters();
+            }
+            polled
+        })
+        .await
     }
 
     async fn hand_out(&self, entry: Entry) {

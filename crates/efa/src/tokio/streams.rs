@@ -88,7 +88,7 @@ impl CompletionStream {
         poll_fn(|cx| self.poll(cx)).await
     }
 
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Completion, WaitError>> {
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Completion, WaitError>> {
         let Self { queue, sleeper, turns } = self;
         turns.poll_found(cx, sleeper, || match queue.read() {
             Some(entry) => Some(entry.map_err(WaitError::from)),
