@@ -36,6 +36,8 @@ struct CompletionQueueObject {
     polling: SpinLock,
     /// The completion that the program reads. Guarded by `polling`, like `status` and `wr_id` of `ex`.
     current: Completion,
+    /// Here as well as in the context: when that is closed, its handle is removed before its queues are destroyed.
+    device: Arc<Device>,
     _channel: Option<ChannelRef>,
     _share: Share,
 }
@@ -105,10 +107,11 @@ impl CompletionQueueObject {
             )),
             polling: SpinLock::new(),
             current: Completion::NONE,
+            device,
             _channel: channel_ref,
             _share: share,
         };
-        let queue = Arc::clone(&object.queue);
+        let (queue, device) = (Arc::clone(&object.queue), Arc::clone(&object.device));
         let cq: *mut ibv_cq_ex = Box::into_raw(Box::new(object)).cast();
         if let Some(notifier) = queue.notifier() {
             notifier.set_handle(cq.expose_provenance());
@@ -287,14 +290,12 @@ pub(super) fn destroy(cq: *mut ibv_cq) -> Outcome<()> {
     if let Some(notifier) = queue.notifier() {
         notifier.remove_events()?;
     }
-    // SAFETY: the handle is entered, so the object exists, and no thread destroys it meanwhile ("Handles").
-    let device = device_of(unsafe { (*cq).context })?;
     queue.close_doorbell()?;
     process().remove_handle(cq, HandleType::CompletionQueue)?;
-    device.statistics.commanded();
     // SAFETY: the object comes from the box in `create`. Its handle was removed just now, which
     // succeeds once, so it is freed once and not found any more.
-    drop(unsafe { Box::from_raw(cq.cast::<CompletionQueueObject>()) });
+    let object = unsafe { Box::from_raw(cq.cast::<CompletionQueueObject>()) };
+    object.device.statistics.commanded();
     Ok(())
 }
 

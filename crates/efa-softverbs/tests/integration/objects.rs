@@ -29,12 +29,20 @@ fn closing_context_destroys_its_objects_and_no_others() {
         let all = IBV_ACCESS_LOCAL_WRITE.cast_signed();
         let region = (v.ibv_reg_mr)(b.pd, memory.as_ptr().cast_mut().cast(), memory.len(), all);
         let unused = (v.ibv_create_cq)(b.context, 8, null_mut(), null_mut(), 0);
+        let channel = (v.ibv_create_comp_channel)(b.context);
+        let announced = (v.ibv_create_cq)(b.context, 8, null_mut(), channel, 0);
+        assert!(!announced.is_null(), "errno {}", errno());
         let back = b.handle(a.gid());
         assert_eq!((v.ibv_close_device)(b.context), 0);
         assert_eq!((v.ibv_destroy_qp)(b.qp), libc::EINVAL);
         assert_eq!((v.ibv_destroy_ah)(back), libc::EINVAL);
         assert_eq!((v.ibv_dereg_mr)(region), libc::EINVAL);
-        assert_eq!([unused, b.cq.cast()].map(|cq| (v.ibv_destroy_cq)(cq)), [libc::EINVAL; 2]);
+        for cq in [unused, announced, b.cq.cast()] {
+            // Looks up the queue alone, and not its context.
+            assert!((v.efadv_cq_from_ibv_cq_ex)(cq.cast()).is_null());
+            assert_eq!((v.ibv_destroy_cq)(cq), libc::EINVAL);
+        }
+        assert_eq!((v.ibv_destroy_comp_channel)(channel), libc::EINVAL);
         assert_eq!((v.ibv_dealloc_pd)(b.pd), libc::EINVAL);
         assert_eq!((v.ibv_close_device)(b.context), libc::EINVAL);
     }

@@ -187,3 +187,35 @@ fn objects_beyond_the_limits_of_the_settings_are_refused_with_enomem() {
         assert!(words.contains("no space for another queue pair: the limit is 2"), "{words}");
     }
 }
+
+/// Leaves a completion queue to each context that it closes, more often than there may be queues.
+#[test]
+#[ignore = "a child"]
+fn child_leaves_queues_to_contexts() {
+    begin();
+    let v = verbs();
+    // Keeps the device, and with it what is counted.
+    let kept = open();
+    for has_channel in [false, true, false, true] {
+        let context = open();
+        // SAFETY: all arguments are valid; the objects are not used after the context is closed.
+        unsafe {
+            let channel =
+                if has_channel { (v.ibv_create_comp_channel)(context) } else { null_mut() };
+            assert_eq!(channel.is_null(), !has_channel, "errno {}", errno());
+            let queue = (v.ibv_create_cq)(context, 4, null_mut(), channel, 0);
+            assert!(!queue.is_null(), "errno {}", errno());
+            assert_eq!((v.ibv_close_device)(context), 0);
+        }
+    }
+    // SAFETY: the context was opened here and is not used afterwards.
+    assert_eq!(unsafe { (v.ibv_close_device)(kept) }, 0);
+}
+
+#[test]
+fn queue_left_to_a_context_that_is_closed_counts_no_longer_with_a_channel_or_without() {
+    for link in LINKS {
+        Host::new(link)
+            .run("scarce::child_leaves_queues_to_contexts", &[("EFA_SOFT_LIMITS", "cq=1")]);
+    }
+}
