@@ -271,6 +271,7 @@ programs! {
     rejected_connection_reports_the_reason_and_data "connections-rejected"
     connection_to_nobody_is_refused "connections-refused-by-none"
     shutdown_and_close_reach_the_other_side "connections-shut-down"
+    regions_are_closed_while_another_thread_shuts_down_a_connection_whose_peer_does_not_work "connections-shut-down-beside"
     connections_of_one_listener_keep_their_messages_apart "connections-several"
     operation_over_a_connection_completes_selectively_if_it_asks "connections-selective"
     private_data_arrives_up_to_the_limit_that_is_told "connections-most-data"
@@ -310,6 +311,8 @@ programs! {
     threads_open_and_close_objects_of_one_domain_at_once "threads-opening"
     object_that_a_thread_waits_for_is_not_closed "threads-waited-on"
     threads_get_errors_for_objects_that_are_closed_meanwhile "threads-closed-meanwhile"
+    endpoint_that_two_threads_close_at_once_is_closed_by_one_of_them "threads-closed-by-two"
+    regions_are_closed_while_another_thread_closes_an_endpoint_whose_peer_does_not_work "threads-closed-beside"
     threads_of_the_library_block_the_signals_of_the_program "threads-signals"
 
     wait_set_knows_answers_failures_and_events_that_were_looked_at "sleepers-wait-set"

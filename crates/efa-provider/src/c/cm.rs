@@ -12,8 +12,8 @@ use crate::c::endpoint::Endpoint;
 use crate::c::passive::Passive;
 use crate::c::{av, entry};
 use crate::errors;
-use crate::object::{Class, Object, Pool};
-use crate::socket;
+use crate::object::{Class, Object, Pool, Use};
+use crate::{socket, threads};
 
 /// Most bytes of private data.
 pub(crate) const MOST_DATA: usize = 256;
@@ -237,15 +237,19 @@ unsafe extern "C" fn shutdown(ep: *mut fid_ep, flags: u64) -> c_int {
         }
         // SAFETY: the table is that of an endpoint.
         let ep = unsafe { Object::<Endpoint>::of(ep) };
+        // It isn't closed meanwhile, nor what it is bound to.
+        let ep = Use::new(ep);
         let connection = ep.connection.as_ref().ok_or(Errno(FI_ENOSYS))?;
         let endpoint = ep.connected().ok_or(Errno(FI_ENOTCONN))?;
         if !lock(&connection.state).has_begun() {
             return Err(Errno(FI_ENOTCONN));
         }
-        if let Err(error) = endpoint.shutdown(ep.domain.fabric.settings.close_timeout) {
+        let timeout = ep.domain.fabric.settings.close_timeout;
+        // This takes as long as the peer lets it, and a thread that closes another object doesn't wait for it.
+        if let Err(error) = threads::asleep(|| endpoint.shutdown(timeout)) {
             tracing::warn!(%error, "shut a connection down");
         }
-        ep.report_shutdown();
+        ep.object().report_shutdown();
         Ok(())
     })
 }

@@ -26,6 +26,7 @@ use crate::info::PIECES;
 use crate::lookup::{AddressServer, HostPort};
 use crate::memory::MOST_PIECES;
 use crate::object::{Class, Object, Pool, Use};
+use crate::threads;
 
 /// An endpoint.
 pub(crate) struct Endpoint {
@@ -633,7 +634,12 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
     status(|| {
         // SAFETY: the table is that of an endpoint.
         let ep = unsafe { Object::<Endpoint>::of(fid.cast()) };
-        ep.end();
+        {
+            // This takes as long as peers let it, and a thread that closes another object doesn't wait for it. So all that
+            // is used here must be counted: the endpoint is, and counts its domain, queues, counters and address vector.
+            let used = Use::new(ep);
+            threads::asleep(|| used.object().end());
+        }
         // SAFETY: as above; the value isn't used afterwards.
         unsafe { ep.close() }.map(drop)
     })

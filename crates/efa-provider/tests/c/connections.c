@@ -3,6 +3,7 @@
 
 #include <arpa/inet.h>
 #include <pthread.h>
+#include <stdatomic.h>
 
 enum { MILLISECONDS = (int)(PATIENCE * 1000) };
 
@@ -369,6 +370,51 @@ static void shut_down(void)
 	}
 }
 
+static atomic_bool is_over;
+
+static void *shuts_down(void *ep)
+{
+	OK(fi_shutdown(ep, 0));
+	atomic_store(&is_over, true);
+	return NULL;
+}
+
+/* While a thread shuts a connection down whose other side doesn't work, another closes regions and waits for none. */
+static void shut_down_beside(void)
+{
+	static char memory[1 << 20];
+	struct server server;
+	struct end client, other;
+	double begun, longest = 0;
+	pthread_t thread;
+
+	if (!is_ours())
+		not_offered("a shutdown that takes its time");
+	open_server(&server);
+	connect_ends(&server, &client, &other);
+	for (int i = 0; i < 4; i++)
+		OK(fi_send(client.ep, memory, sizeof(memory), NULL, 0, CONTEXT(i)));
+	begun = now();
+	OK(pthread_create(&thread, NULL, shuts_down, client.ep));
+	while (!atomic_load(&is_over)) {
+		struct fid_mr *mr;
+		double before = now();
+
+		OK(fi_mr_reg(server.domain, memory, 64, FI_SEND, 0, 0, 0, &mr, NULL));
+		OK(fi_close(&mr->fid));
+		if (now() - before > longest)
+			longest = now() - before;
+	}
+	begun = now() - begun;
+	OK(pthread_join(thread, NULL));
+	CHECK(begun > 1);
+	if (longest > begun / 2)
+		FAIL("a region took %g s, the shutdown %g s", longest, begun);
+	close_end(&client);
+	close_end(&other);
+	close_server(&server);
+}
+
 /* Several connections of one listener, each with its own messages. */
 static void several(void)
 {
@@ -608,6 +654,7 @@ const struct program connections[] = {
 	{ "connections-rejected", rejected },
 	{ "connections-refused-by-none", refused_by_none },
 	{ "connections-shut-down", shut_down },
+	{ "connections-shut-down-beside", shut_down_beside },
 	{ "connections-several", several },
 	{ "connections-selective", selective },
 	{ "connections-most-data", most_data },

@@ -238,6 +238,96 @@ static void closed_meanwhile(void)
 	}
 }
 
+static atomic_bool go;
+
+static void *closes(void *ep)
+{
+	while (!atomic_load(&go))
+		sched_yield();
+	return (void *)(intptr_t)fi_close(ep);
+}
+
+/* Of two threads that close an endpoint at once one gets an error, and nothing is left of it. */
+static void closed_by_two(void)
+{
+	if (!is_ours())
+		not_offered("closing what others use");
+	for (int round = 0; round < 30; round++) {
+		struct options options = { .counters = true };
+		struct side *side = &world.side[0];
+		pthread_t thread[2];
+		void *result[2];
+
+		open_world(&world, &options);
+		/* Once with what the other side doesn't take, so that both closes take their time. */
+		if (!round)
+			(void)fi_send(side->ep, "x", 1, NULL, side->to[1], CONTEXT(1));
+		atomic_store(&go, false);
+		for (int i = 0; i < 2; i++)
+			OK(pthread_create(&thread[i], NULL, closes, &side->ep->fid));
+		atomic_store(&go, true);
+		for (int i = 0; i < 2; i++)
+			OK(pthread_join(thread[i], &result[i]));
+		if (!result[0] == !result[1])
+			FAIL("the results are %td and %td", (intptr_t)result[0], (intptr_t)result[1]);
+		OK(fi_close(&side->tx->fid));
+		OK(fi_close(&side->rx->fid));
+		OK(fi_close(&side->sent->fid));
+		OK(fi_close(&side->received->fid));
+		OK(fi_close(&side->av->fid));
+		close_side(&world.side[1]);
+		world.sides = 0;
+		close_world(&world);
+	}
+}
+
+static atomic_bool is_over;
+
+static void *closes_slowly(void *ep)
+{
+	OK(fi_close(ep));
+	atomic_store(&is_over, true);
+	return NULL;
+}
+
+/* While a thread closes an endpoint whose peer doesn't work, another closes regions and waits for none. */
+static void closed_beside(void)
+{
+	struct options options = { .caps = FI_MSG | FI_TAGGED | FI_RMA };
+	struct side *side = &world.side[0];
+	static char memory[1 << 20];
+	double begun, longest = 0;
+	pthread_t thread;
+
+	if (!is_ours())
+		not_offered("a close that takes its time");
+	open_world(&world, &options);
+	for (int i = 0; i < 4; i++)
+		(void)fi_tsend(side->ep, memory, sizeof(memory), NULL, side->to[1], 1, CONTEXT(i));
+	begun = now();
+	OK(pthread_create(&thread, NULL, closes_slowly, &side->ep->fid));
+	while (!atomic_load(&is_over)) {
+		struct fid_mr *mr;
+		double before = now();
+
+		OK(fi_mr_reg(world.domain, memory, 64, FI_REMOTE_READ, 0, 0, 0, &mr, NULL));
+		OK(fi_close(&mr->fid));
+		if (now() - before > longest)
+			longest = now() - before;
+	}
+	begun = now() - begun;
+	OK(pthread_join(thread, NULL));
+	CHECK(begun > 1);
+	if (longest > begun / 2)
+		FAIL("a region took %g s, the endpoint %g s", longest, begun);
+	OK(fi_close(&side->tx->fid));
+	OK(fi_close(&side->rx->fid));
+	OK(fi_close(&side->av->fid));
+	close_side(&world.side[1]);
+	world.sides = 0;
+	close_world(&world);
+}
+
 /* The threads of this process but the first, and how many of them take a signal of the process. */
 static void count_threads(int *others, int *that_take)
 {
@@ -283,6 +373,8 @@ const struct program threads[] = {
 	{ "threads-opening", opening },
 	{ "threads-waited-on", waited_on },
 	{ "threads-closed-meanwhile", closed_meanwhile },
+	{ "threads-closed-by-two", closed_by_two },
+	{ "threads-closed-beside", closed_beside },
 	{ "threads-signals", block_signals },
 	{ NULL, NULL },
 };
