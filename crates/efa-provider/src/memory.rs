@@ -81,8 +81,8 @@ pub(crate) unsafe fn received(
 /// Memory up to this length is used without its descriptor: its bytes are copied anyhow.
 const LONGEST_COPIED: usize = 64 << 10;
 
-/// The part of a registered region that a descriptor names. `None` if the bytes are copied anyhow, the device
-/// registers memory for an operation at next to no cost, or the region isn't usable for the operation.
+/// The part of a registered region that a descriptor names. `None` if there are no bytes, they are copied anyhow, the
+/// device registers memory for an operation at next to no cost, or the region isn't usable for the operation.
 ///
 /// # Errors
 /// The descriptor is of no open region, of a region without these bytes, or of another domain.
@@ -101,6 +101,10 @@ unsafe fn part(
     let region = unsafe { Object::<Region>::argument(desc.cast()) }?;
     if !region.domain.is(ep.domain.object()) {
         return Err(Errno(FI_EDOMAIN));
+    }
+    // No bytes are in any region, and may have the address null.
+    if length == 0 {
+        return Ok(None);
     }
     let part = region.part(at, length).ok_or(INVALID)?;
     let is_used = region.is_costly && length > LONGEST_COPIED && is_usable(region);

@@ -249,6 +249,7 @@ programs! {
     key_is_the_one_that_the_program_chose "regions-chosen-keys"
     domain_without_remote_memory_takes_no_endpoint_with_chosen_keys "regions-keys-of-another-entry"
     messages_use_memory_named_by_its_descriptor "regions-descriptors"
+    operation_on_no_bytes_starts_with_a_descriptor_wherever_their_address_is "regions-nothing-described"
     memory_registered_for_sending_is_not_readable_on_shared_memory "regions-sent-from"
     access_that_a_region_does_not_allow_fails_and_touches_nothing "regions-refused-access"
     region_is_undisturbed_by_another_with_a_new_key "regions-many"

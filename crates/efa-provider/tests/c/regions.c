@@ -134,6 +134,50 @@ static void descriptors(void)
 	close_world(&world);
 }
 
+/* Nothing is sent, received, written or read with a descriptor, wherever its address is. */
+static void nothing_described(void)
+{
+	struct options options = { .caps = FI_MSG | FI_TAGGED | FI_RMA };
+	struct world world;
+	struct side *from = &world.side[0], *at = &world.side[1];
+	static char there[64], here[64];
+	char elsewhere[8], received[8];
+	void *const addresses[] = { NULL, elsewhere, there + sizeof(there) };
+	struct region source, target;
+
+	open_world(&world, &options);
+	source = register_of(&world, from, there, sizeof(there), FI_SEND | FI_RECV | FI_READ | FI_WRITE);
+	target = register_of(&world, at, here, sizeof(here), remote);
+	for (size_t i = 0; i < COUNT(addresses); i++) {
+		void *address = addresses[i];
+		struct iovec pieces[] = { { there, 4 }, { address, 0 }, { there + 4, 4 } };
+		void *descs[] = { source.desc, source.desc, source.desc };
+
+		POST(&world, fi_trecv(at->ep, address, 0, target.desc, FI_ADDR_UNSPEC, 1, 0, CONTEXT(0)));
+		POST(&world, fi_tsend(from->ep, address, 0, source.desc, from->to[1], 1, CONTEXT(1)));
+		DONE(&world, at->rx, CONTEXT(0), FI_RECV | FI_TAGGED);
+		DONE(&world, from->tx, CONTEXT(1), FI_SEND | FI_TAGGED);
+		POST(&world, fi_recv(at->ep, address, 0, target.desc, FI_ADDR_UNSPEC, CONTEXT(2)));
+		POST(&world, fi_send(from->ep, address, 0, source.desc, from->to[1], CONTEXT(3)));
+		DONE(&world, at->rx, CONTEXT(2), FI_RECV | FI_MSG);
+		DONE(&world, from->tx, CONTEXT(3), FI_SEND | FI_MSG);
+		POST(&world, fi_write(from->ep, address, 0, source.desc, from->to[1], target.address, target.key, CONTEXT(4)));
+		DONE(&world, from->tx, CONTEXT(4), FI_RMA | FI_WRITE);
+		POST(&world, fi_read(from->ep, address, 0, source.desc, from->to[1], target.address, target.key, CONTEXT(5)));
+		DONE(&world, from->tx, CONTEXT(5), FI_RMA | FI_READ);
+		/* A piece of nothing between others. */
+		fill(there, 8, (unsigned)i);
+		POST(&world, fi_recv(at->ep, received, 8, NULL, FI_ADDR_UNSPEC, CONTEXT(6)));
+		POST(&world, fi_sendv(from->ep, pieces, descs, COUNT(pieces), from->to[1], CONTEXT(7)));
+		DONE(&world, at->rx, CONTEXT(6), FI_RECV | FI_MSG);
+		DONE(&world, from->tx, CONTEXT(7), FI_SEND | FI_MSG);
+		FILLED(received, 8, (unsigned)i);
+	}
+	OK(fi_close(&source.mr->fid));
+	OK(fi_close(&target.mr->fid));
+	close_world(&world);
+}
+
 /* What is registered for sending may be read by peers on an interface, and nowhere else. Memory that is registered for
  * something else, or not at all, may not be read, and is sent all the same. */
 static void sent_from(void)
@@ -256,6 +300,7 @@ const struct program regions[] = {
 	{ "regions-chosen-keys", chosen_keys },
 	{ "regions-keys-of-another-entry", keys_of_another_entry },
 	{ "regions-descriptors", descriptors },
+	{ "regions-nothing-described", nothing_described },
 	{ "regions-sent-from", sent_from },
 	{ "regions-refused-access", refused_access },
 	{ "regions-many", many },
