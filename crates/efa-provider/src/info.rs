@@ -9,7 +9,7 @@ use efa::{
     Query, RegistrationMode, ResourceManagement, Threading, Version,
 };
 
-use crate::abi::later::FI_PROGRESS_CONTROL_UNIFIED;
+use crate::abi::later::{FI_PROGRESS_CONTROL_UNIFIED, FI_SOCKADDR_IP};
 use crate::abi::*;
 use crate::bits;
 use crate::boundary::{Errno, Outcome};
@@ -109,7 +109,9 @@ impl ProgramHints<'_> {
         hints.address_format = match info.addr_format {
             FI_FORMAT_UNSPEC => None,
             FI_ADDR_EFA => Some(AddressFormat::Efa),
-            FI_SOCKADDR | FI_SOCKADDR_IN | FI_SOCKADDR_IN6 => Some(AddressFormat::Socket),
+            FI_SOCKADDR | FI_SOCKADDR_IP | FI_SOCKADDR_IN | FI_SOCKADDR_IN6 => {
+                Some(AddressFormat::Socket)
+            }
             _ => return Err(NO_DATA),
         };
         if let Some(transmit) = self.transmit {

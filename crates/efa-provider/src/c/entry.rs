@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 
 use efa::{Address, EndpointKind, Info, Query};
 
+use crate::abi::later::FI_SOCKADDR_IP;
 use crate::abi::*;
 use crate::boundary::{Errno, INVALID, Outcome, status};
 use crate::c;
@@ -285,7 +286,7 @@ unsafe fn open_domain(asked: ProgramHints<'_>) -> Outcome<Option<String>> {
 fn is_format(format: u32, asked: u32) -> bool {
     match asked {
         FI_FORMAT_UNSPEC => true,
-        FI_SOCKADDR => matches!(format, FI_SOCKADDR_IN | FI_SOCKADDR_IN6),
+        FI_SOCKADDR | FI_SOCKADDR_IP => matches!(format, FI_SOCKADDR_IN | FI_SOCKADDR_IN6),
         _ => format == asked,
     }
 }
@@ -343,4 +344,33 @@ fn fill(
         }
     }
     Ok(filled)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+    use efa::AddressFormat;
+
+    use super::*;
+
+    /// What `efa` is asked for by hints with this format alone.
+    fn queried(addr_format: u32) -> Outcome<Option<AddressFormat>> {
+        // SAFETY: zeros are a valid value: null pointers and numbers.
+        let info = fi_info { addr_format, ..unsafe { std::mem::zeroed() } };
+        // SAFETY: the hints have no pointers.
+        let asked = unsafe { asked(&info) }.unwrap();
+        query(FI_VERSION(2, 3), Some(asked)).map(|query| query.hints.address_format)
+    }
+
+    #[test]
+    fn hint_for_socket_addresses_of_any_family_is_met_by_both() {
+        for asked in [FI_SOCKADDR, FI_SOCKADDR_IP] {
+            assert_eq!(queried(asked), Ok(Some(AddressFormat::Socket)), "{asked}");
+            let formats = [FI_SOCKADDR_IN, FI_SOCKADDR_IN6, FI_ADDR_EFA, FI_SOCKADDR_IB];
+            let met = formats.map(|format| is_format(format, asked));
+            assert_eq!(met, [true, true, false, false], "{asked}");
+        }
+        assert_eq!(queried(FI_SOCKADDR_IB), Err(Errno(FI_ENODATA)));
+    }
 }
