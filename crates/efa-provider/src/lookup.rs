@@ -91,7 +91,7 @@ pub(crate) fn look_up(servers: &[HostPort], patience: Duration) -> Vec<io::Resul
         loop {
             let Some(index) = lock(&waiting).pop_front() else { return };
             let left = end.saturating_duration_since(Instant::now());
-            match ask(servers[index].0, left) {
+            match ask(servers[index].0, end) {
                 // Others take their turn meanwhile.
                 Err(error) if error.kind() == ErrorKind::ConnectionRefused && left > PAUSE => {
                     std::thread::sleep(PAUSE);
@@ -115,17 +115,33 @@ pub(crate) fn look_up(servers: &[HostPort], patience: Duration) -> Vec<io::Resul
     answers.map(|answer| answer.unwrap_or_else(|| Err(ErrorKind::TimedOut.into()))).collect()
 }
 
-fn ask(at: SocketAddr, patience: Duration) -> io::Result<Bytes> {
-    if patience.is_zero() {
-        return Err(ErrorKind::TimedOut.into());
-    }
-    let mut stream = TcpStream::connect_timeout(&at, patience)?;
-    stream.set_read_timeout(Some(patience))?;
+fn ask(at: SocketAddr, end: Instant) -> io::Result<Bytes> {
+    let mut stream = TcpStream::connect_timeout(&at, left(end)?)?;
     let mut answer = [0; ANSWER];
-    stream.read_exact(&mut answer)?;
+    let mut length = 0;
+    while length < ANSWER {
+        // Each time anew: a server may send a byte now and then.
+        stream.set_read_timeout(Some(left(end)?))?;
+        match stream.read(&mut answer[length..]) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(count) => length += count,
+            // The time is over, or a signal came.
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(error) => return Err(error),
+        }
+    }
     match (answer.first_chunk(), answer.last_chunk()) {
         (Some(&GREETING), Some(address)) => Ok(*address),
         _ => Err(ErrorKind::InvalidData.into()),
+    }
+}
+
+/// The time until `end`; an error if there is none.
+fn left(end: Instant) -> io::Result<Duration> {
+    match end.saturating_duration_since(Instant::now()) {
+        Duration::ZERO => Err(ErrorKind::TimedOut.into()),
+        left => Ok(left),
     }
 }
 
@@ -281,6 +297,26 @@ mod tests {
             other.accept().unwrap().0.write_all(answer).unwrap();
             assert_eq!(client.join().unwrap().unwrap_err().kind(), kind);
         }
+    }
+
+    #[test]
+    fn server_that_sends_its_answer_byte_by_byte_is_given_up_when_the_time_is_over() {
+        const PATIENCE: Duration = Duration::from_secs(1);
+        let slow = TcpListener::bind(here(0).0).unwrap();
+        let at = here(slow.local_addr().unwrap().port());
+        let client = std::thread::spawn(move || answer_of(at, PATIENCE));
+        let mut stream = slow.accept().unwrap().0;
+        // All of it takes 8 s; no byte takes as long as the client waits.
+        let mut sent = 0;
+        for byte in GREETING.into_iter().chain([3; Address::SIZE]) {
+            if client.is_finished() || stream.write_all(&[byte]).is_err() {
+                break;
+            }
+            sent += 1;
+            std::thread::sleep(PATIENCE / 5);
+        }
+        assert_eq!(client.join().unwrap().unwrap_err().kind(), ErrorKind::TimedOut);
+        assert!(sent < ANSWER);
     }
 
     #[test]
