@@ -147,7 +147,7 @@ fn check_cleaned_up(host: &Host) {
     host.run("settings::child_queries_devices", &[]);
     assert_eq!(std::fs::read_dir(host.sysfs()).unwrap().count(), 1, "one sysfs tree");
     if host.link == "shm" {
-        let directory = host.directory.path().join("hosts/default");
+        let directory = host.directory.path().join("hosts/efa");
         let names: Vec<_> =
             std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         let count =
