@@ -9,6 +9,8 @@
 //! reading only; what they find is checked, and a slot that is being written is read again.
 
 use std::fs::{File, OpenOptions};
+use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{Ordering, fence};
@@ -17,6 +19,7 @@ use efa_device::DeviceError;
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock};
 use rustix::io::{Errno, retry_on_intr};
 
+use crate::fork::{Descriptor, Opener};
 use crate::map::{Map, View};
 
 /// Bytes of an address.
@@ -40,6 +43,9 @@ const TAKEN: u64 = 1;
 /// Most slots of a table.
 const MOST: usize = 1 << 24;
 
+/// How often a table is created that others remove meanwhile.
+const ATTEMPTS: usize = 16;
+
 /// How often a slot that is being written is read.
 const TRIES: u32 = 10_000;
 
@@ -58,8 +64,9 @@ pub struct TableWriter {
     map: Map,
     capacity: usize,
     path: PathBuf,
+    opener: Opener,
     /// Locked until it is closed.
-    _file: File,
+    _file: Descriptor,
 }
 
 /// The table of a process that reads it.
@@ -109,16 +116,8 @@ impl TableWriter {
         if capacity == 0 || capacity > MOST {
             return Err(DeviceError::LimitReached { object: "named peer", limit: MOST });
         }
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).mode(0o600).custom_flags(OFlags::NOFOLLOW.bits() as i32);
-        if let Ok(old) = options.open(&path) {
-            lock(&old, &path)?;
-            // Its writer is gone. Its readers keep what they have mapped.
-            let _ = std::fs::remove_file(&path);
-        }
-        let file = options.create_new(true).open(&path);
-        let file = file.map_err(|error| system("create", &path, &error))?;
-        lock(&file, &path)?;
+        let opener = Opener::this();
+        let file = create_locked(&path)?;
         let length = offset(capacity);
         let allocated =
             retry_on_intr(|| fallocate(&file, FallocateFlags::empty(), 0, length as u64));
@@ -129,7 +128,7 @@ impl TableWriter {
         })?;
         map.words::<1>(CAPACITY)[0].store(capacity as u64, Ordering::Relaxed);
         map.words::<1>(0)[0].store(MAGIC, Ordering::Release);
-        Ok(Self { map, capacity, path, _file: file })
+        Ok(Self { map, capacity, path, opener, _file: OwnedFd::from(file).into() })
     }
 
     /// Number of slots.
@@ -163,17 +162,48 @@ impl TableWriter {
     }
 }
 
-fn lock(file: &File, path: &Path) -> Result<(), DeviceError> {
+/// Creates the file of a table in place of one whose writer is gone, and locks it.
+fn create_locked(path: &Path) -> Result<File, DeviceError> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600).custom_flags(OFlags::NOFOLLOW.bits() as i32);
+    let mut new = options.clone();
+    new.create_new(true);
+    // Others may create, lock or remove a file of this name between two of these steps.
+    for _ in 0..ATTEMPTS {
+        if let Ok(old) = options.open(path)
+            && lock(&old, path)?
+        {
+            // Its writer is gone. Its readers keep what they have mapped.
+            let _ = std::fs::remove_file(path);
+        }
+        match new.open(path) {
+            Ok(file) if lock(&file, path)? => return Ok(file),
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(system("create", path, &error)),
+        }
+    }
+    Err(inconsistent(path, "other processes create it all the time"))
+}
+
+/// Locks the file of a table. Returns whether it is still there.
+fn lock(file: &File, path: &Path) -> Result<bool, DeviceError> {
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(()),
+        Ok(()) => file
+            .metadata()
+            .map(|stat| stat.nlink() > 0)
+            .map_err(|error| system("stat", path, &error)),
         Err(Errno::WOULDBLOCK) => Err(inconsistent(path, "another process writes it")),
         Err(error) => Err(system("lock", path, &error.into())),
     }
 }
 
 impl Drop for TableWriter {
+    /// Removes the file, unless it is that of the process that this one was forked from.
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+        if self.opener.is_this() {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -334,6 +364,17 @@ mod tests {
         let file = OpenOptions::new().write(true).open(&writer.path).unwrap();
         file.set_len(10).unwrap();
         assert!(TableReader::open(&name).unwrap_err().to_string().contains("no address vector"));
+    }
+
+    #[test]
+    fn file_that_was_removed_before_it_was_locked_is_not_taken_for_the_table() {
+        let path = path_of(&name("removed")).unwrap();
+        let file = File::create(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(lock(&file, &path), Ok(false));
+        let table = create_locked(&path).unwrap();
+        assert_eq!(lock(&table, &path), Ok(true));
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

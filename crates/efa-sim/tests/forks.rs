@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use common::Directory;
 use efa_device::*;
+use efa_sim::address_table::{TableReader, TableWriter};
 use efa_sim::shm::{ShmDevice, ShmOptions};
 use efa_sim::tcp::{TcpDevice, TcpOptions};
 use efa_sim::{SoftDevice, SoftQueuePair, SoftRegion};
@@ -279,6 +280,23 @@ fn parent_goes_on_whatever_a_forked_child_does_with_its_copy_on_tcp() {
     for child in [uses_its_copy, drops_its_copy, exits_with_destructors] {
         survives(&tcp, child);
     }
+}
+
+#[test]
+fn address_table_stays_when_a_forked_child_drops_its_copy() {
+    let name = format!("test-{}-fork", std::process::id());
+    let writer = std::cell::Cell::new(Some(TableWriter::create(&name, 1).unwrap()));
+    let status = fork(
+        || {
+            drop(writer.take());
+            0
+        },
+        || {},
+    );
+    assert_eq!(status, 0, "the child failed");
+    assert!(TableReader::open(&name).is_ok());
+    drop(writer);
+    assert!(TableReader::open(&name).is_err());
 }
 
 /// Killed when dropped; the first process of the system reaps it.
