@@ -485,8 +485,9 @@ impl Table {
         let mut table = Self {
             context_bits: options.receive_context_bits.into(),
             generations: match options.kind {
-                AddressVectorKind::Table => Generations::None,
-                AddressVectorKind::Map => Generations::OfSlots(Vec::new()),
+                AddressVectorKind::Table if !options.read_only => Generations::None,
+                // A reader has those of the writer, which may be of another kind.
+                _ => Generations::OfSlots(Vec::new()),
             },
             ..Self::default()
         };

@@ -225,6 +225,24 @@ fn endpoint_of_a_reader_sends_to_peers_that_the_writer_inserts_and_drops_those_i
 
 // conformance: C96
 #[test]
+fn reader_that_asks_for_a_table_has_the_values_of_a_writer_of_a_map() {
+    let options = named("kinds").kind(AddressVectorKind::Map);
+    let mut world = world(options.clone());
+    let asked = options.kind(AddressVectorKind::Table).read_only();
+    let reading = world_end(&mut world, 3, asked);
+    let peer = world.introduce(ALICE, BOB);
+    let of = world.ends[BOB].endpoint.address();
+    let reader = world.ends[reading].addresses.clone();
+    assert_eq!((reader.address(peer), reader.find(&of)), (Some(of), Some(peer)));
+    world.end(reading).send(Message::to(peer), pattern(200_000, 1), 7).unwrap();
+    reader.refresh();
+    world.end(BOB).receive(Receive::untagged(), vec![0; 200_000], 2).unwrap();
+    assert_eq!(world.done(BOB).length, 200_000);
+    assert_eq!(world.done(reading).peer, Some(peer));
+}
+
+// conformance: C96
+#[test]
 fn send_after_the_removal_of_its_peer_by_another_process_is_refused_or_goes_to_the_next_one() {
     for kind in [AddressVectorKind::Table, AddressVectorKind::Map] {
         let options = named("removed").kind(kind);
