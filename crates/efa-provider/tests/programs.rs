@@ -328,6 +328,7 @@ programs! {
     receives_of_a_closed_endpoint_are_not_written_to "lifetimes-receives-unmapped"
     sends_of_a_closed_endpoint_are_not_touched "lifetimes-sends-unmapped"
     close_ends_soon_if_the_peer_never_answers "lifetimes-close-is-bounded"
+    operations_under_way_on_a_closed_endpoint_have_no_completions "lifetimes-close-discards"
     provider_uses_the_libfabric_that_loaded_it_though_it_is_closed "libfabrics-two"
     library_stays_loaded_after_dlclose "lifetimes-unloaded"
 

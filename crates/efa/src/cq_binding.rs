@@ -160,6 +160,16 @@ impl CqBinding {
         true
     }
 
+    /// Has everything complete on `unread`, a queue that keeps nothing, and drops what waits for space in the present one.
+    pub(crate) fn discard(&mut self, unread: Arc<CompletionQueue>) {
+        self.keeps = false;
+        self.return_kept();
+        let held = self.deferred.drain(..).filter(|(credit, _)| *credit == Credit::Held).count();
+        self.queue.return_credits(self.credits + held);
+        self.credits = unread.take_credits(self.credits);
+        self.queue = unread;
+    }
+
     /// Defers all completions from now on until this binding is dropped.
     pub(crate) fn close(&mut self) {
         self.closing = true;

@@ -383,6 +383,15 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         }
     }
 
+    /// Has operations complete and count nowhere from now on.
+    pub(crate) fn discard_completions(&mut self, unread: &Arc<CompletionQueue>) {
+        self.transmit.discard(Arc::clone(unread));
+        self.receive.discard(Arc::clone(unread));
+        if let Some(accounts) = &mut self.accounts {
+            accounts.counters = Counters::default();
+        }
+    }
+
     /// Begins or ends to keep credits of a completion queue.
     pub(crate) fn keep_credits(&mut self, queue: &CompletionQueue, keeps: bool) {
         self.transmit.keep_credits(queue, keeps);

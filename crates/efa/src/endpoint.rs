@@ -489,6 +489,13 @@ impl Endpoint {
         drive!(self.shared, driver => driver.statistics(), last => last.clone())
     }
 
+    /// From now on operations of this endpoint, those under way included, complete on no queue and count on no counter.
+    /// Their buffers are dropped. Before [`close`](Self::close) this discards what is under way, as `fi_close` does.
+    pub fn discard_completions(&self) {
+        let unread = CompletionQueue::unread(&self.shared.domain);
+        drive!(self.shared, driver => driver.discard_completions(unread.shared()), _ => {});
+    }
+
     /// Closes the endpoint: finishes the sends under way and sends queued responses, then cancels
     /// receives and destroys the queue pair. It polls, and blocks the thread, as
     /// [`CompletionQueue::wait`] does.

@@ -473,11 +473,43 @@ static void second_libfabric(void)
 	close_world(&world);
 }
 
+/* What is under way on an endpoint that is closed has no completions, and no counter counts it. */
+static void close_discards(void)
+{
+	struct options options = { .counters = true };
+	struct side *side;
+	struct world world;
+	struct fi_cq_tagged_entry entry;
+	char here[3][8];
+
+	if (!is_ours())
+		not_offered("a close without completions");
+	open_world(&world, &options);
+	side = &world.side[0];
+	for (int i = 0; i < 3; i++)
+		POST(&world, fi_recv(side->ep, here[i], 8, NULL, FI_ADDR_UNSPEC, CONTEXT(i)));
+	POST(&world, fi_send(side->ep, "x", 1, NULL, side->to[1], CONTEXT(4)));
+	OK(fi_close(&side->ep->fid));
+	EQUAL(fi_cq_read(side->rx, &entry, 1), -FI_EAGAIN);
+	EQUAL(fi_cq_read(side->tx, &entry, 1), -FI_EAGAIN);
+	EQUAL(fi_cntr_readerr(side->received), 0);
+	EQUAL(fi_cntr_readerr(side->sent), 0);
+	OK(fi_close(&side->tx->fid));
+	OK(fi_close(&side->rx->fid));
+	OK(fi_close(&side->sent->fid));
+	OK(fi_close(&side->received->fid));
+	OK(fi_close(&side->av->fid));
+	close_side(&world.side[1]);
+	world.sides = 0;
+	close_world(&world);
+}
+
 const struct program lifetimes[] = {
 	{ "lifetimes-region-unmapped", region_unmapped },
 	{ "lifetimes-receives-unmapped", receives_unmapped },
 	{ "lifetimes-sends-unmapped", sends_unmapped },
 	{ "lifetimes-close-is-bounded", close_is_bounded },
+	{ "lifetimes-close-discards", close_discards },
 	{ "lifetimes-unloaded", unloaded },
 	{ NULL, NULL },
 };

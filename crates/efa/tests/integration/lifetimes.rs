@@ -293,6 +293,32 @@ fn close_times_out_when_the_peer_is_not_polled() {
 }
 
 #[test]
+fn discarded_operations_complete_nowhere_and_give_back_the_credits_of_their_queue() {
+    let mut world = World::empty();
+    world.add_with(options(1), CompletionQueueOptions::default().capacity(8));
+    world.add(options(2));
+    let to_bob = world.introduce(ALICE, BOB);
+    let alice = &world.ends[ALICE];
+    for context in 0..8 {
+        alice.endpoint.receive(Receive::untagged(), vec![0; 8], context).unwrap();
+    }
+    let refused = alice.endpoint.send(Message::to(to_bob), "x", 9).unwrap_err();
+    assert_eq!(refused.error, StartError::QueueFull { capacity: 8 });
+    alice.endpoint.discard_completions();
+    alice.endpoint.send(Message::to(to_bob), "x", 9).unwrap();
+    world.end(ALICE).close(Duration::from_secs(1)).unwrap();
+    world.drive();
+    assert_eq!(world.ends[ALICE].entries.len(), 0);
+    // Another endpoint has all of the queue.
+    let alice = &world.ends[ALICE];
+    let builder = alice.domain.endpoint(options(3)).bind_address_vector(&alice.addresses);
+    let other = builder.bind_completion_queue(&alice.queue, Direction::Both).enable().unwrap();
+    for context in 0..8 {
+        other.receive(Receive::untagged(), vec![0; 8], context).unwrap();
+    }
+}
+
+#[test]
 fn closed_endpoint_starts_nothing_and_keeps_its_statistics() {
     let mut world = World::pair(4);
     let to_bob = world.introduce(ALICE, BOB);
