@@ -116,12 +116,12 @@ pub(crate) fn look_up(servers: &[HostPort], patience: Duration) -> Vec<io::Resul
 }
 
 fn ask(at: SocketAddr, end: Instant) -> io::Result<Bytes> {
-    let mut stream = TcpStream::connect_timeout(&at, left(end)?)?;
+    let mut stream = TcpStream::connect_timeout(&at, time_until(end)?)?;
     let mut answer = [0; ANSWER];
     let mut length = 0;
     while length < ANSWER {
         // Each time anew: a server may send a byte now and then.
-        stream.set_read_timeout(Some(left(end)?))?;
+        stream.set_read_timeout(Some(time_until(end)?))?;
         match stream.read(&mut answer[length..]) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
             Ok(count) => length += count,
@@ -138,7 +138,7 @@ fn ask(at: SocketAddr, end: Instant) -> io::Result<Bytes> {
 }
 
 /// The time until `end`; an error if there is none.
-fn left(end: Instant) -> io::Result<Duration> {
+fn time_until(end: Instant) -> io::Result<Duration> {
     match end.saturating_duration_since(Instant::now()) {
         Duration::ZERO => Err(ErrorKind::TimedOut.into()),
         left => Ok(left),

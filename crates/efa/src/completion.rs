@@ -148,7 +148,7 @@ pub enum StartError {
         /// Bytes of the remote memory.
         remote: u64,
     },
-    /// Services that the operation needs are not enabled.
+    /// Capabilities that the operation needs are not enabled.
     #[error("the endpoint lacks {0}")]
     Disabled(Capabilities),
     /// The buffer is registered memory or a packet of another domain.

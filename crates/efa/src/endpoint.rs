@@ -489,8 +489,9 @@ impl Endpoint {
         drive!(self.shared, driver => driver.statistics(), last => last.clone())
     }
 
-    /// From now on operations of this endpoint, those under way included, complete on no queue and count on no counter.
-    /// Their buffers are dropped. Before [`close`](Self::close) this discards what is under way, as `fi_close` does.
+    /// Operations under way, and later ones, complete on no queue and count on no counter, whether they succeed or not.
+    /// Their buffers are dropped when they end. Completions that are in a queue already stay there. With a call before
+    /// [`close`](Self::close) an endpoint is closed as by `fi_close`.
     pub fn discard_completions(&self) {
         let unread = CompletionQueue::unread(&self.shared.domain);
         drive!(self.shared, driver => driver.discard_completions(unread.shared()), _ => {});
@@ -754,8 +755,8 @@ impl Shared {
         drive!(self, driver => driver.admit_peer(peer), _ => Ok(()))
     }
 
-    /// Takes all that has arrived from the device. Returns whether all was taken: `false` while a completion
-    /// queue is full.
+    /// Takes all that has arrived from the device; of what arrives meanwhile something may be left. Returns `false` while a
+    /// completion queue is full, as it takes nothing then.
     pub(crate) fn drain(&self) -> bool {
         drive!(self, driver => driver.drain(self.domain.fabric().clock()), _ => true)
     }

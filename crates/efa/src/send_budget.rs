@@ -99,9 +99,9 @@ struct Shared {
     domain: Domain,
     options: SendBudgetOptions,
     under_way: AtomicUsize,
-    /// A share was returned, so an operation may start that found none.
+    /// Something has completed on one of the endpoints, so an operation of another may start that found no share.
     #[cfg(feature = "tokio")]
-    returned: tokio::sync::Notify,
+    turn: tokio::sync::Notify,
 }
 
 impl SendBudget {
@@ -112,7 +112,7 @@ impl SendBudget {
             options,
             under_way: AtomicUsize::new(0),
             #[cfg(feature = "tokio")]
-            returned: tokio::sync::Notify::new(),
+            turn: tokio::sync::Notify::new(),
         }))
     }
 
@@ -147,13 +147,17 @@ impl SendBudget {
     /// Returns the share of an operation that did not start, or has ended.
     pub(crate) fn end(&self) {
         self.0.under_way.fetch_sub(1, Ordering::AcqRel);
-        #[cfg(feature = "tokio")]
-        self.0.returned.notify_waiters();
     }
 
-    /// Completes when a share is returned after this call.
+    /// Completes at the next call of [`give_turns`](Self::give_turns).
     #[cfg(feature = "tokio")]
-    pub(crate) fn returned(&self) -> tokio::sync::futures::Notified<'_> {
-        self.0.returned.notified()
+    pub(crate) fn turn(&self) -> tokio::sync::futures::Notified<'_> {
+        self.0.turn.notified()
+    }
+
+    /// Wakes all that wait for a share. Not with the lock of a driver, as wakers may run code of the program.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn give_turns(&self) {
+        self.0.turn.notify_waiters();
     }
 }

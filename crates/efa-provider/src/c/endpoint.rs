@@ -642,7 +642,8 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
         let ep = unsafe { Object::<Endpoint>::of(fid.cast()) };
         {
             // This takes as long as peers let it, and a thread that closes another object doesn't wait for it. So all that
-            // is used here must be counted: the endpoint is, and counts its domain, queues, counters and address vector.
+            // is used here must be counted: the endpoint is, and counts its domain, its queues, that of events included, its
+            // counters and its address vector.
             let used = Use::new(ep);
             threads::asleep(|| used.object().end());
         }

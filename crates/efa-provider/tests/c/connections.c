@@ -385,7 +385,7 @@ static void shut_down_beside(void)
 	static char memory[1 << 20];
 	struct server server;
 	struct end client, other;
-	double begun, longest = 0;
+	int closed = 0;
 	pthread_t thread;
 
 	if (!is_ours())
@@ -394,22 +394,16 @@ static void shut_down_beside(void)
 	connect_ends(&server, &client, &other);
 	for (int i = 0; i < 4; i++)
 		OK(fi_send(client.ep, memory, sizeof(memory), NULL, 0, CONTEXT(i)));
-	begun = now();
 	OK(pthread_create(&thread, NULL, shuts_down, client.ep));
-	while (!atomic_load(&is_over)) {
+	for (; !atomic_load(&is_over); closed++) {
 		struct fid_mr *mr;
-		double before = now();
 
 		OK(fi_mr_reg(server.domain, memory, 64, FI_SEND, 0, 0, 0, &mr, NULL));
 		OK(fi_close(&mr->fid));
-		if (now() - before > longest)
-			longest = now() - before;
 	}
-	begun = now() - begun;
 	OK(pthread_join(thread, NULL));
-	CHECK(begun > 1);
-	if (longest > begun / 2)
-		FAIL("a region took %g s, the shutdown %g s", longest, begun);
+	/* One that waited for the shutdown would be the last. */
+	CHECK(closed > 10);
 	close_end(&client);
 	close_end(&other);
 	close_server(&server);

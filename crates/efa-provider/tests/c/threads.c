@@ -296,7 +296,7 @@ static void closed_beside(void)
 	struct options options = { .caps = FI_MSG | FI_TAGGED | FI_RMA };
 	struct side *side = &world.side[0];
 	static char memory[1 << 20];
-	double begun, longest = 0;
+	int closed = 0;
 	pthread_t thread;
 
 	if (!is_ours())
@@ -304,22 +304,16 @@ static void closed_beside(void)
 	open_world(&world, &options);
 	for (int i = 0; i < 4; i++)
 		(void)fi_tsend(side->ep, memory, sizeof(memory), NULL, side->to[1], 1, CONTEXT(i));
-	begun = now();
 	OK(pthread_create(&thread, NULL, closes_slowly, &side->ep->fid));
-	while (!atomic_load(&is_over)) {
+	for (; !atomic_load(&is_over); closed++) {
 		struct fid_mr *mr;
-		double before = now();
 
 		OK(fi_mr_reg(world.domain, memory, 64, FI_REMOTE_READ, 0, 0, 0, &mr, NULL));
 		OK(fi_close(&mr->fid));
-		if (now() - before > longest)
-			longest = now() - before;
 	}
-	begun = now() - begun;
 	OK(pthread_join(thread, NULL));
-	CHECK(begun > 1);
-	if (longest > begun / 2)
-		FAIL("a region took %g s, the endpoint %g s", longest, begun);
+	/* One that waited for the endpoint would be the last. */
+	CHECK(closed > 10);
 	OK(fi_close(&side->tx->fid));
 	OK(fi_close(&side->rx->fid));
 	OK(fi_close(&side->av->fid));

@@ -87,7 +87,7 @@ fn enable(
 fn limits_of_the_transmit_side_hold_at_their_value_and_not_one_above() {
     let pair = Pair::small(|options| options.protocol.max_sends = 3);
     let TransmitAttributes {
-        // Services and flags: `side_of_an_endpoint_has_only_capabilities_of_the_endpoint`,
+        // Capabilities and flags: `side_of_an_endpoint_has_only_capabilities_of_the_endpoint`,
         // `operation_without_flags_has_the_defaults_and_one_with_flags_only_its_own`.
         capabilities: _,
         mode: _,

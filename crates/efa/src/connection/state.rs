@@ -82,8 +82,8 @@ impl ConnectionState {
         ControlError { endpoint: self.id, context: self.context, error }
     }
 
-    /// Takes all that has arrived from the device. Returns whether all was taken: `false` while a completion
-    /// queue is full. `None` if the endpoint is closed.
+    /// Takes all that has arrived from the device; of what arrives meanwhile something may be left. Returns `false` while a
+    /// completion queue is full, as it takes nothing then, and `None` if the endpoint is closed.
     pub(super) fn drain(&self) -> Option<bool> {
         Some(self.endpoint.upgrade()?.drain())
     }

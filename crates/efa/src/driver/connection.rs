@@ -30,8 +30,8 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         self.peers.peer(peer).is_some_and(|peer| self.engine.has_exchanged(peer))
     }
 
-    /// Takes all that has arrived from the device, however much arrives meanwhile. Returns whether all was taken: `false`
-    /// while a completion queue is full.
+    /// Takes all that has arrived from the device; of what arrives meanwhile something may be left. Returns `false` while a
+    /// completion queue is full, as it takes nothing then.
     pub(crate) fn drain(&mut self, clock: &Clock) -> bool {
         let (mut idle, mut polls) = (0, 0);
         while idle < IDLE_POLLS && polls < MOST_POLLS {

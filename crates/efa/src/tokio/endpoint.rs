@@ -86,9 +86,13 @@ const IN_A_ROW: usize = 64;
 /// A task of the runtime reads its completions. Futures complete with the [`Completion`], whose buffer is the
 /// one that was given; its context is a number of the endpoint's own. What becomes of dropped futures is
 /// [written here](crate::tokio#dropped-futures). Operations whose futures are polled one after the other for the
-/// first time keep that order as those of an [`Endpoint`] do.
+/// first time keep that order as those of an [`Endpoint`] do, unless one of them waits for its turn.
 ///
-/// At most 8192 receives are under way, and as many other operations; further ones wait for their turn.
+/// At most 8192 receives are under way, and as many other operations, or fewer by
+/// [`Config::max_sends`](crate::Config), `max_receives` and a [budget](crate::SendBudget). Further ones wait for their turn,
+/// and may start in any order then: a program that needs the order keeps within the limits, or awaits one before it
+/// begins the next. If one endpoint of a budget is enabled so, all must be: no future learns of the shares that others
+/// return.
 ///
 /// ```
 /// use efa::{EndpointOptions, Fabric, LocalOptions, Message, Receive};
@@ -129,8 +133,6 @@ struct Shared {
     state: Mutex<State>,
     /// A permit for each operation under way: sends and their like, and receives.
     permits: [Semaphore; 2],
-    /// Of each side, held by the operation that is to start next. Others wait for it in the order of their first polls.
-    order: [AsyncMutex<()>; 2],
     /// Something has completed, or has been looked for, so an operation that the engine had no room for may start.
     turn: Notify,
 }
@@ -165,10 +167,9 @@ impl EndpointBuilder {
         let endpoint = self.bind_completion_queue(&queue, Direction::Both).report_all().enable()?;
         let (sender, others) = mpsc::channel(OTHERS);
         let permits = [UNDER_WAY; 2].map(Semaphore::new);
-        let (state, turn) = (Mutex::default(), Notify::new());
-        let shared = Arc::new(Shared { state, permits, order: Default::default(), turn });
+        let shared = Arc::new(Shared { state: Mutex::default(), permits, turn: Notify::new() });
         let runtime = Handle::current();
-        let reader = Reader { shared: Arc::clone(&shared), others: sender };
+        let reader = Reader { shared: Arc::clone(&shared), budget: budget.clone(), others: sender };
         let reader = runtime.spawn(reader.run(completions)).abort_handle();
         let others = AsyncMutex::new(others);
         Ok(AsyncEndpoint(Arc::new(Inner { endpoint, budget, shared, others, runtime, reader })))
@@ -338,19 +339,17 @@ impl Inner {
         mut start: impl FnMut(&Endpoint, Buffer, u64) -> Result<Option<ReceiveId>, Refused>,
     ) -> Result<Completion, AsyncError> {
         let side = if receive.is_some() { RECEIVE } else { TRANSMIT };
-        let is_next = self.shared.order[side].lock().await;
         let Ok(permit) = self.shared.permits[side].acquire().await else {
             return Err(self.shared.why_ended().into());
         };
         loop {
-            // What completes from now on gives a turn, and what others return to the budget.
+            // What completes from now on gives a turn, also that of another endpoint with the same budget.
             let turn = self.shared.turn.notified();
-            let share = self.budget.as_ref().map(SendBudget::returned);
+            let share = self.budget.as_ref().map(SendBudget::turn);
             buffer = match self.start(receive, buffer, &mut start) {
                 Ok(ticket) => {
                     // It comes back with the completion, also if this future is dropped.
                     permit.forget();
-                    drop(is_next);
                     return Ok(ticket.await??);
                 }
                 Err(AsyncError::Refused(Refused { error, buffer })) if error.is_busy() => buffer,
@@ -475,6 +474,7 @@ impl Shared {
 /// The task that reads completions.
 struct Reader {
     shared: Arc<Shared>,
+    budget: Option<SendBudget>,
     others: mpsc::Sender<Entry>,
 }
 
@@ -501,7 +501,7 @@ impl Reader {
         poll_fn(|cx| {
             let polled = completions.poll(cx);
             if polled.is_pending() {
-                self.shared.turn.notify_waiters();
+                self.give_turns();
             }
             polled
         })
@@ -518,7 +518,14 @@ impl Reader {
         let woken = self.shared.state.lock().slots.completed(key as usize, entry);
         woken.into_iter().for_each(Waker::wake);
         self.shared.permits[side].add_permits(1);
+        self.give_turns();
+    }
+
+    fn give_turns(&self) {
         self.shared.turn.notify_waiters();
+        if let Some(budget) = &self.budget {
+            budget.give_turns();
+        }
     }
 }
 
