@@ -290,6 +290,7 @@ pub(crate) fn run(Args { command }: &Args) -> Result<(), SoftEfaError> {
 fn write_libraries(args: &Libraries) -> Result<(), SoftEfaError> {
     let library = device_library(args.library.as_deref())?;
     let directory = absolute(&args.directory)?;
+    preload(&directory.join(LIBRARY), None)?;
     libraries::export(&directory, &library)?;
     let (path, directory) = (libraries::LIBRARY_PATH, directory.display());
     let written = writeln!(io::stdout(), "{path}={directory}\n{PRELOAD}={directory}/{LIBRARY}");

@@ -189,6 +189,14 @@ fn standard_input_is_read_as_a_capture() {
 }
 
 #[test]
+fn standard_input_that_is_named_twice_is_refused() {
+    let file = std::fs::File::open(capture("twice.pcapng")).unwrap();
+    let output = efa(["decode", "-", "-"]).stdin(file).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && said.contains("standard input is named twice"), "{said}");
+}
+
+#[test]
 fn several_captures_are_merged_by_time() {
     let part = |name: &str, keep: fn(usize) -> bool| {
         let packets = packets().into_iter().enumerate().filter(|(index, _)| keep(*index));

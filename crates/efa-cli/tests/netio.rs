@@ -206,6 +206,22 @@ fn json_of_a_subscriber_is_an_object_for_each_message_and_the_totals() {
 }
 
 #[test]
+fn publisher_at_the_name_of_a_host_counts_a_subscriber_that_is_there_before_it_listens() {
+    let files = Files::new("early", 5000);
+    let file = files.text("file");
+    for _ in 0..5 {
+        // A port that nobody has, as far as that can be known.
+        let port = TcpListener::bind(ANY).unwrap().local_addr().unwrap().port();
+        let at = format!("localhost:{port}");
+        let subscriber = start(&format!("subscribe {at} --tag 1 --retry 20 --discard"));
+        let publisher = start(&format!("publish {at} --tag 1 --wait-for 1 --json {file}"));
+        subscriber.finish().success();
+        let totals = json(&publisher.finish().success());
+        assert_eq!((&totals["subscribers"], &totals["served"]), (&1.into(), &1.into()));
+    }
+}
+
+#[test]
 fn subscriber_that_has_its_count_leaves_and_nothing_is_lost() {
     let files = Files::new("count", 1_000_000);
     let file = files.text("file");

@@ -159,5 +159,7 @@ fn machine_without_libibverbs_runs_programs_that_open_it() {
 #[test]
 fn libraries_refuse_a_directory_that_the_loader_would_split() {
     let error = common::run(["soft-efa", "libraries", "/tmp/a:b"]).failure();
-    assert!(error.contains("the path contains a colon"), "{error}");
+    assert!(error.contains("the path contains a blank or a colon"), "{error}");
+    let error = common::run(["soft-efa", "libraries", "/tmp/a b"]).failure();
+    assert!(error.contains("/tmp/a b"), "{error}");
 }

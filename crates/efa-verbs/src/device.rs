@@ -337,6 +337,16 @@ impl VerbsQueuePair {
         }
     }
 
+    /// Posts the waiting receives, if there are any. Those that are refused are dropped and counted.
+    fn post_waiting(&mut self) {
+        if self.pair.waiting_receives() > 0
+            && let Err(PostError { error, .. }) = self.post_receives()
+        {
+            self.counters.receives_lost += 1;
+            tracing::warn!(%error, "waiting receives refused");
+        }
+    }
+
     /// Posts the waiting receives. Returns the last one if it was refused; others that were refused are
     /// dropped and counted.
     #[inline]
@@ -583,11 +593,7 @@ impl efa_device::QueuePair for VerbsQueuePair {
             }
             self.pair.completions.poll(&mut self.batch);
             if self.batch.is_empty() {
-                if self.pair.waiting_receives() > 0
-                    && let Err(PostError { error, .. }) = self.post_receives()
-                {
-                    tracing::warn!(%error, "waiting receives refused");
-                }
+                self.post_waiting();
                 return None;
             }
             self.count_poll();
@@ -606,11 +612,7 @@ impl efa_device::QueuePair for VerbsQueuePair {
     fn arm(&mut self, _: Time) -> Result<Armed, DeviceError> {
         // What waits for a doorbell would wait as long as the thread sleeps.
         self.flush();
-        if self.pair.waiting_receives() > 0
-            && let Err(PostError { error, .. }) = self.post_receives()
-        {
-            tracing::warn!(%error, "waiting receives refused");
-        }
+        self.post_waiting();
         if self.batch.is_empty() && self.failed.is_empty() {
             self.pair.completions.request_event()?;
             // What has completed before the request may have no event.

@@ -208,9 +208,10 @@ fn remove_of_the_dead(parent: &Path) -> Result<()> {
         let entry = entry?;
         let name = entry.file_name();
         let process = name.to_str().and_then(|name| name.strip_prefix(HOSTS));
+        let process = process.filter(|process| process.parse::<u32>().is_ok());
         if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
-            std::fs::remove_dir_all(entry.path())
-                .with_context(|| format!("cannot remove {}", entry.path().display()))?;
+            // It may be another user's, or another run may be removing it.
+            let _ = std::fs::remove_dir_all(entry.path());
         }
     }
     Ok(())

@@ -29,7 +29,13 @@ impl Captures {
     pub(super) fn open(files: &[PathBuf]) -> Result<Self, DecodeError> {
         let mut captures = Self { files: Vec::new(), damage: None };
         for file in files {
+            let is_read =
+                file.as_os_str() == "-" && captures.files.iter().any(|of| of.file == *file);
             let open = || -> Result<_, CaptureError> {
+                // Whoever reads it holds its lock.
+                if is_read {
+                    return Err(io::Error::other("standard input is named twice").into());
+                }
                 CaptureReader::new(if file.as_os_str() == "-" {
                     Box::new(io::stdin().lock()) as Box<dyn Read>
                 } else {

@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use clap::builder::RangedU64ValueParser;
@@ -90,7 +90,8 @@ pub(super) fn run(args: &Args) -> Result<(), NetioError> {
         .when_full(WhenFull::Resume);
     let socket = netio.publish_socket(&pool, options)?;
     netio.publish_at(socket, &site.host, site.port)?;
-    let address = place::listens(&mut netio, socket.into(), &site)?;
+    // Nobody else knows the address yet.
+    let (address, _) = place::listens(&mut netio, socket.into(), &site)?;
     let start = || Subscriber::start(args, &address.to_string());
     let mut subscribers = (0..args.subscribers).map(|_| start()).collect::<Result<Vec<_>, _>>()?;
     let mut audience = Audience::default();
@@ -191,7 +192,11 @@ impl Report {
 }
 
 /// A process that subscribes; killed and reaped when dropped.
-struct Subscriber(Child);
+struct Subscriber {
+    child: Child,
+    /// Reads what it says on standard error from the start: it would wait for that, if it says much.
+    said: Option<JoinHandle<String>>,
+}
 
 impl Subscriber {
     fn start(args: &Args, address: &str) -> Result<Self, NetioError> {
@@ -204,16 +209,21 @@ impl Subscriber {
             command.process_group(0).stdin(Stdio::null());
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
         };
-        start().map(Self).map_err(NetioError::Subscriber)
+        let mut child = start().map_err(NetioError::Subscriber)?;
+        let pipe = child.stderr.take();
+        Ok(Self { child, said: Some(thread::spawn(|| said(pipe))) })
+    }
+
+    /// What it has said on standard error, after its end.
+    fn said(&mut self) -> String {
+        self.said.take().and_then(|said| said.join().ok()).unwrap_or_default()
     }
 
     /// Fails if it has ended.
     fn is_running(&mut self) -> Result<(), NetioError> {
-        match self.0.try_wait().map_err(NetioError::Subscriber)? {
+        match self.child.try_wait().map_err(NetioError::Subscriber)? {
             None => Ok(()),
-            Some(status) => {
-                Err(NetioError::SubscriberFailed { status, said: said(self.0.stderr.take()) })
-            }
+            Some(status) => Err(NetioError::SubscriberFailed { status, said: self.said() }),
         }
     }
 
@@ -221,17 +231,17 @@ impl Subscriber {
     fn end(&mut self) -> Result<u64, NetioError> {
         let begin = Instant::now();
         let status = loop {
-            if let Some(status) = self.0.try_wait().map_err(NetioError::Subscriber)? {
+            if let Some(status) = self.child.try_wait().map_err(NetioError::Subscriber)? {
                 break status;
             }
             late(begin, "at their end")?;
             thread::sleep(PAUSE);
         };
         let totals: Option<serde_json::Value> =
-            serde_json::from_str(&said(self.0.stdout.take())).ok();
+            serde_json::from_str(&said(self.child.stdout.take())).ok();
         match totals.as_ref().and_then(|totals| totals["messages"].as_u64()) {
             Some(messages) if status.success() => Ok(messages),
-            _ => Err(NetioError::SubscriberFailed { status, said: said(self.0.stderr.take()) }),
+            _ => Err(NetioError::SubscriberFailed { status, said: self.said() }),
         }
     }
 }
@@ -249,7 +259,7 @@ fn said(pipe: Option<impl Read>) -> String {
 impl Drop for Subscriber {
     fn drop(&mut self) {
         // Both fail only if the child is reaped already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }

@@ -232,21 +232,23 @@ impl LinkArgs {
     }
 }
 
-/// Waits until a socket listens, after the call that asked for it, and returns where.
+/// Waits until a socket listens, after the call that asked for it. Returns where, and what has happened on it already.
 pub(super) fn listens(
     netio: &mut Netio,
     socket: AnySocket,
     site: &Site,
-) -> Result<SocketAddr, NetioError> {
+) -> Result<(SocketAddr, Vec<Event>), NetioError> {
+    let mut early = Vec::new();
     loop {
         if let Some(address) = netio.local_address(socket) {
-            return Ok(address);
+            return Ok((address, early));
         }
         // A name takes a while; nothing tells that it was found but the address.
-        if let Some(Event::BindRefused { error: source, .. }) =
-            netio.poll(Wait::For(Duration::from_millis(10)))?
-        {
-            return Err(NetioError::Listen { site: site.clone(), source });
+        match netio.poll(Wait::For(Duration::from_millis(10)))? {
+            Some(Event::BindRefused { error: source, .. }) => {
+                return Err(NetioError::Listen { site: site.clone(), source });
+            }
+            other => early.extend(other),
         }
     }
 }

@@ -87,9 +87,12 @@ pub(super) fn run(args: &Args) -> Result<(), NetioError> {
         .slow(args.slow.map_or(Slow::Wait, Slow::Disconnect));
     let socket = netio.publish_socket(feed.pool(), options)?;
     netio.publish_at(socket, &args.site.host, args.site.port)?;
-    place::announce(place::listens(&mut netio, socket.into(), &args.site)?);
-    let counter = Counter::new(feed.whole());
-    Run { args, netio, socket, feed, counter, audience: Audience::default(), is_heard: false }.run()
+    let (address, early) = place::listens(&mut netio, socket.into(), &args.site)?;
+    place::announce(address);
+    let (counter, audience) = (Counter::new(feed.whole()), Audience::default());
+    let mut run = Run { args, netio, socket, feed, counter, audience, is_heard: false };
+    early.into_iter().for_each(|event| run.event(event));
+    run.run()
 }
 
 struct Run<'a> {

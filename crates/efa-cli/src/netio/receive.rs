@@ -49,12 +49,13 @@ pub(super) fn run(args: &Args) -> Result<(), NetioError> {
     let buffers = Some(args.receiving.buffers());
     let socket = netio.listen_socket(ListenOptions::default().buffers(buffers).connections(1));
     netio.listen(socket, &args.site.host, args.site.port)?;
-    place::announce(place::listens(&mut netio, socket.into(), &args.site)?);
+    let (address, early) = place::listens(&mut netio, socket.into(), &args.site)?;
+    place::announce(address);
     let mut counter = Counter::new(None);
     if sink.is_stdout() {
         counter = counter.hide_on_terminal();
     }
-    let result = receive_all(&mut netio, &mut sink, &mut counter);
+    let result = receive_all(&mut netio, early, &mut sink, &mut counter);
     let flushed = sink.flush();
     let result = result.and_then(|()| flushed.map(drop));
     counter.totals(result.is_ok()).print(args.link.json)?;
@@ -63,11 +64,17 @@ pub(super) fn run(args: &Args) -> Result<(), NetioError> {
 
 fn receive_all(
     netio: &mut Netio,
+    early: Vec<Event>,
     sink: &mut Sink,
     counter: &mut Counter,
 ) -> Result<(), NetioError> {
+    let mut early = early.into_iter();
     loop {
-        let event = match netio.poll(Wait::No)? {
+        let at_once = match early.next() {
+            Some(event) => Some(event),
+            None => netio.poll(Wait::No)?,
+        };
+        let event = match at_once {
             Some(event) => Some(event),
             // Nothing comes at once: whoever reads the output gets it.
             None if !sink.flush()? => return Ok(()),
