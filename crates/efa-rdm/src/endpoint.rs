@@ -193,7 +193,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// nothing, even if the address is inserted again: that makes another peer.
     ///
     /// The peer may remove this endpoint too, and start anew. So a message with its address and the first message
-    /// id discovers it, unless a message of it was arriving when it was removed.
+    /// id discovers it, unless a message of it was arriving when it was removed. Other packets don't, and are dropped: insert
+    /// the peer again before it sends a second message, or an operation that waits for the HANDSHAKE.
     pub fn remove_peer(&mut self, peer: PeerId) {
         self.core_mut().end_peer(peer, OperationError::PeerRemoved);
         self.settle();

@@ -332,7 +332,8 @@ impl AddressVector {
     /// [cancel](crate::Endpoint::cancel) them.
     ///
     /// A removed peer that has removed this endpoint too may send before it is inserted again: its first message
-    /// is received as that of an unknown sender.
+    /// is received as that of an unknown sender. That holds if it is the first to arrive, and is no atomic operation and
+    /// not delivery complete. What such a peer sends otherwise is dropped, and the connection stops: insert it first.
     ///
     /// Inserted again, it is a new peer, and message IDs start anew. The protocol can't announce that, so the
     /// other side must start anew too: it restarts, or removes this endpoint from its address vector
