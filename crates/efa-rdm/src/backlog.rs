@@ -52,6 +52,10 @@ impl<P, B> Backlog<P, B> {
         self.responses
     }
 
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Work<P, B>> {
+        self.work.iter()
+    }
+
     /// The written packets.
     pub(crate) fn packets_mut(&mut self) -> impl Iterator<Item = &mut InFlight<B>> {
         self.work.iter_mut().filter_map(|work| match work {

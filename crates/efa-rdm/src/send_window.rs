@@ -1,16 +1,16 @@
 //! The send window for peers that may be of a release of libfabric before 2.0: how many message IDs may be sent until no
-//! packet is in flight to the peer.
+//! packet with one is in flight to the peer.
 //!
 //! ```text
 //!   message IDs   ├──── all delivered ────┤├───── window ─────┤├─ wait ─ ─
 //!                                          ▲                   ▲
-//!                       next ID when no packet was in flight   stop
+//!                       next ID when none was in flight        stop
 //! ```
 //!
 //! Receivers of libfabric before 2.0 drop a message whose ID is a receive window or more ahead of the
 //! expected one; then the connection hangs. The device completes a packet when it lies in the
 //! receiver's memory, and the receiver handles packets in the order in which they got there. So a
-//! packet that is posted after all others were completed finds none of them missing. The sender pauses
+//! packet that is posted after all others with message IDs were completed finds none of them missing. The sender pauses
 //! at `stop` until all are completed. A HANDSHAKE with a feature that came later ends this.
 
 use efa_handshake::Extras;

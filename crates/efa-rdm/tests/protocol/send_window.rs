@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use efa_device::Rdma;
 use efa_handshake::Release;
-use efa_rdm::{Config, DropReason, Level, Message, StartError};
+use efa_proto::RmaIov;
+use efa_rdm::{Config, DropReason, Level, Message, Remote, StartError, Write};
 use efa_sim::local::{Faults, LocalOptions};
 
 use crate::world::{World, pattern};
@@ -71,6 +72,35 @@ fn send_window_lets_all_messages_arrive_in_order() {
         assert!(pauses >= MESSAGES / u64::from(WINDOW), "{pauses}");
         world.assert_clean();
     }
+}
+
+#[test]
+fn send_window_opens_again_though_writes_are_always_on_their_way() {
+    let mut world = pair(5, 4, Release::V1_20);
+    for context in 0..40 {
+        world.receive(1, 100, context);
+        world.send(0, 1, pattern(100, context), context);
+    }
+    let peer = world.peer(0, 1);
+    // The key exceeds 32 bits, so a write is sent in a packet. The receiver refuses it.
+    let remote = Remote::from(RmaIov::new(0, 30, 1 << 40));
+    let (mut under_way, mut written, mut received) = (0, 0, 0);
+    for _ in 0..10_000 {
+        // One after the other, so that they don't end together.
+        if under_way < 64 {
+            let (buffer, level) = (pattern(30, 1), Level::Transmit);
+            let write = Write { peer, remote, buffer, cq_data: None, level, context: 1000 };
+            world.endpoint(0).write(write).map_err(|refused| refused.error).unwrap();
+            under_way += 1;
+        }
+        world.step();
+        let ended = world.ends[0].rma.drain(..).count();
+        (under_way, written) = (under_way - ended, written + ended);
+        received += world.take_receives(1).len();
+    }
+    assert_eq!(received, 40);
+    assert!(written > 1000, "{written}");
+    assert!(world.endpoint(0).statistics().pauses >= 9);
 }
 
 #[test]
