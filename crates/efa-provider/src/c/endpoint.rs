@@ -496,16 +496,13 @@ impl Object<Endpoint> {
     /// Ends what is under way, without completions, and the events of a connection.
     fn end(&self) {
         let timeout = self.domain.fabric.settings.close_timeout;
+        if let Some(enabled) = self.enabled.get() {
+            enabled.discard_completions();
+        }
         let ended = match self.enabled.get() {
             None => Ok(()),
-            Some(Enabled::Datagram(endpoint)) => {
-                endpoint.discard_completions();
-                endpoint.close(timeout)
-            }
-            Some(Enabled::Connected(endpoint)) => {
-                endpoint.discard_completions();
-                endpoint.close(timeout)
-            }
+            Some(Enabled::Datagram(endpoint)) => endpoint.close(timeout),
+            Some(Enabled::Connected(endpoint)) => endpoint.close(timeout),
         };
         if let Err(error) = ended {
             crate::log::warn(format_args!("closed an endpoint: {error}"));

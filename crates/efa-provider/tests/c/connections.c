@@ -385,7 +385,6 @@ static void shut_down_beside(void)
 	static char memory[1 << 20];
 	struct server server;
 	struct end client, other;
-	int closed = 0;
 	pthread_t thread;
 
 	if (!is_ours())
@@ -395,15 +394,9 @@ static void shut_down_beside(void)
 	for (int i = 0; i < 4; i++)
 		OK(fi_send(client.ep, memory, sizeof(memory), NULL, 0, CONTEXT(i)));
 	OK(pthread_create(&thread, NULL, shuts_down, client.ep));
-	for (; !atomic_load(&is_over); closed++) {
-		struct fid_mr *mr;
-
-		OK(fi_mr_reg(server.domain, memory, 64, FI_SEND, 0, 0, 0, &mr, NULL));
-		OK(fi_close(&mr->fid));
-	}
-	OK(pthread_join(thread, NULL));
 	/* One that waited for the shutdown would be the last. */
-	CHECK(closed > 10);
+	CHECK(close_regions_until(&is_over, server.domain, FI_SEND) > 10);
+	OK(pthread_join(thread, NULL));
 	close_end(&client);
 	close_end(&other);
 	close_server(&server);

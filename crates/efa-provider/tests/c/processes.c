@@ -347,11 +347,8 @@ static void close_delivers(void)
 		fill(large, LONG, 9);
 		POST(&world, fi_tsend(side->ep, large, LONG, NULL, side->to[1], 9, CONTEXT(9)));
 		OK(fi_close(&side->ep->fid));
+		side->ep = NULL;
 		memset(large, 0xee, LONG);
-		OK(fi_close(&side->tx->fid));
-		OK(fi_close(&side->rx->fid));
-		OK(fi_close(&side->av->fid));
-		world.sides = 0;
 		close_world(&world);
 		ends_well(child);
 		return;

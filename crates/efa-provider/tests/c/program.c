@@ -202,7 +202,8 @@ void open_world(struct world *world, const struct options *options)
 
 void close_side(struct side *side)
 {
-	OK(fi_close(&side->ep->fid));
+	if (side->ep)
+		OK(fi_close(&side->ep->fid));
 	OK(fi_close(&side->tx->fid));
 	if (side->rx != side->tx)
 		OK(fi_close(&side->rx->fid));
@@ -220,6 +221,20 @@ void close_world(struct world *world)
 	OK(fi_close(&world->domain->fid));
 	OK(fi_close(&world->fabric->fid));
 	fi_freeinfo(world->info);
+}
+
+int close_regions_until(const atomic_bool *is_over, struct fid_domain *domain, uint64_t access)
+{
+	static char memory[64];
+	int closed = 0;
+
+	for (; !atomic_load(is_over); closed++) {
+		struct fid_mr *mr;
+
+		OK(fi_mr_reg(domain, memory, sizeof(memory), access, 0, 0, 0, &mr, NULL));
+		OK(fi_close(&mr->fid));
+	}
+	return closed;
 }
 
 void progress(struct world *world)

@@ -8,6 +8,7 @@
 #define PROGRAM_H
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -114,7 +115,10 @@ void open_world_at(struct world *world, const struct options *options, struct fi
 void close_world(struct world *world);
 /* Opens, binds and enables the endpoint of a side. */
 void open_side(struct world *world, struct side *side);
+/* Closes all that a side has; `ep` is NULL if that is closed already. */
 void close_side(struct side *side);
+/* Registers and closes regions until another thread sets the flag. Returns how many. */
+int close_regions_until(const atomic_bool *is_over, struct fid_domain *domain, uint64_t access);
 /* Inserts the address of `of` into the address vector of `into`. */
 fi_addr_t introduce(struct side *into, const struct side *of);
 /* `count` times the place, as an address vector takes it, of an endpoint that is to be asked there and isn't. */

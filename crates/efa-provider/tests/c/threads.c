@@ -154,6 +154,7 @@ static void waited_on(void)
 	open_world(&world, &options);
 	OK(fi_eq_open(world.fabric, &attr, &queue, NULL));
 	OK(fi_close(&side->ep->fid));
+	side->ep = NULL;
 	OK(pthread_create(&thread[0], NULL, waits_for_completion, side->rx));
 	OK(pthread_create(&thread[1], NULL, waits_for_counter, side->sent));
 	OK(pthread_create(&thread[2], NULL, waits_for_event, queue));
@@ -166,14 +167,7 @@ static void waited_on(void)
 	EQUAL(fi_eq_write(queue, FI_NOTIFY, &entry, sizeof(entry), 0), sizeof(entry));
 	for (int i = 0; i < 3; i++)
 		OK(pthread_join(thread[i], NULL));
-	OK(fi_close(&side->rx->fid));
-	OK(fi_close(&side->sent->fid));
 	OK(fi_close(&queue->fid));
-	OK(fi_close(&side->tx->fid));
-	OK(fi_close(&side->received->fid));
-	OK(fi_close(&side->av->fid));
-	close_side(&world.side[1]);
-	world.sides = 0;
 	close_world(&world);
 }
 
@@ -270,13 +264,7 @@ static void closed_by_two(void)
 			OK(pthread_join(thread[i], &result[i]));
 		if (!result[0] == !result[1])
 			FAIL("the results are %td and %td", (intptr_t)result[0], (intptr_t)result[1]);
-		OK(fi_close(&side->tx->fid));
-		OK(fi_close(&side->rx->fid));
-		OK(fi_close(&side->sent->fid));
-		OK(fi_close(&side->received->fid));
-		OK(fi_close(&side->av->fid));
-		close_side(&world.side[1]);
-		world.sides = 0;
+		side->ep = NULL;
 		close_world(&world);
 	}
 }
@@ -296,7 +284,6 @@ static void closed_beside(void)
 	struct options options = { .caps = FI_MSG | FI_TAGGED | FI_RMA };
 	struct side *side = &world.side[0];
 	static char memory[1 << 20];
-	int closed = 0;
 	pthread_t thread;
 
 	if (!is_ours())
@@ -305,20 +292,10 @@ static void closed_beside(void)
 	for (int i = 0; i < 4; i++)
 		(void)fi_tsend(side->ep, memory, sizeof(memory), NULL, side->to[1], 1, CONTEXT(i));
 	OK(pthread_create(&thread, NULL, closes_slowly, &side->ep->fid));
-	for (; !atomic_load(&is_over); closed++) {
-		struct fid_mr *mr;
-
-		OK(fi_mr_reg(world.domain, memory, 64, FI_REMOTE_READ, 0, 0, 0, &mr, NULL));
-		OK(fi_close(&mr->fid));
-	}
-	OK(pthread_join(thread, NULL));
 	/* One that waited for the endpoint would be the last. */
-	CHECK(closed > 10);
-	OK(fi_close(&side->tx->fid));
-	OK(fi_close(&side->rx->fid));
-	OK(fi_close(&side->av->fid));
-	close_side(&world.side[1]);
-	world.sides = 0;
+	CHECK(close_regions_until(&is_over, world.domain, FI_REMOTE_READ) > 10);
+	OK(pthread_join(thread, NULL));
+	side->ep = NULL;
 	close_world(&world);
 }
 
