@@ -6,7 +6,7 @@
 //! ```
 
 use efa_device::{QueuePair, Status};
-use efa_proto::{MsgId, OpId, PacketType, Rtm, RtmKind};
+use efa_proto::{MsgId, OpId, Rtm, RtmKind};
 
 use crate::completion::{Level, OperationError};
 use crate::core::Core;
@@ -180,30 +180,18 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let Some(active) = self.core.peers.active_mut(peer) else { return };
         let sends = &self.sends;
         let waits = active.backlog.iter().any(|work| match work {
-            Work::Packet { record, .. } => has_msg_id(record.packet_type),
+            Work::Packet { record, .. } => record.has_msg_id(),
             Work::Send(id) => sends.get(*id).is_some_and(|send| send.role.is_ordered()),
             _ => false,
         });
-        let mut records = self.core.transmit.records_mut();
-        if waits || records.any(|record| record.peer == peer && has_msg_id(record.packet_type)) {
+        if waits || self.core.transmit.is_msg_id_in_flight_to(peer) {
             return self.core.schedule.pause(peer);
         }
-        drop(records);
         active.send_window.paused(active.next_msg_id);
         // The peer's HANDSHAKE may have come meanwhile.
         active.keep_from_going_at_once();
         self.release_held(peer);
     }
-}
-
-/// Whether packets of this type are in the order of messages to a peer: RTM and RTA.
-const fn has_msg_id(packet: PacketType) -> bool {
-    use PacketType as P;
-    let of_writes = matches!(
-        packet,
-        P::EagerRtw | P::DcEagerRtw | P::LongCtsRtw | P::DcLongCtsRtw | P::LongReadRtw
-    );
-    packet.is_req() && !of_writes && !matches!(packet, P::ShortRtr | P::LongCtsRtr)
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {

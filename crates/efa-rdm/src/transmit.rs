@@ -71,6 +71,12 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         self.in_flight.iter().any(|(_, record)| record.peer == peer)
     }
 
+    /// The same of packets in the order of messages.
+    #[cold]
+    pub(crate) fn is_msg_id_in_flight_to(&self, peer: PeerId) -> bool {
+        self.in_flight.iter().any(|(_, record)| record.peer == peer && record.has_msg_id())
+    }
+
     pub(crate) fn rdma_in_flight(&self) -> usize {
         self.rdma.len()
     }

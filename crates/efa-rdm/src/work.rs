@@ -104,6 +104,19 @@ pub(crate) struct InFlight<B> {
     pub(crate) retransmitted: bool,
 }
 
+impl<B> InFlight<B> {
+    /// Whether the packet is in the order of messages to its peer: RTM and RTA are.
+    pub(crate) const fn has_msg_id(&self) -> bool {
+        use PacketType as P;
+        let of_writes = matches!(
+            self.packet_type,
+            P::EagerRtw | P::DcEagerRtw | P::LongCtsRtw | P::DcLongCtsRtw | P::LongReadRtw
+        );
+        let of_reads = matches!(self.packet_type, P::ShortRtr | P::LongCtsRtr);
+        self.packet_type.is_req() && !of_writes && !of_reads
+    }
+}
+
 /// An item of a peer's backlog.
 #[derive(Debug)]
 pub(crate) enum Work<P, B> {
