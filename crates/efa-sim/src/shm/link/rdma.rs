@@ -4,11 +4,10 @@
 use efa_device::{DeviceError, Qkey, Qpn, Status};
 
 use super::super::operation::Operation;
-use super::super::outgoing::{Content, Outgoing, Posted, Purpose};
+use super::super::outgoing::{Content, Posted, Purpose};
 use super::super::requests::Ended;
 use super::super::sharing::{Answer, Shared};
 use super::ShmLink;
-use super::sending::complete;
 use crate::link::{Direction, Path, QueueState};
 use crate::lock::within;
 use crate::region::UNPIN_TIMEOUT;
@@ -165,23 +164,15 @@ impl ShmLink {
         state: &mut QueueState,
         peer: Qpn,
     ) -> Result<Option<usize>, DeviceError> {
-        let id = self.peer(peer);
         if let Some(key) = self.requests.rings.get(peer)
-            && let Some(outgoing) = self.outgoing.get_mut(key)
+            && let Some(outgoing) = self.outgoing.get(key)
         {
             if !outgoing.is_detached() {
                 return Ok(Some(key));
             }
-            outgoing.close(Status::BadDestinationQpn, |finished| {
-                complete(state, &mut self.requests, id, finished);
-            });
-            self.forget(key);
+            self.close_ring(state, key);
         }
-        let outgoing = Outgoing::open(&self.local, peer, Purpose::Requests, None)?;
-        let Some(outgoing) = outgoing else { return Ok(None) };
-        let key = self.outgoing.insert(outgoing);
-        self.requests.rings.set(peer, Some(key));
-        Ok(Some(key))
+        self.create_ring(peer, Purpose::Requests, None)
     }
 
     /// Puts requests into rings that have space, and completes operations that have ended.

@@ -82,18 +82,36 @@ impl ShmLink {
         old: Option<usize>,
     ) -> Result<Option<usize>, DeviceError> {
         if let Some(key) = old {
-            let id = self.peer(peer);
-            if let Some(outgoing) = self.outgoing.get_mut(key) {
-                outgoing.close(Status::BadDestinationQpn, |finished| {
-                    complete(state, &mut self.requests, id, finished);
-                });
-            }
-            self.forget(key);
+            self.close_ring(state, key);
         }
-        let outgoing = Outgoing::open(&self.local, peer, Purpose::Datagrams, qkey)?;
+        self.create_ring(peer, Purpose::Datagrams, qkey)
+    }
+
+    /// Completes what is under way in a ring whose receiver is gone, and forgets the ring.
+    pub(super) fn close_ring(&mut self, state: &mut QueueState, key: usize) {
+        if let Some(outgoing) = self.outgoing.get_mut(key) {
+            let peer = QueuePairId { gid: self.me.gid, qpn: outgoing.peer() };
+            outgoing.close(Status::BadDestinationQpn, |finished| {
+                complete(state, &mut self.requests, peer, finished);
+            });
+        }
+        self.forget(key);
+    }
+
+    /// Creates a ring to `peer`; `None` if there is no such queue pair.
+    pub(super) fn create_ring(
+        &mut self,
+        peer: Qpn,
+        purpose: Purpose,
+        qkey: Option<Qkey>,
+    ) -> Result<Option<usize>, DeviceError> {
+        let outgoing = Outgoing::open(&self.local, peer, purpose, qkey)?;
         let Some(outgoing) = outgoing else { return Ok(None) };
         let key = self.outgoing.insert(outgoing);
-        self.by_number.set(peer, Some(key));
+        match purpose {
+            Purpose::Datagrams => self.by_number.set(peer, Some(key)),
+            Purpose::Requests => self.requests.rings.set(peer, Some(key)),
+        }
         Ok(Some(key))
     }
 
