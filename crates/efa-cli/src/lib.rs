@@ -18,6 +18,7 @@
 
 #![forbid(unsafe_code)]
 
+mod child;
 mod decode;
 mod device;
 mod doctor;

@@ -290,10 +290,11 @@ pub(crate) fn run(Args { command }: &Args) -> Result<(), SoftEfaError> {
 fn write_libraries(args: &Libraries) -> Result<(), SoftEfaError> {
     let library = device_library(args.library.as_deref())?;
     let directory = absolute(&args.directory)?;
-    preload(&directory.join(LIBRARY), None)?;
+    let preloaded = preload(&directory.join(LIBRARY), None)?;
     libraries::export(&directory, &library)?;
-    let (path, directory) = (libraries::LIBRARY_PATH, directory.display());
-    let written = writeln!(io::stdout(), "{path}={directory}\n{PRELOAD}={directory}/{LIBRARY}");
+    let (path, directory, preloaded) =
+        (libraries::LIBRARY_PATH, directory.display(), preloaded.display());
+    let written = writeln!(io::stdout(), "{path}={directory}\n{PRELOAD}={preloaded}");
     output::tolerate_closed(written).map_err(SoftEfaError::Output)
 }
 

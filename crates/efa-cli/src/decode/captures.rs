@@ -29,14 +29,13 @@ impl Captures {
     pub(super) fn open(files: &[PathBuf]) -> Result<Self, DecodeError> {
         let mut captures = Self { files: Vec::new(), damage: None };
         for file in files {
-            let is_read =
-                file.as_os_str() == "-" && captures.files.iter().any(|of| of.file == *file);
+            let is_stdin = file.as_os_str() == "-";
             let open = || -> Result<_, CaptureError> {
                 // Whoever reads it holds its lock.
-                if is_read {
+                if is_stdin && captures.files.iter().any(|of| of.file == *file) {
                     return Err(io::Error::other("standard input is named twice").into());
                 }
-                CaptureReader::new(if file.as_os_str() == "-" {
+                CaptureReader::new(if is_stdin {
                     Box::new(io::stdin().lock()) as Box<dyn Read>
                 } else {
                     Box::new(File::open(file)?)

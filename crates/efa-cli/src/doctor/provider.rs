@@ -9,12 +9,12 @@
 //! The dynamic loader tells the reason when it preloads a library, in the same words as `dlopen`.
 
 use std::ffi::{OsStr, OsString};
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use super::{Line, State};
+use crate::child::read_aside;
 
 const LIBRARY: &str = "libefars-fi.so";
 /// As cargo names it.
@@ -165,17 +165,7 @@ fn run(command: &mut Command) -> Result<Output, String> {
         .stderr(Stdio::piped())
         .spawn()
         .map_err(failed)?;
-    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-    // Each is read by a thread, so that the child never waits for us.
-    let read = |mut from: Option<Box<dyn std::io::Read + Send>>| {
-        std::thread::spawn(move || {
-            let mut bytes = Vec::new();
-            let _ = from.as_mut().map(|from| from.read_to_end(&mut bytes));
-            bytes
-        })
-    };
-    let stdout = read(stdout.map(|from| Box::new(from) as _));
-    let stderr = read(stderr.map(|from| Box::new(from) as _));
+    let (stdout, stderr) = (read_aside(child.stdout.take()), read_aside(child.stderr.take()));
     let begin = Instant::now();
     let status = loop {
         match child.try_wait().map_err(failed)? {

@@ -1,6 +1,6 @@
 //! `efa netio bench`: a publisher here, and processes of `efa netio subscribe`.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::thread::{self, JoinHandle};
@@ -16,6 +16,7 @@ use serde::Serialize;
 use super::NetioError;
 use super::place::{self, LinkArgs, Side, Site};
 use super::publish::Audience;
+use crate::child::read_aside;
 use crate::output;
 use crate::pingpong::readable_size;
 
@@ -194,8 +195,8 @@ impl Report {
 /// A process that subscribes; killed and reaped when dropped.
 struct Subscriber {
     child: Child,
-    /// Reads what it says on standard error from the start: it would wait for that, if it says much.
-    said: Option<JoinHandle<String>>,
+    stdout: Option<JoinHandle<Vec<u8>>>,
+    stderr: Option<JoinHandle<Vec<u8>>>,
 }
 
 impl Subscriber {
@@ -210,20 +211,17 @@ impl Subscriber {
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
         };
         let mut child = start().map_err(NetioError::Subscriber)?;
-        let pipe = child.stderr.take();
-        Ok(Self { child, said: Some(thread::spawn(|| said(pipe))) })
-    }
-
-    /// What it has said on standard error, after its end.
-    fn said(&mut self) -> String {
-        self.said.take().and_then(|said| said.join().ok()).unwrap_or_default()
+        let (stdout, stderr) = (read_aside(child.stdout.take()), read_aside(child.stderr.take()));
+        Ok(Self { child, stdout: Some(stdout), stderr: Some(stderr) })
     }
 
     /// Fails if it has ended.
     fn is_running(&mut self) -> Result<(), NetioError> {
         match self.child.try_wait().map_err(NetioError::Subscriber)? {
             None => Ok(()),
-            Some(status) => Err(NetioError::SubscriberFailed { status, said: self.said() }),
+            Some(status) => {
+                Err(NetioError::SubscriberFailed { status, said: text(&mut self.stderr) })
+            }
         }
     }
 
@@ -237,23 +235,18 @@ impl Subscriber {
             late(begin, "at their end")?;
             thread::sleep(PAUSE);
         };
-        let totals: Option<serde_json::Value> =
-            serde_json::from_str(&said(self.child.stdout.take())).ok();
+        let totals: Option<serde_json::Value> = serde_json::from_str(&text(&mut self.stdout)).ok();
         match totals.as_ref().and_then(|totals| totals["messages"].as_u64()) {
             Some(messages) if status.success() => Ok(messages),
-            _ => Err(NetioError::SubscriberFailed { status, said: self.said() }),
+            _ => Err(NetioError::SubscriberFailed { status, said: text(&mut self.stderr) }),
         }
     }
 }
 
-/// What is in a pipe whose writer has ended.
-fn said(pipe: Option<impl Read>) -> String {
-    let mut text = String::new();
-    if let Some(mut pipe) = pipe {
-        // What can't be read isn't shown.
-        let _ = pipe.read_to_string(&mut text);
-    }
-    text.trim().to_owned()
+/// What a process that has ended has printed.
+fn text(printed: &mut Option<JoinHandle<Vec<u8>>>) -> String {
+    let bytes = printed.take().and_then(|reader| reader.join().ok()).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).trim().to_owned()
 }
 
 impl Drop for Subscriber {

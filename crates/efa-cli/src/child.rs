@@ -1,0 +1,15 @@
+//! What child processes print, read while they run: a child waits for whoever doesn't read its pipe.
+
+use std::io::Read;
+use std::thread::{self, JoinHandle};
+
+/// Reads a pipe to its end in a thread. What can't be read is left out.
+pub(crate) fn read_aside(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(mut pipe) = pipe {
+            let _ = pipe.read_to_end(&mut bytes);
+        }
+        bytes
+    })
+}
