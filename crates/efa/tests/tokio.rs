@@ -214,11 +214,11 @@ fn operations_beyond_the_limit_wait_for_their_turn() {
     });
 }
 
-/// An end whose engine has room for one send.
-fn with_one_send(fabric: &Fabric) -> End {
+/// Of an endpoint whose engine has room for one send.
+fn one_send() -> EndpointOptions {
     let mut options = EndpointOptions::default();
     options.protocol.max_sends = 1;
-    End::with(fabric, options)
+    options
 }
 
 #[test]
@@ -228,9 +228,7 @@ fn send_that_finds_no_room_though_the_budget_has_a_share_starts_when_there_is_ro
     let (addresses, budget) =
         (domain.address_vector(), domain.send_budget(SendBudgetOptions::new().limit(4)));
     one_thread().block_on(async {
-        let mut options = EndpointOptions::default();
-        options.protocol.max_sends = 1;
-        let builder = domain.endpoint(options).bind_address_vector(&addresses);
+        let builder = domain.endpoint(one_send()).bind_address_vector(&addresses);
         let endpoint = builder.bind_send_budget(&budget).enable_async().unwrap();
         let to = addresses.insert(endpoint.address()).unwrap();
         let sends = async {
@@ -270,7 +268,7 @@ fn send_starts_after_injected_ones_that_had_completed_before_they_were_delivered
     let directory = TempDir::new().unwrap();
     for [fabric, other] in networks(&directory) {
         one_thread().block_on(async {
-            let (a, b) = (with_one_send(&fabric), End::on(&other));
+            let (a, b) = (End::with(&fabric, one_send()), End::on(&other));
             let to = a.insert(&b);
             for _ in 0..100 {
                 let message = Message::to(to).level(Level::Inject);

@@ -100,6 +100,12 @@ struct Host {
 }
 
 impl Host {
+    fn on(fabric: &Fabric) -> Self {
+        let domain = fabric.domain().unwrap();
+        let addresses = domain.address_vector();
+        Self { domain, addresses }
+    }
+
     fn queue(&self) -> crate::CompletionQueue {
         self.domain.completion_queue(CompletionQueueOptions::default())
     }
@@ -142,9 +148,7 @@ impl Host {
 fn buffer_of_an_rdma_read_returns_after_the_queue_pair_is_destroyed() {
     let clock = ManualClock::new();
     let fabric = Fabric::local(LocalOptions::default()).with_clock(&clock);
-    let domain = fabric.domain().unwrap();
-    let addresses = domain.address_vector();
-    let host = Host { domain, addresses };
+    let host = Host::on(&fabric);
     let (queue, had_entries) = (host.queue(), Arc::default());
     let real = host.queue_pair();
     let queue_pair = RecordingQueuePair {
@@ -190,9 +194,7 @@ fn written_to(count: u64) -> (Fabric, Driver<SoftQueuePair>, crate::CompletionQu
         options.rdma.unsolicited_write_receive = true;
     });
     let fabric = Fabric::local(options).with_clock(&clock);
-    let domain = fabric.domain().unwrap();
-    let addresses = domain.address_vector();
-    let host = Host { domain, addresses };
+    let host = Host::on(&fabric);
     let (sent, received) = (host.queue(), host.queue());
     let mut writer = host.driver(host.queue_pair(), &sent);
     let mut target = host.driver(host.queue_pair(), &received);
@@ -234,9 +236,7 @@ fn progress_ends_after_64_completions_though_the_device_has_more() {
 #[test]
 fn drain_ends_though_datagrams_go_on_arriving() {
     let fabric = Fabric::local(LocalOptions::default()).with_clock(&ManualClock::new());
-    let domain = fabric.domain().unwrap();
-    let addresses = domain.address_vector();
-    let host = Host { domain, addresses };
+    let host = Host::on(&fabric);
     let queue = host.queue();
     let queue_pair = RecordingQueuePair {
         real: host.queue_pair(),

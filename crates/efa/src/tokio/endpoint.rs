@@ -121,7 +121,6 @@ pub struct AsyncEndpoint(Arc<Inner>);
 struct Inner {
     // Dropped first: what is under way then completes as cancelled.
     endpoint: Endpoint,
-    budget: Option<SendBudget>,
     shared: Arc<Shared>,
     others: AsyncMutex<mpsc::Receiver<Entry>>,
     runtime: Handle,
@@ -135,6 +134,8 @@ struct Shared {
     permits: [Semaphore; 2],
     /// Something has completed, or has been looked for, so an operation that the engine had no room for may start.
     turn: Notify,
+    /// What the endpoint's sends take a share of, if it has one.
+    budget: Option<SendBudget>,
 }
 
 /// The index of a side's permits.
@@ -167,12 +168,13 @@ impl EndpointBuilder {
         let endpoint = self.bind_completion_queue(&queue, Direction::Both).report_all().enable()?;
         let (sender, others) = mpsc::channel(OTHERS);
         let permits = [UNDER_WAY; 2].map(Semaphore::new);
-        let shared = Arc::new(Shared { state: Mutex::default(), permits, turn: Notify::new() });
+        let (state, turn) = (Mutex::default(), Notify::new());
+        let shared = Arc::new(Shared { state, permits, turn, budget });
         let runtime = Handle::current();
-        let reader = Reader { shared: Arc::clone(&shared), budget: budget.clone(), others: sender };
+        let reader = Reader { shared: Arc::clone(&shared), others: sender };
         let reader = runtime.spawn(reader.run(completions)).abort_handle();
         let others = AsyncMutex::new(others);
-        Ok(AsyncEndpoint(Arc::new(Inner { endpoint, budget, shared, others, runtime, reader })))
+        Ok(AsyncEndpoint(Arc::new(Inner { endpoint, shared, others, runtime, reader })))
     }
 }
 
@@ -345,7 +347,7 @@ impl Inner {
         loop {
             // What completes from now on gives a turn, also that of another endpoint with the same budget.
             let turn = self.shared.turn.notified();
-            let share = self.budget.as_ref().map(SendBudget::turn);
+            let share = self.shared.budget.as_ref().map(SendBudget::turn);
             buffer = match self.start(receive, buffer, &mut start) {
                 Ok(ticket) => {
                     // It comes back with the completion, also if this future is dropped.
@@ -466,6 +468,14 @@ impl Shared {
         self.turn.notify_waiters();
     }
 
+    /// Has operations try again that found no room, also those of endpoints with the same budget.
+    fn give_turns(&self) {
+        self.turn.notify_waiters();
+        if let Some(budget) = &self.budget {
+            budget.give_turns();
+        }
+    }
+
     fn why_ended(&self) -> Ended {
         self.state.lock().ended.clone().unwrap_or(Ended::Runtime)
     }
@@ -474,7 +484,6 @@ impl Shared {
 /// The task that reads completions.
 struct Reader {
     shared: Arc<Shared>,
-    budget: Option<SendBudget>,
     others: mpsc::Sender<Entry>,
 }
 
@@ -501,7 +510,7 @@ impl Reader {
         poll_fn(|cx| {
             let polled = completions.poll(cx);
             if polled.is_pending() {
-                self.give_turns();
+                self.shared.give_turns();
             }
             polled
         })
@@ -518,14 +527,7 @@ impl Reader {
         let woken = self.shared.state.lock().slots.completed(key as usize, entry);
         woken.into_iter().for_each(Waker::wake);
         self.shared.permits[side].add_permits(1);
-        self.give_turns();
-    }
-
-    fn give_turns(&self) {
-        self.shared.turn.notify_waiters();
-        if let Some(budget) = &self.budget {
-            budget.give_turns();
-        }
+        self.shared.give_turns();
     }
 }
 
