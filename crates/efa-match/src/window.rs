@@ -121,6 +121,12 @@ impl<T> Window<T> {
         self.expected
     }
 
+    /// Whether this id is before the expected one.
+    #[inline]
+    pub fn is_behind(&self, msg_id: u32) -> bool {
+        msg_id.wrapping_sub(self.expected) >= HALF
+    }
+
     /// Number of items that are kept.
     pub fn len(&self) -> usize {
         self.len as usize
@@ -175,7 +181,7 @@ impl<T> Window<T> {
     fn admit_slow(&mut self, msg_id: u32, item: T) -> Admit<T> {
         let ahead = msg_id.wrapping_sub(self.expected);
         if ahead >= self.limit {
-            return if ahead >= HALF { Admit::Old(item) } else { Admit::Beyond(item) };
+            return if self.is_behind(msg_id) { Admit::Old(item) } else { Admit::Beyond(item) };
         }
         if self.get_mut(msg_id).is_some() {
             return Admit::Occupied(item);

@@ -298,3 +298,11 @@ fn long_random_runs_equal_a_reference_map() {
         }
     }
 }
+
+#[test]
+fn half_of_all_ids_are_behind_the_expected_one() {
+    let window = Window::<()>::new(16).starting_at(5);
+    let behind = [4, 0, u32::MAX, (1 << 31) + 5];
+    assert!(behind.into_iter().all(|id| window.is_behind(id)));
+    assert!([5, 6, (1 << 31) + 4].into_iter().all(|id| !window.is_behind(id)));
+}

@@ -35,7 +35,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
                 return self.ops.nacked_message_arrived(peer, rtm, &shape);
             }
             Ok(shape) if shape.subprotocol.has_several_requests() => {
-                if let Some(assembly) = self.ops.assembly(peer, rtm) {
+                if let Some(assembly) = self.ops.assembly(peer, rtm.msg_id.0) {
                     return self.medium_segment(peer, assembly, rtm, &shape, payload, bytes);
                 }
                 if self.has_tag_list

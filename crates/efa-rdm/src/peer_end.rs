@@ -22,8 +22,8 @@ use crate::endpoint::Endpoint;
 use crate::event::Event;
 use crate::held::Chain;
 use crate::ids::PeerId;
-use crate::matching::{HeldFor, Matching};
-use crate::operations::{Assembly, Reading};
+use crate::matching::{HeldFor, Matching, Message};
+use crate::operations::Reading;
 use crate::payload::Payload;
 use crate::peer::PeerStatus;
 use crate::shape::is_complete;
@@ -172,10 +172,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
             is_any = true;
             self.partial.remove(key);
             let Some(message) = self.messages.get(key) else { continue };
-            let (of, missing, packets) =
-                ((message.peer.0, message.msg_id), message.missing, message.packets);
+            let Message { peer, msg_id, missing, packets, .. } = *message;
             if missing == 0 && is_complete(self.held.chain(packets)) {
-                self.ops.assembling.remove(&of);
+                self.ops.forget_assembly(peer, msg_id, key);
             } else {
                 self.forget_message(key);
             }
@@ -187,11 +186,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
     pub(crate) fn forget_message(&mut self, key: u32) {
         let Some(message) = self.messages.get_mut(key) else { return };
         let chain = std::mem::replace(&mut message.packets, Chain::NONE);
-        let (peer, tagged, held_for) = (message.peer, message.tagged, message.held_for);
-        let of = (peer.0, message.msg_id);
-        if self.ops.assembling.get(&of) == Some(&Assembly::Unexpected(key)) {
-            self.ops.assembling.remove(&of);
-        }
+        let Message { peer, msg_id, tagged, held_for, .. } = *message;
+        self.ops.forget_assembly(peer, msg_id, key);
         self.partial.remove(key);
         match held_for {
             HeldFor::Anyone(entry) => {

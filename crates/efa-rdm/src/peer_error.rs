@@ -268,10 +268,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
 
     /// Handles a PEER_ERROR for a message of which packets may have arrived.
     fn message_given_up(&mut self, peer: PeerId, msg_id: u32, code: u32) {
-        match self.ops.assembling.get(&(peer.0, msg_id)).copied() {
+        match self.ops.assembly(peer, msg_id) {
             Some(Assembly::Receiving(id)) => self.ops.fail_message(id, code),
             Some(Assembly::Unexpected(key)) => {
-                self.ops.assembling.remove(&(peer.0, msg_id));
                 self.forget_message(key);
                 self.ops.core.events.push(Event::MessageAbandoned { peer, msg_id, code });
             }

@@ -24,9 +24,19 @@ use crate::taglist::DeviceMatch;
 use crate::work::Work;
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
-    /// The message that a segment belongs to, if it has begun.
-    pub(crate) fn assembly(&self, peer: PeerId, rtm: &Rtm<'_>) -> Option<Assembly> {
-        self.assembling.get(&(peer.0, rtm.msg_id.0)).copied()
+    /// The message with this ID, if it has begun and may get further segments. Of a message that hasn't begun the entry
+    /// may be that of an unexpected one whose ID it has again, 2^32 messages later.
+    pub(crate) fn assembly(&self, peer: PeerId, msg_id: u32) -> Option<Assembly> {
+        let has_begun = self.core.peers.active(peer)?.window.is_behind(msg_id);
+        has_begun.then(|| self.assembling.get(&(peer.0, msg_id)).copied())?
+    }
+
+    /// Further segments with this ID don't belong to an unexpected message any more.
+    pub(crate) fn forget_assembly(&mut self, peer: PeerId, msg_id: u32, unexpected: u32) {
+        let of = (peer.0, msg_id);
+        if self.assembling.get(&of) == Some(&Assembly::Unexpected(unexpected)) {
+            self.assembling.remove(&of);
+        }
     }
 
     /// Begins a single-packet message that is longer than its receive.
@@ -144,7 +154,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
-    /// Handles a kept packet that is not the first of its message.
+    /// Handles a kept packet that is not the first of its message, which has begun.
     pub(crate) fn further_segment(
         &mut self,
         peer: PeerId,
@@ -153,7 +163,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         payload: &[u8],
         bytes: &[u8],
     ) {
-        match self.ops.assembly(peer, rtm) {
+        match self.ops.assembling.get(&(peer.0, rtm.msg_id.0)).copied() {
             Some(assembly) => self.medium_segment(peer, assembly, rtm, shape, payload, bytes),
             None => self.ops.core.drop_packet(Some(peer), DropReason::OldMessageId),
         }
@@ -344,13 +354,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
     #[inline]
     fn end_unexpected(
         &mut self,
-        message: u32,
+        key: u32,
         begin: impl FnOnce(&mut Operations<Q, B>, PeerId, &Rtm<'_>, &Shape, &[u8]),
     ) {
-        self.partial.remove(message);
-        let message = self.messages.remove(message);
+        self.partial.remove(key);
+        let message = self.messages.remove(key);
         let peer = message.peer;
-        self.ops.assembling.remove(&(peer.0, message.msg_id));
+        let of = (peer.0, message.msg_id);
+        let entry = self.ops.assembling.remove(&of);
+        let newer = entry.filter(|entry| *entry != Assembly::Unexpected(key));
         let mut begin = Some(begin);
         let cost = self.replay(message.packets, |matching, packet, bytes, _| {
             let (Header::Rtm(rtm), payload) = (&packet.header, packet.payload) else { return };
@@ -362,6 +374,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
                 Err(reason) => matching.ops.core.drop_packet(Some(peer), reason),
             }
         });
+        // Of a message with the same ID. This one was complete, and has ended.
+        if let Some(newer) = newer {
+            self.ops.assembling.insert(of, newer);
+        }
         self.uncount_unexpected(peer, cost);
     }
 
@@ -413,4 +429,113 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
 fn part_of<R, B: Payload<R>>(buffer: &mut B, context: u64, length: u64) -> Target<B> {
     let length = length.min(buffer.length());
     Target { context, buffer: buffer.split_to(length), tagged: false }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use efa_device::{Device, QueuePairOptions, Time};
+    use efa_sim::local::{LocalFabric, LocalOptions, LocalQueuePair};
+
+    use crate::completion::{Completion, Level};
+    use crate::config::Config;
+    use crate::endpoint::{Accept, Endpoint, Message};
+    use crate::ids::PeerId;
+
+    type End = Endpoint<LocalQueuePair, Vec<u8>>;
+
+    const LENGTH: usize = 30_000;
+
+    /// A sender whose device takes two packets at a time, so that messages of several packets arrive in parts, and a
+    /// receiver.
+    struct Wrapped {
+        ends: [End; 2],
+        peer: PeerId,
+        now: Time,
+    }
+
+    impl Wrapped {
+        fn new() -> Self {
+            let network = LocalFabric::new(LocalOptions::default());
+            let end = |send_depth| {
+                let options = QueuePairOptions::default().with(|to| to.send_depth = send_depth);
+                let queue_pair = network.open().create_queue_pair(options).unwrap();
+                End::new(queue_pair, Config::default()).unwrap()
+            };
+            let mut ends = [end(2), end(16)];
+            let peer = ends[0].insert_peer(ends[1].address()).unwrap();
+            Self { ends, peer, now: Time::ZERO }
+        }
+
+        fn send(&mut self, tag: u64) {
+            let (peer, tag, buffer) = (self.peer, Some(tag), vec![tag as u8; LENGTH]);
+            let (cq_data, level, context) = (None, Level::Transmit, 0);
+            self.ends[0].send(Message { peer, tag, cq_data, level, buffer, context }).unwrap();
+        }
+
+        fn receive(&mut self, tag: u64) {
+            let accept = Accept::Tagged { source: None, tag, ignore: 0 };
+            self.ends[1].receive(accept, vec![0; LENGTH], tag).unwrap();
+        }
+
+        /// Lets both ends progress so many times; returns the contexts of the receives that ended, and whether all that
+        /// they received is right.
+        fn progress(&mut self, times: u32) -> Vec<(u64, bool)> {
+            let mut ended = Vec::new();
+            for _ in 0..times {
+                self.now += Duration::from_micros(1);
+                for end in &mut self.ends {
+                    end.progress(self.now);
+                    while let Some(completion) = end.poll_completion() {
+                        if let Completion::Receive(done) = completion {
+                            let sent = vec![done.context as u8; LENGTH];
+                            ended.push((done.context, done.result.is_ok() && done.buffer == sent));
+                        }
+                    }
+                }
+            }
+            ended
+        }
+
+        /// As if almost 2^32 other messages had been received: the next message has the ID of the last one again.
+        fn repeat_id(&mut self) {
+            let [sender, receiver] = &mut self.ends;
+            let peer = PeerId(0);
+            let next = &mut sender.core_mut().peers.active_mut(peer).unwrap().next_msg_id;
+            *next = next.wrapping_sub(1);
+            let window = &mut receiver.core_mut().peers.active_mut(peer).unwrap().window;
+            let expected = window.expected().wrapping_sub(1);
+            *window = efa_match::Window::new(256).starting_at(expected);
+        }
+    }
+
+    // conformance: A99
+    #[test]
+    fn message_with_the_id_of_an_unexpected_one_is_received_beside_it() {
+        // Whether the receive of the later message is posted when its first packets arrive.
+        for posted in [true, false] {
+            let mut wrapped = Wrapped::new();
+            wrapped.send(1);
+            assert_eq!(wrapped.progress(100), []);
+            wrapped.repeat_id();
+            if posted {
+                wrapped.receive(2);
+            }
+            wrapped.send(2);
+            // The first packets have arrived, and others not.
+            let before = wrapped.ends[1].statistics().received_bytes;
+            while wrapped.ends[1].statistics().received_bytes == before {
+                assert_eq!(wrapped.progress(1), [], "{posted}");
+            }
+            wrapped.receive(1);
+            assert_eq!(wrapped.progress(1), [(1, true)], "{posted}");
+            assert_eq!(wrapped.progress(100), if posted { vec![(2, true)] } else { vec![] });
+            if !posted {
+                wrapped.receive(2);
+                assert_eq!(wrapped.progress(1), [(2, true)]);
+            }
+            assert!(wrapped.ends[1].matching.ops.assembling.is_empty(), "{posted}");
+        }
+    }
 }
