@@ -11,8 +11,8 @@ use std::sync::OnceLock;
 
 use crate::abi::later::fi_domain_attr_2_5;
 use crate::abi::{
-    FI_PARAM_STRING, fi_domain_attr, fi_info, fi_log_level, fi_log_subsys, fi_param_type,
-    fi_provider,
+    FI_PARAM_STRING, FI_VERSION, fi_domain_attr, fi_info, fi_log_level, fi_log_subsys,
+    fi_param_type, fi_provider,
 };
 
 /// What is used of libfabric.
@@ -248,14 +248,19 @@ impl Libfabric {
         // SAFETY: the caller's promise.
         let copy = unsafe { (self.dupinfo)(info) };
         let copy = OwnedInfo { at: NonNull::new(copy)?, libfabric: self };
-        // SAFETY: libfabric allocated the copy, and nobody else has it.
-        unsafe { lengthen(&mut *copy.as_ptr()) }?;
+        if self.version() < LONGER_DOMAIN_ATTRIBUTES {
+            // SAFETY: libfabric allocated the copy, and nobody else has it.
+            unsafe { lengthen(&mut *copy.as_ptr()) }?;
+        }
         Some(copy)
     }
 }
 
-/// Makes the attributes of the domain as long as the newest release has them: this libfabric may be older than the one
-/// that the entry goes to.
+/// The first release whose attributes of a domain are as long as [`fi_domain_attr_2_5`], or longer.
+const LONGER_DOMAIN_ATTRIBUTES: u32 = FI_VERSION(2, 5);
+
+/// Makes the attributes of the domain as long as release 2.5 has them, which an older libfabric has allocated: it may not
+/// be the one that the entry goes to.
 ///
 /// # Safety
 /// The attributes are null or were allocated by C, and nobody else has them.

@@ -81,14 +81,17 @@ pub(crate) unsafe fn received(
 /// Memory up to this length is used without its descriptor: its bytes are copied anyhow.
 const LONGEST_COPIED: usize = 64 << 10;
 
-/// The part of a registered region that a descriptor names. `None` if there are no bytes, they are copied anyhow, the
-/// device registers memory for an operation at next to no cost, or the region isn't usable for the operation.
+/// The part of a registered region that a descriptor names. `None` if the bytes are copied anyhow, the device registers
+/// memory for an operation at next to no cost, or the region isn't usable for the operation.
+///
+/// Where it isn't used nothing is read of the descriptor: before release 1.22 providers ignored it, and programs left it
+/// undefined.
 ///
 /// # Errors
-/// The descriptor is of no open region, of a region without these bytes, or of another domain.
+/// The descriptor is used, and of no open region, of a region without these bytes, or of another domain.
 ///
 /// # Safety
-/// `desc` is a descriptor of libfabric's, of an open region if it is one of this provider.
+/// Where it is used, `desc` is a descriptor of libfabric's, of an open region if it is one of this provider.
 #[cold]
 unsafe fn part(
     ep: &Endpoint,
@@ -97,18 +100,16 @@ unsafe fn part(
     desc: *mut c_void,
     is_usable: fn(&Region) -> bool,
 ) -> Outcome<Option<RegionSlice>> {
+    if length <= LONGEST_COPIED || !ep.domain.registers_at_cost() {
+        return Ok(None);
+    }
     // SAFETY: the caller's promise.
     let region = unsafe { Object::<Region>::argument(desc.cast()) }?;
     if !region.domain.is(ep.domain.object()) {
         return Err(Errno(FI_EDOMAIN));
     }
-    // No bytes are in any region, and may have the address null.
-    if length == 0 {
-        return Ok(None);
-    }
     let part = region.part(at, length).ok_or(INVALID)?;
-    let is_used = region.is_costly && length > LONGEST_COPIED && is_usable(region);
-    Ok(is_used.then_some(part))
+    Ok(is_usable(region).then_some(part))
 }
 
 /// What is sent from in several pieces.

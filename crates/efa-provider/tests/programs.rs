@@ -201,6 +201,7 @@ programs! {
     messages_under_way_at_once_go_to_receives_in_order "messages-in-order"
     message_to_the_own_endpoint_arrives "messages-to-itself"
     message_longer_than_its_receive_is_truncated "messages-truncated"
+    receive_takes_any_level_of_completion "messages-levels-of-receives"
     message_has_up_to_four_pieces_or_as_many_as_were_asked_for "messages-in-pieces"
 
     completion_of_a_receive_names_the_sender_if_it_is_known "matching-sources"
@@ -218,6 +219,8 @@ programs! {
     operation_completes_at_the_level_that_was_asked_for "completions-levels"
     counter_counts_is_set_and_ends_waits "completions-counters"
     thread_that_waits_for_a_counter_is_woken_by_an_addition "completions-counter-woken"
+    failure_behind_a_counter_is_found_without_a_read "completions-failure-behind-counter"
+    queue_without_wait_object_takes_any_condition "completions-condition-of-nobody"
     full_queue_refuses_operations_and_loses_nothing "completions-full-queue"
     failure_has_a_text_that_fits_its_room "completions-failure-text"
 
@@ -249,6 +252,8 @@ programs! {
     key_is_the_one_that_the_program_chose "regions-chosen-keys"
     domain_without_remote_memory_takes_no_endpoint_with_chosen_keys "regions-keys-of-another-entry"
     messages_use_memory_named_by_its_descriptor "regions-descriptors"
+    short_message_is_sent_whatever_its_descriptor_is "regions-undefined-descriptors"
+    key_in_the_raw_form_gives_the_same_access "regions-raw-keys"
     operation_on_no_bytes_starts_with_a_descriptor_wherever_their_address_is "regions-nothing-described"
     memory_registered_for_sending_is_not_readable_on_shared_memory "regions-sent-from"
     access_that_a_region_does_not_allow_fails_and_touches_nothing "regions-refused-access"

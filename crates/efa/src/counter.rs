@@ -374,6 +374,10 @@ impl Source for Shared {
         self.sum() != self.seen.load(Ordering::Acquire)
     }
 
+    fn state(&self) -> Option<u64> {
+        Some(self.sum())
+    }
+
     fn prepare(&self) -> Result<(), TryWaitError> {
         let wait = self.wait.as_ref().ok_or(TryWaitError::NotWaitable)?;
         wait.reset();

@@ -12,7 +12,7 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -74,6 +74,12 @@ pub trait Source: fmt::Debug + Send + Sync {
     /// Does what its endpoints or connections need. Returns whether it has something to be read.
     #[doc(hidden)]
     fn is_pending(&self) -> bool;
+
+    /// For objects of which a read takes nothing away: a number that changes with what is to be read.
+    #[doc(hidden)]
+    fn state(&self) -> Option<u64> {
+        None
+    }
 
     /// Prepares for sleep on its descriptor.
     #[doc(hidden)]
@@ -360,7 +366,16 @@ impl AsFd for WaitSet {
 /// object.
 #[derive(Debug, Default)]
 pub struct PollSet {
-    members: Vec<(Arc<dyn Source>, u64)>,
+    members: Vec<Polled>,
+}
+
+/// A member of a poll set.
+#[derive(Debug)]
+struct Polled {
+    source: Arc<dyn Source>,
+    context: u64,
+    /// Its [state](Source::state) when the set last reported it.
+    reported: AtomicU64,
 }
 
 impl PollSet {
@@ -374,22 +389,35 @@ impl PollSet {
     /// is there gets the new context.
     pub fn add(&mut self, object: &dyn Waitable, context: u64) {
         self.remove(object);
-        self.members.push((object.source(), context));
+        let (source, reported) = (object.source(), AtomicU64::new(0));
+        self.members.push(Polled { source, context, reported });
     }
 
     /// Removes an object (`fi_poll_del`). Returns whether it was there.
     pub fn remove(&mut self, object: &dyn Waitable) -> bool {
         let (source, before) = (object.source(), self.members.len());
-        self.members.retain(|(member, _)| !Arc::ptr_eq(member, &source));
+        self.members.retain(|member| !Arc::ptr_eq(&member.source, &source));
         self.members.len() < before
     }
 
-    /// Progresses the endpoints of all objects, and writes the contexts of those that have something to be
-    /// read (`fi_poll`). Returns their number, at most `contexts.len()`.
+    /// Progresses the endpoints of all objects, and writes the contexts of queues that have something to be read, and
+    /// of counters that have changed since this set last reported them (`fi_poll`). Returns their number, at most
+    /// `contexts.len()`.
     pub fn poll(&self, contexts: &mut [u64]) -> usize {
-        let pending = self.members.iter().filter(|(source, _)| source.is_pending());
-        let found = pending.map(|(_, context)| *context);
-        contexts.iter_mut().zip(found).map(|(slot, context)| *slot = context).count()
+        let mut found = 0;
+        for member in &self.members {
+            let is_pending = member.source.is_pending();
+            let Some(slot) = contexts.get_mut(found) else { continue };
+            let has_news = match member.source.state() {
+                Some(state) => member.reported.swap(state, Ordering::AcqRel) != state,
+                None => is_pending,
+            };
+            if has_news {
+                *slot = member.context;
+                found += 1;
+            }
+        }
+        found
     }
 }
 

@@ -126,6 +126,8 @@ impl CompletionQueue {
             _ => return Err(INVALID),
         };
         let takes_threshold = match attr.wait_cond {
+            // Nobody waits, and the condition may be anything.
+            _ if attr.wait_obj == FI_WAIT_NONE => false,
             FI_CQ_COND_NONE => false,
             FI_CQ_COND_THRESHOLD => true,
             _ => return Err(INVALID),
@@ -199,8 +201,18 @@ impl CompletionQueue {
         }
     }
 
-    /// Takes the next own entry, if it failed.
+    /// Takes the next entry, if it failed. Programs that wait by counters ask for failures without a read before.
     fn take_failed(&self) -> Option<fi_cq_err_entry> {
+        if !self.has_own() {
+            let (entry, source) = match self.queue.read()? {
+                Ok(completion) => completion::parts(&completion),
+                Err(error) => return Some(completion::error_entry(&error)),
+            };
+            let mut own = self.own();
+            own.push_front(OwnEntry::Completed(entry, source));
+            self.changed(&own);
+            return None;
+        }
         let mut own = self.own();
         match own.pop_front()? {
             OwnEntry::Failed(entry) => {

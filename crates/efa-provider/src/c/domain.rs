@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use efa::{AddressVectorKind, DomainOptions, Progress, RegistrationMode};
+use efa::{AddressVectorKind, DomainOptions, Link, Progress, RegistrationMode};
 
 use crate::abi::*;
 use crate::boundary::{Errno, INVALID, Outcome, status};
@@ -23,7 +23,8 @@ pub(crate) struct Domain {
     pub(crate) api_version: u32,
 }
 
-static FID: fi_ops = fi_ops { close: Some(close), ..fi_ops::failing::<FI_ENOSYS>() };
+static FID: fi_ops =
+    fi_ops { close: Some(close), control: Some(control), ..fi_ops::failing::<FI_ENOSYS>() };
 static TABLE: fi_ops_domain = fi_ops_domain {
     av_open: Some(av::open),
     cntr_open: Some(counter::open),
@@ -115,6 +116,11 @@ impl Domain {
         Ok(Self { domain, device, fabric: Use::new(fabric), addresses, api_version })
     }
 
+    /// Whether the device takes its time to register memory.
+    pub(crate) fn registers_at_cost(&self) -> bool {
+        self.fabric.fabric.link() == Link::Verbs
+    }
+
     /// Whether memory is registered as the entry of an endpoint says.
     ///
     /// # Errors
@@ -132,6 +138,12 @@ impl Domain {
     pub(crate) fn is_scalable(&self) -> bool {
         self.domain.attributes().registration_mode == RegistrationMode::Scalable
     }
+}
+
+/// `fi_mr_map_raw` and `fi_mr_unmap_key`.
+unsafe extern "C" fn control(_fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
+    // SAFETY: each command says what `arg` points to.
+    status(|| unsafe { mr::map_raw(command, arg) })
 }
 
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {

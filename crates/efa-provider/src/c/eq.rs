@@ -171,9 +171,7 @@ impl EventQueue {
     /// Reports the end of a connection that this side ended, unless the other side's was reported.
     pub(crate) fn shut_down(&self, number: u64) {
         let mut ready = lock(&self.ready);
-        while let Some(entry) = self.events.read() {
-            self.make_ready(entry, &mut ready);
-        }
+        self.make_all_ready(&mut ready);
         let ended = self.set_connected(number, false);
         let kind = || EventKind::Changed(FI_SHUTDOWN, Vec::new());
         ready.extend(ended.map(|of| Event { of, kind: kind() }));
@@ -198,10 +196,12 @@ impl EventQueue {
         lock(&self.insertions).remove(&number);
     }
 
-    /// Drops events of an address vector that is closed.
+    /// Insertions of an address vector that is closed won't end. Events of those that have ended stay.
     pub(crate) fn forget_insertions(&self, vector: Pointer) {
+        let mut ready = lock(&self.ready);
+        self.make_all_ready(&mut ready);
+        self.events.hold(!ready.is_empty());
         lock(&self.insertions).retain(|_, insertion| insertion.of != vector);
-        self.forget_ready(vector);
     }
 
     fn forget_ready(&self, fid: Pointer) {
@@ -225,6 +225,12 @@ impl EventQueue {
         }
         self.events.hold(!ready.is_empty());
         taken.map(|(taken, _)| taken)
+    }
+
+    fn make_all_ready(&self, ready: &mut VecDeque<Event>) {
+        while let Some(entry) = self.events.read() {
+            self.make_ready(entry, ready);
+        }
     }
 
     /// Translates an event, and appends it to `ready`; those of closed objects are dropped.

@@ -7,7 +7,7 @@
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 
-use efa::{Access, ForeignMemory, Link, LocalAccess, MemoryRegion};
+use efa::{Access, ForeignMemory, LocalAccess, MemoryRegion};
 
 use crate::abi::*;
 use crate::bits;
@@ -20,8 +20,6 @@ use crate::object::{Class, Object, Pool, Use};
 pub(crate) struct Region {
     region: MemoryRegion,
     base: NonNull<u8>,
-    /// Whether the device takes its time to register memory.
-    pub(crate) is_costly: bool,
     /// Whether operations of this process may write to it.
     pub(crate) is_written: bool,
     pub(crate) domain: Use<Domain>,
@@ -32,7 +30,8 @@ unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
-static FID: fi_ops = fi_ops { close: Some(close), ..fi_ops::failing::<FI_ENOSYS>() };
+static FID: fi_ops =
+    fi_ops { close: Some(close), control: Some(control), ..fi_ops::failing::<FI_ENOSYS>() };
 
 pub(crate) static TABLE: fi_ops_mr = fi_ops_mr {
     size: size_of::<fi_ops_mr>(),
@@ -82,10 +81,10 @@ impl Region {
     fn new(domain: &Object<Domain>, request: &RegistrationRequest) -> Outcome<Self> {
         let (mut remote, local) = accesses(request.access)?;
         let local = granted(remote, local);
-        let is_costly = domain.fabric.fabric.link() == Link::Verbs;
         // So that the receiver's interface can read a long message where it lies. From registered memory that it can't
         // read, the message goes in packets.
-        remote.remote_read |= is_costly && !domain.is_scalable() && request.access & FI_SEND != 0;
+        remote.remote_read |=
+            domain.registers_at_cost() && !domain.is_scalable() && request.access & FI_SEND != 0;
         if request.offset != 0 || request.length > LONGEST {
             return Err(INVALID);
         }
@@ -109,7 +108,7 @@ impl Region {
                 .map_err(|error| errors::of_device(&error)),
         }?;
         let is_written = local.contains(LocalAccess::RECV);
-        Ok(Self { region, base, is_costly, is_written, domain: Use::new(domain) })
+        Ok(Self { region, base, is_written, domain: Use::new(domain) })
     }
 
     /// The part of the region that these bytes are, as a buffer of an operation; `None` if not all of them are in it.
@@ -253,6 +252,60 @@ unsafe fn only(iov: *const libc::iovec, count: usize) -> Outcome<libc::iovec> {
     // SAFETY: the caller's promise.
     let first = unsafe { iov.as_ref() };
     first.filter(|_| count == 1).copied().ok_or(INVALID)
+}
+
+/// Bytes of a key in the raw form, by which programs exchange keys of any provider. It is the key itself.
+const RAW_KEY: usize = size_of::<u64>();
+
+/// `fi_mr_raw_attr`.
+unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
+    // SAFETY: the table is that of a region; `FI_GET_RAW_MR` has this argument.
+    status(|| unsafe {
+        if command != FI_GET_RAW_MR {
+            return Err(Errno(FI_ENOSYS));
+        }
+        let attr = arg.cast::<fi_mr_raw_attr>().as_ref().ok_or(INVALID)?;
+        let (base, size) = (attr.base_addr, attr.key_size.as_mut().ok_or(INVALID)?);
+        let room = std::mem::replace(size, RAW_KEY);
+        if attr.flags != 0 {
+            return Err(Errno(FI_EBADFLAGS));
+        }
+        if room < RAW_KEY {
+            return Err(Errno(FI_ETOOSMALL));
+        }
+        if base.is_null() || attr.raw_key.is_null() {
+            return Err(INVALID);
+        }
+        let region = Object::<Region>::of(fid.cast());
+        base.write_unaligned(region.region.remote_address());
+        attr.raw_key.cast::<u64>().write_unaligned(region.region.key());
+        Ok(())
+    })
+}
+
+/// `fi_mr_map_raw`, and `fi_mr_unmap_key`, which has nothing to release.
+///
+/// # Safety
+/// `arg` is null or as the command has it.
+pub(crate) unsafe fn map_raw(command: c_int, arg: *mut c_void) -> Outcome<()> {
+    if command == FI_UNMAP_KEY {
+        return Ok(());
+    }
+    if command != FI_MAP_RAW_MR {
+        return Err(Errno(FI_ENOSYS));
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        let map = arg.cast::<fi_mr_map_raw>().as_ref().ok_or(INVALID)?;
+        if map.flags != 0 {
+            return Err(Errno(FI_EBADFLAGS));
+        }
+        if map.raw_key.is_null() || map.key.is_null() || map.key_size != RAW_KEY {
+            return Err(INVALID);
+        }
+        map.key.write_unaligned(map.raw_key.cast::<u64>().read_unaligned());
+    }
+    Ok(())
 }
 
 /// `fi_close` of a region: when it returns, no peer accesses the memory any more.

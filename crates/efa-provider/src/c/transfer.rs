@@ -102,13 +102,16 @@ pub(crate) fn receive_many(
     buffer: impl FnOnce() -> Outcome<ReceiveBuffer>,
     context: u64,
 ) -> Outcome<()> {
-    if flags & !(FI_COMPLETION | FI_MORE) != 0 {
+    if flags & !(FI_COMPLETION | FI_MORE | LEVELS) != 0 {
         return Err(Errno(FI_EBADFLAGS));
     }
     let (endpoint, source) = (ep.endpoint()?, ep.source(source));
     let posted = endpoint.receive_many_flags(source, reported(flags), buffer()?, context);
     posted.map(drop).map_err(refused)
 }
+
+/// Levels of completion, of which receives have one: they complete when the message is in its buffer.
+const LEVELS: u64 = FI_INJECT_COMPLETE | FI_TRANSMIT_COMPLETE | FI_DELIVERY_COMPLETE;
 
 /// The flags of a receive that `efa` knows.
 fn reported(flags: u64) -> OperationFlags {
@@ -128,7 +131,7 @@ pub(crate) fn receive_flags(
     context: u64,
 ) -> Outcome<()> {
     const LOOKS: u64 = FI_PEEK | FI_CLAIM | FI_DISCARD;
-    if flags & !(FI_COMPLETION | FI_MORE | LOOKS) != 0 {
+    if flags & !(FI_COMPLETION | FI_MORE | LEVELS | LOOKS) != 0 {
         return Err(Errno(FI_EBADFLAGS));
     }
     match flags & LOOKS {

@@ -393,8 +393,8 @@ unsafe extern "C" fn poll(
         let mut found = 0;
         for (member, of_efa) in lock(&set.members).iter() {
             // All are progressed, also those there is no more room for.
-            let is_pending = of_efa.poll(&mut [0]) > 0;
-            if is_pending && found < count {
+            let mut contexts = [0];
+            if of_efa.poll(&mut contexts[..usize::from(found < count)]) > 0 {
                 // SAFETY: the program passes room for `count` contexts.
                 unsafe { context.add(found).write_unaligned(member.context()) };
                 found += 1;

@@ -321,6 +321,53 @@ static void counters(void)
 	close_world(&world);
 }
 
+/* A program that waits by counters finds a failure by fi_cq_readerr, without a read before. */
+static void failure_behind_counter(void)
+{
+	struct options options = { .counters = true, .bind_rx = FI_SELECTIVE_COMPLETION };
+	struct world world;
+	struct side *from = &world.side[0], *at = &world.side[1];
+	struct fi_cq_err_entry error = { 0 };
+	char here[8];
+
+	open_world(&world, &options);
+	POST(&world, fi_recv(at->ep, here, 1, NULL, FI_ADDR_UNSPEC, CONTEXT(0)));
+	POST(&world, fi_recv(at->ep, here, 8, NULL, FI_ADDR_UNSPEC, CONTEXT(1)));
+	for (int i = 0; i < 2; i++)
+		POST(&world, fi_send(from->ep, "12345678", 8, NULL, from->to[1], CONTEXT(2 + i)));
+	for (double end = now() + PATIENCE; fi_cntr_readerr(at->received) < 1 && now() < end; )
+		progress(&world);
+	EQUAL(fi_cntr_readerr(at->received), 1);
+	EQUAL(fi_cq_readerr(at->rx, &error, 0), 1);
+	EQUAL(error.err, FI_ETRUNC);
+	EQUAL((uintptr_t)error.op_context, (uintptr_t)CONTEXT(0));
+	FAILS(fi_cq_readerr(at->rx, &error, 0), FI_EAGAIN);
+	/* A success that it meets is still there. */
+	if (is_ours())
+		FAILS(fi_cq_readerr(from->tx, &error, 0), FI_EAGAIN);
+	DONE(&world, from->tx, CONTEXT(2), FI_SEND | FI_MSG);
+	DONE(&world, from->tx, CONTEXT(3), FI_SEND | FI_MSG);
+	close_world(&world);
+}
+
+/* A queue that nobody waits for takes any condition for that. */
+static void condition_of_nobody(void)
+{
+	struct options options = { 0 };
+	struct fi_cq_attr attr = { .wait_obj = FI_WAIT_NONE, .wait_cond = (enum fi_cq_wait_cond)99 };
+	struct world world;
+	struct fid_cq *queue;
+
+	open_world(&world, &options);
+	OK(fi_cq_open(world.domain, &attr, &queue, NULL));
+	OK(fi_close(&queue->fid));
+	if (is_ours()) {
+		attr.wait_obj = FI_WAIT_UNSPEC;
+		FAILS(fi_cq_open(world.domain, &attr, &queue, NULL), FI_EINVAL);
+	}
+	close_world(&world);
+}
+
 static void *add_later(void *counter)
 {
 	usleep(100 * 1000);
@@ -465,6 +512,8 @@ const struct program completions[] = {
 	{ "completions-many-selectively", many_selectively },
 	{ "completions-levels", levels },
 	{ "completions-counters", counters },
+	{ "completions-failure-behind-counter", failure_behind_counter },
+	{ "completions-condition-of-nobody", condition_of_nobody },
 	{ "completions-counter-woken", counter_woken },
 	{ "completions-full-queue", full_queue },
 	{ "completions-failure-text", failure_text },

@@ -156,7 +156,12 @@ static void insertion(void)
 	EQUAL((uintptr_t)entry.fid, (uintptr_t)&av->fid);
 	for (int i = 0; i < 2; i++)
 		CHECK(peers[i] != FI_ADDR_NOTAVAIL);
+	/* The event of an insertion that has ended stays when the vector is closed. */
+	OK(fi_av_insert(av, names, 1, peers, 0, CONTEXT(3)));
 	OK(fi_close(&av->fid));
+	EQUAL(fi_eq_sread(queue, &event, &entry, sizeof(entry), MILLISECONDS, 0), sizeof(entry));
+	EQUAL(event, FI_AV_COMPLETE);
+	EQUAL((uintptr_t)entry.context, (uintptr_t)CONTEXT(3));
 	OK(fi_close(&queue->fid));
 	close_world(&world);
 }

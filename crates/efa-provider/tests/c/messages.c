@@ -287,6 +287,34 @@ static void truncated(void)
 	close_world(&world);
 }
 
+/* A receive completes when its message has arrived, whichever level of completion its flags name. */
+static void levels_of_receives(void)
+{
+	struct options options = { 0 };
+	const uint64_t levels[] = { FI_INJECT_COMPLETE, FI_TRANSMIT_COMPLETE, FI_DELIVERY_COMPLETE };
+	struct world world;
+	struct side *from = &world.side[0], *at = &world.side[1];
+	char here[8];
+	struct iovec piece = { here, sizeof(here) };
+	struct fi_msg msg = { .msg_iov = &piece, .iov_count = 1, .addr = FI_ADDR_UNSPEC, .context = CONTEXT(0) };
+	struct fi_msg_tagged tagged = {
+		.msg_iov = &piece, .iov_count = 1, .addr = FI_ADDR_UNSPEC, .tag = 7, .context = CONTEXT(1),
+	};
+
+	if (!is_ours())
+		not_offered("levels of completion of receives");
+	open_world(&world, &options);
+	for (size_t i = 0; i < COUNT(levels); i++) {
+		POST(&world, fi_recvmsg(at->ep, &msg, levels[i] | FI_COMPLETION));
+		POST(&world, fi_trecvmsg(at->ep, &tagged, levels[i]));
+		POST(&world, fi_inject(from->ep, "1", 1, from->to[1]));
+		POST(&world, fi_tinject(from->ep, "2", 1, from->to[1], 7));
+		DONE(&world, at->rx, CONTEXT(0), FI_RECV | FI_MSG);
+		DONE(&world, at->rx, CONTEXT(1), FI_RECV | FI_TAGGED);
+	}
+	close_world(&world);
+}
+
 /* A message in as many pieces as the entry says, by default four and up to 28 for a program that asks. */
 static void in_pieces(void)
 {
@@ -344,5 +372,6 @@ const struct program messages[] = {
 	{ "messages-in-order", many_in_order },
 	{ "messages-to-itself", to_itself },
 	{ "messages-truncated", truncated },
+	{ "messages-levels-of-receives", levels_of_receives },
 	{ NULL, NULL },
 };

@@ -142,8 +142,6 @@ static void other_domain(void)
 	struct options options = all;
 	struct world world, other;
 	struct fid_ep *ep;
-	struct region region;
-	static char memory[64];
 
 	needs_ours();
 	open_world(&world, &options);
@@ -152,13 +150,6 @@ static void other_domain(void)
 	REFUSED(fi_ep_bind(ep, &other.side[0].rx->fid, FI_RECV));
 	REFUSED(fi_ep_bind(ep, &other.side[0].av->fid, 0));
 	OK(fi_close(&ep->fid));
-	region = register_of(&other, &other.side[0], memory, sizeof(memory), FI_SEND | FI_RECV);
-	REFUSED(fi_send(world.side[0].ep, memory, 8, region.desc, world.side[0].to[1], NULL));
-	REFUSED(fi_recv(world.side[0].ep, memory, 8, region.desc, FI_ADDR_UNSPEC, NULL));
-	/* Not a descriptor at all. */
-	REFUSED(fi_send(world.side[0].ep, memory, 8, &region, world.side[0].to[1], NULL));
-	OK(fi_close(&region.mr->fid));
-	REFUSED(fi_send(world.side[0].ep, memory, 8, region.desc, world.side[0].to[1], NULL));
 	still_serves(&world);
 	close_world(&other);
 	still_serves(&world);

@@ -122,15 +122,72 @@ static void descriptors(void)
 		DONE(&world, from->tx, CONTEXT(1), FI_SEND | FI_TAGGED);
 		FILLED(here + offset, length, 4);
 	}
-	if (is_ours()) {
-		/* Not in the region. */
-		char elsewhere[8];
-
-		FAILS(fi_send(from->ep, elsewhere, 8, source.desc, from->to[1], NULL), FI_EINVAL);
-		FAILS(fi_send(from->ep, there + sizeof(there) - 4, 8, source.desc, from->to[1], NULL), FI_EINVAL);
-	}
 	OK(fi_close(&source.mr->fid));
 	OK(fi_close(&target.mr->fid));
+	close_world(&world);
+}
+
+/* Memory needs no registration, so short messages go without a look at their descriptors, which may be anything. */
+static void undefined_descriptors(void)
+{
+	struct options options = { 0 };
+	struct world world;
+	struct side *from = &world.side[0], *at = &world.side[1];
+	static char memory[64], there[8], here[8];
+	struct region region;
+
+	if (!is_ours())
+		not_offered("operations with undefined descriptors");
+	open_world(&world, &options);
+	region = register_of(&world, from, memory, sizeof(memory), FI_SEND | FI_RECV);
+	void *const anything[] = { region.desc, &region, (void *)1, region.desc };
+
+	for (int i = 0; i < 4; i++) {
+		/* In the end of a region that was closed. */
+		if (i == 3)
+			OK(fi_close(&region.mr->fid));
+		fill(there, sizeof(there), (unsigned)i);
+		POST(&world, fi_recv(at->ep, here, sizeof(here), anything[i], FI_ADDR_UNSPEC, CONTEXT(0)));
+		POST(&world, fi_send(from->ep, there, sizeof(there), anything[i], from->to[1], CONTEXT(1)));
+		DONE(&world, at->rx, CONTEXT(0), FI_RECV | FI_MSG);
+		DONE(&world, from->tx, CONTEXT(1), FI_SEND | FI_MSG);
+		FILLED(here, sizeof(here), (unsigned)i);
+	}
+	close_world(&world);
+}
+
+/* Keys in the raw form, as programs exchange them without a look at how long those of a provider are. */
+static void raw_keys(void)
+{
+	struct options options = { .caps = FI_MSG | FI_RMA };
+	struct world world;
+	struct side *from = &world.side[0], *at = &world.side[1];
+	static char memory[64];
+	uint8_t raw[64];
+	size_t size = 0;
+	uint64_t base = 1, key = FI_KEY_NOTAVAIL;
+	struct region region;
+	char local[64];
+
+	if (!is_ours())
+		not_offered("raw keys");
+	open_world(&world, &options);
+	region = register_of(&world, at, memory, sizeof(memory), remote);
+	fill(memory, sizeof(memory), 3);
+	FAILS(fi_mr_raw_attr(region.mr, NULL, NULL, &size, 0), FI_ETOOSMALL);
+	CHECK(size > 0 && size <= sizeof(raw));
+	FAILS(fi_mr_raw_attr(region.mr, NULL, raw, &size, 0), FI_EINVAL);
+	FAILS(fi_mr_raw_attr(region.mr, &base, raw, &size, 1), FI_EBADFLAGS);
+	OK(fi_mr_raw_attr(region.mr, &base, raw, &size, 0));
+	EQUAL(base, region.address);
+	FAILS(fi_mr_map_raw(world.domain, base, raw, size - 1, &key, 0), FI_EINVAL);
+	OK(fi_mr_map_raw(world.domain, base, raw, size, &key, 0));
+	EQUAL(key, region.key);
+	POST(&world, fi_read(from->ep, local, sizeof(local), NULL, from->to[1], base, key, CONTEXT(0)));
+	DONE(&world, from->tx, CONTEXT(0), FI_RMA | FI_READ);
+	FILLED(local, sizeof(local), 3);
+	OK(fi_mr_unmap_key(world.domain, key));
+	OK(fi_close(&region.mr->fid));
 	close_world(&world);
 }
 
@@ -300,6 +357,8 @@ const struct program regions[] = {
 	{ "regions-chosen-keys", chosen_keys },
 	{ "regions-keys-of-another-entry", keys_of_another_entry },
 	{ "regions-descriptors", descriptors },
+	{ "regions-undefined-descriptors", undefined_descriptors },
+	{ "regions-raw-keys", raw_keys },
 	{ "regions-nothing-described", nothing_described },
 	{ "regions-sent-from", sent_from },
 	{ "regions-refused-access", refused_access },

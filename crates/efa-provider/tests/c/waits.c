@@ -282,6 +282,12 @@ static void poll_set(void)
 		OK(fi_cntr_add(at->received, 1));
 		EQUAL(fi_poll(set, found, 4), 1);
 		EQUAL((uintptr_t)found[0], (uintptr_t)at);
+		/* Another reader of the counter takes nothing away. */
+		OK(fi_cntr_add(at->received, 1));
+		CHECK(fi_cntr_read(at->received) > 0);
+		EQUAL(fi_poll(set, found, 0), 0);
+		EQUAL(fi_poll(set, found, 4), 1);
+		EQUAL(fi_poll(set, found, 4), 0);
 		OK(fi_poll_del(set, &at->received->fid, 0));
 	}
 	OK(fi_poll_del(set, &from->tx->fid, 0));
