@@ -323,7 +323,6 @@ pub enum StartError {
 #[error("{error}")]
 pub struct Refused<B> {
     /// Why.
-    #[source]
     pub error: StartError,
     /// The buffer.
     pub buffer: B,

@@ -131,7 +131,6 @@ impl<B> Operands<B> {
 #[error("{error}")]
 pub struct AtomicRefused<B> {
     /// The reason.
-    #[source]
     pub error: StartError,
     /// The buffers.
     pub operands: Operands<B>,

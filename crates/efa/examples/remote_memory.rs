@@ -49,8 +49,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     bob.send(Message::to(to_alice), memory.remote().to_bytes().to_vec(), 0)?;
     let remote = RemoteMemory::from_bytes(&completed(&queue, Kind::Receive)?)?;
 
-    let counter = Rma::at(to_bob, remote.part(0, 8));
-    let text = Rma::at(to_bob, remote.part(8, 16));
+    let counter = Rma::at(to_bob, remote.slice(0..8)?);
+    let text = Rma::at(to_bob, remote.slice(8..24)?);
     alice.write(text.delivery_complete(), "written by alice", 1)?;
     completed(&queue, Kind::Write)?;
 

@@ -49,10 +49,8 @@ impl fmt::Display for FiAddr {
 }
 
 impl FiAddr {
-    /// A receive context of this peer, if the upper `bits` bits are reserved for the context (`fi_rx_addr`).
-    /// [`AddressVector::receive_context`] checks the peer and the number.
-    #[must_use]
-    pub const fn receive_context(self, context: u32, bits: u8) -> Self {
+    /// A receive context of this peer, which takes the upper `bits` bits. The caller has checked that it fits.
+    const fn receive_context(self, context: u32, bits: u8) -> Self {
         match bits {
             0 => self,
             _ => Self(self.0 | (context as u64) << (64 - bits as u32)),

@@ -54,7 +54,6 @@ pub struct Claim {
 #[error("{error}")]
 pub struct ClaimRefused {
     /// Why. After [`StartError::ClaimEnded`] the message is gone for good.
-    #[source]
     pub error: StartError,
     /// The claim.
     pub claim: Claim,

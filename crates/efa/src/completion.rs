@@ -83,9 +83,9 @@ impl Completion {
 /// A failed operation (`fi_cq_err_entry`). It completes in order with the others.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("operation with context {}: {error}", completion.context)]
+#[non_exhaustive]
 pub struct CompletionError {
     /// Why.
-    #[source]
     pub error: OperationError,
     /// The other properties of the completion.
     pub completion: Box<Completion>,
@@ -224,7 +224,6 @@ impl StartError {
 #[error("{error}")]
 pub struct Refused {
     /// Why.
-    #[source]
     pub error: StartError,
     /// The buffer.
     pub buffer: Buffer,

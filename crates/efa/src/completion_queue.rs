@@ -155,6 +155,8 @@ pub(crate) struct Shared {
     waiting: AtomicUsize,
     /// Whether the program holds entries besides.
     is_held: AtomicBool,
+    /// Of a queue that isn't waitable: whether a call that blocks is to return.
+    is_signalled: AtomicBool,
     /// Nobody reads it, and it keeps nothing.
     is_unread: bool,
     endpoints: BoundEndpoints,
@@ -306,11 +308,11 @@ impl CompletionQueue {
     }
 
     /// Makes one thread that blocks in [`wait`](Self::wait), or the next one that does, return
-    /// [`WaitError::Signalled`] (`fi_cq_signal`). The descriptor becomes readable. A queue that isn't waitable
-    /// ignores it.
+    /// [`WaitError::Signalled`] (`fi_cq_signal`). The descriptor of a waitable queue becomes readable.
     pub fn signal(&self) {
-        if let Some(wait) = &self.0.wait {
-            wait.interrupt();
+        match &self.0.wait {
+            Some(wait) => wait.interrupt(),
+            None => self.0.is_signalled.store(true, Ordering::Release),
         }
     }
 
@@ -342,7 +344,7 @@ impl CompletionQueue {
     /// Whether [`signal`](Self::signal) was called, and no call has returned because of it.
     #[cfg(feature = "tokio")]
     pub(crate) fn take_signal(&self) -> bool {
-        self.0.wait.as_ref().is_some_and(|wait| wait.take_interrupt())
+        self.0.take_signal()
     }
 }
 
@@ -361,6 +363,7 @@ impl Shared {
             entries: Mutex::default(),
             waiting: AtomicUsize::new(0),
             is_held: AtomicBool::new(false),
+            is_signalled: AtomicBool::new(false),
             is_unread: false,
             endpoints: BoundEndpoints::default(),
             wait,
@@ -513,6 +516,19 @@ impl Shared {
     }
 }
 
+impl Shared {
+    /// Whether a call that blocks is to return, once for each signal.
+    fn take_signal(&self) -> bool {
+        match &self.wait {
+            Some(wait) => wait.take_interrupt(),
+            None => {
+                self.is_signalled.load(Ordering::Relaxed)
+                    && self.is_signalled.swap(false, Ordering::AcqRel)
+            }
+        }
+    }
+}
+
 impl Source for Shared {
     fn is_pending(&self) -> bool {
         if !self.has_entries() {
@@ -578,7 +594,7 @@ impl Pause<'_> {
         if self.queue.is_held() {
             return Err(WaitError::Held);
         }
-        if self.queue.wait.as_ref().is_some_and(|wait| wait.take_interrupt()) {
+        if self.queue.take_signal() {
             return Err(WaitError::Signalled);
         }
         if now >= self.deadline {

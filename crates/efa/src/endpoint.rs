@@ -478,6 +478,9 @@ impl Endpoint {
     }
 
     /// Returns the next [event](Event), if there is one. A closed endpoint has none.
+    ///
+    /// 1,024 are kept; those that come then are lost, and [counted](Statistics#structfield.events_lost). An event wakes
+    /// nobody: a program that sleeps until something completes wakes up at intervals to look for them.
     #[must_use]
     pub fn event(&self) -> Option<Event> {
         drive!(self.shared, driver => driver.event(), _ => None)

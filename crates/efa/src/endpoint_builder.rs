@@ -166,6 +166,10 @@ impl EndpointBuilder {
     }
 
     #[cfg(feature = "tokio")]
+    pub(crate) fn shares_receives(&self) -> bool {
+        self.shared_receives.is_some()
+    }
+
     pub(crate) fn send_budget(&self) -> Option<&SendBudget> {
         self.send_budget.as_ref()
     }

@@ -79,7 +79,7 @@ impl Fabric {
     ///
     /// let environment = Environment::of([("FI_EFARS_SHM_MTU", "4096")]);
     /// let entry = &info(&Hints::new().link(Link::Shm))?[0];
-    /// let domain = Fabric::open_with(entry, environment.links).domain()?;
+    /// let domain = Fabric::open_with(entry, environment.links).domain_with(entry.into())?;
     /// assert_eq!(domain.attributes().mtu, 4096);
     /// # Ok::<(), efa::Error>(())
     /// ```
@@ -202,7 +202,8 @@ impl Fabric {
         Ok(WaitSet::new()?)
     }
 
-    /// Opens a device on the network (`fi_domain`).
+    /// Opens a device on the network with default options (`fi_domain`). What an entry of discovery says of its domain,
+    /// such as its progress, is in [`DomainOptions::from`] the entry, for [`domain_with`](Self::domain_with).
     ///
     /// # Errors
     /// The host lacks what the device needs, or an option is invalid.

@@ -50,7 +50,6 @@ pub enum KeyError {
 #[error("registering {} bytes of memory failed: {error}", memory.len())]
 pub struct KeyedRegisterError {
     /// Why.
-    #[source]
     pub error: KeyError,
     /// The memory.
     pub memory: Box<[u8]>,

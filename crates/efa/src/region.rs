@@ -68,7 +68,6 @@ impl fmt::Display for LocalAccess {
 #[error("registering {} bytes of memory failed: {error}", memory.len())]
 pub struct RegisterError {
     /// Why.
-    #[source]
     pub error: DeviceError,
     /// The memory.
     pub memory: Box<[u8]>,
@@ -77,6 +76,7 @@ pub struct RegisterError {
 /// A range that is not within its region.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("bytes {} to {} are not within a region of {length} bytes", range.start, range.end)]
+#[non_exhaustive]
 pub struct OutOfRegion {
     /// The range.
     pub range: Range<usize>,

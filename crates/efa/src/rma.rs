@@ -1,5 +1,7 @@
 //! Arguments of writes, reads and atomics on memory of a peer.
 
+use std::ops::Range;
+
 use efa_rdm::{AtomicOp, Datatype, Level, Remote, RmaIov, TooManyPieces};
 
 use crate::address_vector::FiAddr;
@@ -59,10 +61,17 @@ impl RemoteMemory {
         }
     }
 
-    /// The part of `length` bytes from `offset` on. The peer's device checks the range when it is used.
-    #[must_use]
-    pub const fn part(self, offset: u64, length: u64) -> Self {
-        Self { address: self.address.wrapping_add(offset), length, key: self.key }
+    /// A range of its bytes.
+    ///
+    /// # Errors
+    /// The range is not within this memory.
+    pub fn slice(self, range: Range<u64>) -> Result<Self, RemoteMemoryError> {
+        let Range { start, end } = range;
+        let within = (start <= end && end <= self.length).then(|| self.address.checked_add(start));
+        match within.flatten() {
+            Some(address) => Ok(Self { address, length: end - start, key: self.key }),
+            None => Err(RemoteMemoryError::OutOfRange { start, end, length: self.length }),
+        }
     }
 
     fn iov(self) -> RmaIov {
@@ -70,7 +79,7 @@ impl RemoteMemory {
     }
 }
 
-/// Bytes that are no [`RemoteMemory`].
+/// What is no [`RemoteMemory`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RemoteMemoryError {
@@ -88,6 +97,16 @@ pub enum RemoteMemoryError {
         /// Length in bytes.
         length: u64,
     },
+    /// A range isn't within the memory.
+    #[error("bytes {start} to {end} are not within remote memory of {length} bytes")]
+    OutOfRange {
+        /// The first byte.
+        start: u64,
+        /// The byte behind the last one.
+        end: u64,
+        /// Length of the memory in bytes.
+        length: u64,
+    },
 }
 
 impl MemoryRegion {
@@ -102,8 +121,9 @@ impl RegionSlice {
     /// The slice, for operations of peers.
     #[must_use]
     pub fn remote(&self) -> RemoteMemory {
-        let range = self.range();
-        self.region().remote().part(range.start as u64, range.len() as u64)
+        let (Range { start, end }, whole) = (self.range(), self.region().remote());
+        let (address, length) = (whole.address + start as u64, (end - start) as u64);
+        RemoteMemory { address, length, ..whole }
     }
 }
 
@@ -114,8 +134,8 @@ impl RegionSlice {
 /// let memory = RemoteMemory { address: 0x1000, length: 64, key: 7 };
 /// let whole = Rma::at(FiAddr(0), memory);
 /// let with_data = Rma::at(FiAddr(0), memory).with_data(0xdada);
-/// let halves = Rma::pieces(FiAddr(0), &[memory.part(32, 32), memory.part(0, 32)])?;
-/// # Ok::<(), efa::TooManyPieces>(())
+/// let halves = Rma::pieces(FiAddr(0), &[memory.slice(32..64)?, memory.slice(0..32)?])?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
 #[must_use]
@@ -224,7 +244,8 @@ elements! {
 /// use efa::{AtomicOp, Datatype, Operation};
 /// let add = Operation::new(AtomicOp::Sum, &[1_u64, 2, 3]);
 /// let read = Operation::read(Datatype::Double);
-/// let swap = Operation::compare(AtomicOp::CompareSwap, &[5_u32], &[4]);
+/// let swap = Operation::compare_swap(&[4_u32], &[5]);
+/// let other = Operation::new(AtomicOp::CompareSwapNe, &[5_u32]).against(&[4]);
 /// let any = Operation::of_bytes(AtomicOp::Prod, Datatype::DoubleComplex, vec![0; 32]);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -247,9 +268,10 @@ impl Operation {
         Self::of_bytes(AtomicOp::Read, datatype, Buffer::default())
     }
 
-    /// An operation with an operand and a comparand for each element.
-    pub fn compare<T: Element>(op: AtomicOp, operand: &[T], comparand: &[T]) -> Self {
-        Self::new(op, operand).against(bytes(comparand))
+    /// Gives each element that has its `current` value the `new` one, as
+    /// [`compare_exchange`](std::sync::atomic::AtomicU64::compare_exchange) does ([`AtomicOp::CompareSwap`]).
+    pub fn compare_swap<T: Element>(current: &[T], new: &[T]) -> Self {
+        Self::new(AtomicOp::CompareSwap, new).against(current)
     }
 
     /// An operation on elements of any type, with operands in the byte order of the host.
@@ -257,8 +279,13 @@ impl Operation {
         Self { op, datatype, operand: operand.into(), comparand: None }
     }
 
-    /// Adds a comparand for each element, in the byte order of the host.
-    pub fn against(self, comparand: impl Into<Buffer>) -> Self {
+    /// Adds a comparand for each element, of the type of the operands.
+    pub fn against<T: Element>(self, comparand: &[T]) -> Self {
+        self.against_bytes(bytes(comparand))
+    }
+
+    /// Adds a comparand for each element of any type, in the byte order of the host.
+    pub fn against_bytes(self, comparand: impl Into<Buffer>) -> Self {
         Self { comparand: Some(comparand.into()), ..self }
     }
 }
@@ -274,7 +301,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn remote_memory_of_wrong_bytes_is_an_error() {
+    fn remote_memory_of_wrong_bytes_or_beyond_its_end_is_an_error() {
         let memory = RemoteMemory { address: u64::MAX - 3, length: 3, key: 9 };
         let bytes = memory.to_bytes();
         assert_eq!(RemoteMemory::from_bytes(&bytes), Ok(memory));
@@ -285,6 +312,15 @@ mod tests {
         let long = [&bytes[..], &[0]].concat();
         let error = RemoteMemory::from_bytes(&long).unwrap_err();
         assert_eq!(error.to_string(), "remote memory takes 24 bytes, not 25");
+        assert_eq!(
+            memory.slice(1..3),
+            Ok(RemoteMemory { address: u64::MAX - 2, length: 2, key: 9 })
+        );
+        assert_eq!(memory.slice(3..3).map(|empty| empty.length), Ok(0));
+        for (start, end) in [(2, 4), (4, 4), (2, 1), (0, u64::MAX)] {
+            let error = RemoteMemoryError::OutOfRange { start, end, length: 3 };
+            assert_eq!(memory.slice(Range { start, end }), Err(error));
+        }
         let past = RemoteMemory { length: 4, ..memory };
         let error = RemoteMemoryError::PastTheEnd { address: u64::MAX - 3, length: 4 };
         assert_eq!(RemoteMemory::from_bytes(&past.to_bytes()), Err(error));

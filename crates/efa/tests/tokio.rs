@@ -17,8 +17,8 @@ use efa::{
     Access, AddressVector, AtomicOp, CompletionQueue, CompletionQueueOptions, ControlEvent,
     Direction, Domain, EnableError, Endpoint, EndpointOptions, EventQueueOptions, Fabric, FiAddr,
     Level, LocalOptions, ManualClock, Message, MsgEndpointOptions, Operation, OperationError,
-    PassiveEndpointOptions, Receive, Rma, SendBudgetOptions, ShmOptions, StartError, TcpOptions,
-    Wait, WaitError,
+    PassiveEndpointOptions, Receive, Rma, SendBudgetOptions, SharedReceiveQueueOptions, ShmOptions,
+    StartError, TcpOptions, Wait, WaitError,
 };
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
@@ -736,4 +736,16 @@ fn idle_tasks_take_no_processor_time() {
             assert!(switched <= 12, "{switched} times");
         });
     }
+}
+
+#[test]
+fn endpoint_of_a_shared_receive_queue_has_no_futures() {
+    let runtime = one_thread();
+    let _entered = runtime.enter();
+    let domain = Fabric::local(LocalOptions::default()).domain().unwrap();
+    let queue = domain.shared_receive_queue(SharedReceiveQueueOptions::default());
+    let addresses = domain.address_vector();
+    let builder = domain.endpoint(EndpointOptions::default()).bind_address_vector(&addresses);
+    let refused = builder.bind_shared_receive_queue(&queue).enable_async();
+    assert!(matches!(refused, Err(EnableAsyncError::SharedReceives)), "{refused:?}");
 }

@@ -282,7 +282,10 @@ impl Run {
         let length = self.length().clamp(1, MEMORY - COUNTER - 1);
         let offset = self.random.usize(COUNTER..=MEMORY - length);
         let memory = self.sides[1 - who].memory.remote();
-        let part = |offset: usize, length: usize| memory.part(offset as u64, length as u64);
+        let part = |offset: usize, length: usize| {
+            let (start, length) = (offset as u64, length as u64);
+            memory.slice(start..start + length).expect("within the memory")
+        };
         let at = Rma::at(self.peers[who], part(offset, length)).delivery_complete();
         let endpoint = &self.sides[who].endpoint;
         let (remote, started) = match self.random.u32(..3) {

@@ -378,7 +378,7 @@ unsafe extern "C" fn compwrite(
         let call = Call::new(Object::<Endpoint>::of(ep), datatype, op, ctx)?;
         let rma = call.at(dest_addr, addr, count, key)?;
         let operation = call.operation(call.operand(buf, count)?);
-        let operation = operation.against(call.operand(compare, count)?);
+        let operation = operation.against_bytes(call.operand(compare, count)?);
         call.fetch(rma, operation, call.result(result, count, result_desc)?)
     })
 }
@@ -405,7 +405,7 @@ unsafe extern "C" fn compwritev(
     started(|| unsafe {
         let call = Call::new(Object::<Endpoint>::of(ep), datatype, op, ctx)?;
         let operation = call.operation(call.operands(iov, count)?);
-        let operation = operation.against(call.operands(comparev, compare_count)?);
+        let operation = operation.against_bytes(call.operands(comparev, compare_count)?);
         let result = call.results(resultv, result_desc, result_count)?;
         call.fetch(call.at_as_long(dest_addr, addr, result.len(), key)?, operation, result)
     })
@@ -428,7 +428,7 @@ unsafe extern "C" fn compwritemsg(
         let msg = msg.as_ref().ok_or(INVALID)?;
         let (call, rma) = Call::of_message(ep, msg, flags)?;
         let operation = call.operation(call.operands(msg.msg_iov, msg.iov_count)?);
-        let operation = operation.against(call.operands(comparev, compare_count)?);
+        let operation = operation.against_bytes(call.operands(comparev, compare_count)?);
         call.fetch(rma, operation, call.results(resultv, result_desc, result_count)?)
     })
 }

@@ -104,7 +104,7 @@ fn address_of(peer: Option<FiAddr>) -> fi_addr_t {
 
 /// The entry of a failed operation.
 pub(crate) fn error_entry(failed: &CompletionError) -> fi_cq_err_entry {
-    let CompletionError { error, completion } = failed;
+    let CompletionError { error, completion, .. } = failed;
     let fi_cq_tagged_entry { op_context, flags, len, buf, data, tag } = entry(completion);
     let (len, olen) = match error {
         OperationError::Truncated { length, capacity } => {

@@ -49,13 +49,13 @@ pub enum ControlEvent {
 /// An attempt to connect that failed (`fi_eq_err_entry`). The endpoint is not connected, and may try again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("endpoint {endpoint}: {error}")]
+#[non_exhaustive]
 pub struct ControlError {
     /// The endpoint, in its domain.
     pub endpoint: EndpointId,
     /// Its [context](crate::EndpointOptions#structfield.context).
     pub context: u64,
     /// Why.
-    #[source]
     pub error: ConnectError,
 }
 

@@ -32,7 +32,6 @@ pub struct ConnectionRequest {
 #[error("{error}")]
 pub struct NotAnswered {
     /// Why.
-    #[source]
     pub error: StartConnectError,
     /// The request.
     pub request: Box<ConnectionRequest>,

@@ -202,7 +202,7 @@ fn written_to(count: u64) -> (Fabric, Driver<SoftQueuePair>, crate::CompletionQu
     let far = host.region(Access { remote_write: true, ..Access::default() });
     let near = host.region(Access::default());
     let write = |writer: &mut Driver<SoftQueuePair>, context| {
-        let rma = Rma::at(to_target, far.remote().part(0, 8)).with_data(context);
+        let rma = Rma::at(to_target, far.remote().slice(0..8).unwrap()).with_data(context);
         writer.write(rma, near.slice(0..8).unwrap().into(), context).unwrap();
     };
     // The peers get to know each other by the first.

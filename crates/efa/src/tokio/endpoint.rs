@@ -11,15 +11,19 @@ use ::tokio::runtime::Handle;
 use ::tokio::sync::{Mutex as AsyncMutex, Notify, Semaphore, mpsc};
 use ::tokio::task::{AbortHandle, yield_now};
 use efa_device::DeviceError;
+use efa_rdm::Statistics;
 use parking_lot::Mutex;
 
 use super::sleeper::StreamError;
 use super::slots::{Left, Slots, of};
 use super::streams::CompletionStream;
 use crate::address::Address;
+use crate::attributes::EndpointAttributes;
 use crate::buffer::{Buffer, ReceiveBuffer};
+use crate::capabilities::Capabilities;
 use crate::completion::{Completion, CompletionError, Kind, Refused, StartError};
 use crate::completion_queue::{CompletionQueueOptions, Entry, WaitError};
+use crate::domain::Domain;
 use crate::endpoint::{Endpoint, EndpointId};
 use crate::endpoint_builder::{Direction, EndpointBuilder};
 use crate::error::{CloseError, EnableError, Error};
@@ -42,6 +46,9 @@ pub enum EnableAsyncError {
     /// There is no runtime.
     #[error(transparent)]
     Stream(#[from] StreamError),
+    /// The endpoint is bound to a shared receive queue, whose receives belong to no future of it.
+    #[error("an endpoint whose operations are futures can't be bound to a shared receive queue")]
+    SharedReceives,
 }
 
 /// Why an operation of an [`AsyncEndpoint`] has no completion.
@@ -91,7 +98,8 @@ const IN_A_ROW: usize = 64;
 /// At most 8192 receives are under way, and as many other operations, or fewer by
 /// [`Config::max_sends`](crate::Config), `max_receives` and a [budget](crate::SendBudget). Further ones wait for their turn,
 /// and may start in any order then: a program that needs the order keeps within the limits, or awaits one before it
-/// begins the next. If one endpoint of a budget is enabled so, all must be: no future learns of the shares that others
+/// begins the next. It has no receives of many messages, no peeks and claims, and injects messages alone: for these an
+/// [`Endpoint`] and the [stream](crate::CompletionQueue::stream) of its queue are there. If one endpoint of a budget is enabled so, all must be: no future learns of the shares that others
 /// return.
 ///
 /// ```
@@ -155,12 +163,15 @@ impl EndpointBuilder {
     /// bind [selectively](Self::selective).
     ///
     /// # Errors
-    /// As for [`enable`](Self::enable); a completion queue is bound; the device has no notification; there is no
-    /// runtime.
+    /// As for [`enable`](Self::enable); a completion queue or a shared receive queue is bound; the device has no
+    /// notification; there is no runtime.
     ///
     /// # Panics
     /// The runtime was built without its I/O driver.
     pub fn enable_async(self) -> Result<AsyncEndpoint, EnableAsyncError> {
+        if self.shares_receives() {
+            return Err(EnableAsyncError::SharedReceives);
+        }
         let options = CompletionQueueOptions::default().capacity(2 * UNDER_WAY);
         let queue = self.domain().waitable_completion_queue(options, Wait::Fd)?;
         let completions = queue.stream()?;
@@ -191,7 +202,31 @@ impl AsyncEndpoint {
         self.0.endpoint.address()
     }
 
-    /// The next [event](Event), if there is one.
+    /// Limits and properties of this endpoint.
+    #[must_use]
+    pub fn attributes(&self) -> &EndpointAttributes {
+        self.0.endpoint.attributes()
+    }
+
+    /// The capabilities that were enabled.
+    #[must_use]
+    pub fn capabilities(&self) -> Capabilities {
+        self.0.endpoint.capabilities()
+    }
+
+    /// The domain.
+    #[must_use]
+    pub fn domain(&self) -> &Domain {
+        self.0.endpoint.domain()
+    }
+
+    /// [Counts](Endpoint::statistics) since the endpoint was enabled.
+    #[must_use]
+    pub fn statistics(&self) -> Statistics {
+        self.0.endpoint.statistics()
+    }
+
+    /// The next [event](Event), if there is one; no task is woken for it.
     #[must_use]
     pub fn event(&self) -> Option<Event> {
         self.0.endpoint.event()

@@ -125,7 +125,7 @@ fn two_context_bits_steer_sends_to_four_receive_contexts_of_a_peer() {
         for round in 0..2 {
             for context in 0..4 {
                 let to = vector.receive_context(peer, context).unwrap();
-                assert_eq!(to, peer.receive_context(context, 2));
+                assert_eq!(to, of_context(peer, context));
                 assert_eq!(to.0, peer.0 | u64::from(context) << 62);
                 assert_eq!(vector.address(to), Some(addresses[context as usize]));
                 let end = context as usize + 1;
@@ -149,10 +149,10 @@ fn two_context_bits_steer_sends_to_four_receive_contexts_of_a_peer() {
         let sent = world.end(ALICE).send(Message::to(other), "x", 1);
         assert_eq!(sent.unwrap_err().error, StartError::UnknownAddress(other));
         // All contexts are removed with their peer.
-        assert_eq!(vector.remove(peer.receive_context(1, 2)), None);
+        assert_eq!(vector.remove(of_context(peer, 1)), None);
         assert_eq!(vector.remove(peer), Some(addresses[0]));
         for context in 0..4 {
-            let gone = peer.receive_context(context, 2);
+            let gone = of_context(peer, context);
             let sent = world.end(ALICE).send(Message::to(gone), "x", 1);
             assert_eq!(sent.unwrap_err().error, StartError::UnknownAddress(gone));
         }
@@ -422,4 +422,9 @@ fn long_asynchronous_insertion_is_done_in_parts_and_none_of_a_dropped_vector_is_
     let event = events.wait(std::time::Duration::from_secs(10)).unwrap();
     assert!(matches!(event, ControlEvent::AddressesInserted { context: 3, .. }), "{event:?}");
     assert!(events.read().is_none());
+}
+
+/// A receive context of a peer of a vector with 2 bits for them.
+fn of_context(peer: FiAddr, context: u32) -> FiAddr {
+    FiAddr(peer.0 | u64::from(context) << 62)
 }

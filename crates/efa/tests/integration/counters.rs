@@ -80,7 +80,7 @@ fn counters_count_each_kind_of_operation_and_its_failures() {
 
     let memory = world.ends[BOB].domain.register(vec![0; 64], BOTH).unwrap();
     let at = Rma::at(to_bob, memory.remote());
-    let eight = Rma::at(to_bob, memory.remote().part(0, 8));
+    let eight = Rma::at(to_bob, memory.remote().slice(0..8).unwrap());
     world.end(ALICE).write(at, vec![1; 64], 5).unwrap();
     world.end(ALICE).write(at.with_data(7), vec![2; 64], 6).unwrap();
     world.end(ALICE).read(at, vec![0; 64], 7).unwrap();

@@ -17,7 +17,7 @@ fn injected_write_changes_the_memory_and_has_no_completion() {
         let mut world = World::pair_with_rdma(1, rdma);
         let to_bob = world.introduce(ALICE, BOB);
         let target = world.ends[BOB].domain.register(vec![0; 100], BOTH).unwrap();
-        let rma = Rma::at(to_bob, target.remote().part(10, 5));
+        let rma = Rma::at(to_bob, target.remote().slice(10..15).unwrap());
         let mut bytes = *b"hello";
         for with_data in [false, true] {
             let rma = if with_data { rma.with_data(7) } else { rma };
@@ -43,7 +43,7 @@ fn injected_operation_that_is_too_long_or_fails_is_an_error() {
     let limit = world.end(ALICE).transmit_attributes().inject_size;
     let target = world.ends[BOB].domain.register(vec![0; limit + 8], BOTH).unwrap();
     let write = |length: usize| {
-        let rma = Rma::at(to_bob, target.remote().part(0, length as u64));
+        let rma = Rma::at(to_bob, target.remote().slice(0..length as u64).unwrap());
         world.end(ALICE).inject_write(rma, &vec![1; length])
     };
     assert!(write(limit).is_ok());
@@ -57,7 +57,7 @@ fn injected_operation_that_is_too_long_or_fails_is_an_error() {
     // The peer is gone: both fail later, and only that completes.
     world.ends.truncate(1);
     let one = Operation::new(AtomicOp::Sum, &[1_u64]);
-    let rma = Rma::at(to_bob, target.remote().part(0, 8));
+    let rma = Rma::at(to_bob, target.remote().slice(0..8).unwrap());
     world.end(ALICE).inject_write(rma, &[0; 8]).unwrap();
     world.end(ALICE).inject_atomic(rma, one).unwrap();
     let mut kinds = [world.failed(ALICE), world.failed(ALICE)].map(|failed| {
@@ -97,7 +97,7 @@ fn operands_and_previous_values_of_an_atomic_are_lent() {
     let rma = Rma::at(to_bob, target.remote());
     let (operand, comparand, mut before) = ([9_u8; 4], [1_u8, 0, 3, 0], [0_u8; 4]);
     let swap = Operation::of_bytes(AtomicOp::CompareSwap, Datatype::Uint8, lend(&operand));
-    let swap = swap.against(lend(&comparand));
+    let swap = swap.against_bytes(lend(&comparand));
     world.end(ALICE).fetch_atomic(rma, swap, lend_mut(&mut before), 1).unwrap();
     let done = world.done(ALICE);
     assert_eq!(done.buffer.as_slice().unwrap().as_ptr(), before.as_ptr());

@@ -69,7 +69,7 @@ fn write_to_several_pieces_with_cq_data_completes_at_the_peer() {
         let to_alice = world.introduce(BOB, ALICE);
         let memory = world.ends[BOB].domain.register(vec![0; 100], BOTH).unwrap();
         let upper = memory.slice(60..100).unwrap().remote();
-        let pieces = [upper, memory.remote().part(0, 10)];
+        let pieces = [upper, memory.remote().slice(0..10).unwrap()];
         let rma = Rma::pieces(to_bob, &pieces).unwrap().with_data(0x1234_5678_9abc);
         world.end(ALICE).write(rma, pattern(50, 1), 1).unwrap();
         let written = world.done(BOB);
@@ -104,7 +104,7 @@ fn atomics_change_elements_and_return_previous_values() {
     assert_eq!(values(&bytes(&memory)), [2, 4, 6], "both have been done");
     world.end(ALICE).fetch_atomic(counters, add, vec![0; 24], 3).unwrap();
     assert_eq!(values(&world.done(ALICE).buffer.into_vec()), [2, 4, 6]);
-    let swap = Operation::compare(AtomicOp::CompareSwap, &[7_u64; 3], &[3, 0, 9]);
+    let swap = Operation::compare_swap(&[3, 0, 9], &[7_u64; 3]);
     world.end(ALICE).fetch_atomic(counters, swap.clone(), vec![0; 24], 4).unwrap();
     assert_eq!(values(&world.done(ALICE).buffer.into_vec()), [3, 6, 9]);
     let read = Operation::read(Datatype::Uint64);
@@ -174,7 +174,7 @@ fn do_atomic(
             alice.fetch_atomic(rma, operand, vec![0; length], 1).map_err(|refused| refused.error)
         }
         AtomicKind::Compare => {
-            let operand = operand.against(vec![1; length]);
+            let operand = operand.against_bytes(vec![1; length]);
             alice.fetch_atomic(rma, operand, vec![0; length], 1).map_err(|refused| refused.error)
         }
     };
@@ -194,12 +194,11 @@ fn atomics_are_possible_exactly_up_to_the_attributes_that_the_domain_tells() {
     let domain = world.ends[ALICE].domain.clone();
     let mut offered = 0;
     for kind in [AtomicKind::Write, AtomicKind::Fetch, AtomicKind::Compare] {
-        for (op, datatype) in
-            AtomicOp::ALL.into_iter().flat_map(|op| Datatype::ALL.map(|datatype| (op, datatype)))
-        {
+        let of_op = |&op| Datatype::ALL.iter().map(move |&datatype| (op, datatype));
+        for (op, datatype) in AtomicOp::ALL.iter().flat_map(of_op) {
             let what = (op, datatype, kind);
             let mut with = |length| {
-                let rma = Rma::at(to_bob, memory.remote().part(0, length as u64));
+                let rma = Rma::at(to_bob, memory.remote().slice(0..length as u64).unwrap());
                 do_atomic(&mut world, rma, what, length)
             };
             let size = datatype.size();

@@ -59,7 +59,7 @@ impl Asked {
         let pattern = |seed| memory::pattern(seed).take(asked.size).collect::<Vec<u8>>();
         let operation = Operation::of_bytes(op, datatype, pattern(seed));
         asked.what = match comparand {
-            Some(seed) => What::FetchAtomic(operation.against(pattern(seed))),
+            Some(seed) => What::FetchAtomic(operation.against_bytes(pattern(seed))),
             None if fetches => What::FetchAtomic(operation),
             None => What::Atomic(operation),
         };

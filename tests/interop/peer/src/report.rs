@@ -73,7 +73,7 @@ pub(crate) fn done(completion: &Completion) {
 }
 
 /// `failed …`
-pub(crate) fn failed(CompletionError { error, completion }: &CompletionError) {
+pub(crate) fn failed(CompletionError { error, completion, .. }: &CompletionError) {
     let beyond = match error {
         OperationError::Truncated { length, capacity } => length - capacity,
         _ => 0,
