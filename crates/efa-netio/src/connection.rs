@@ -145,6 +145,8 @@ pub(crate) struct Connection {
     pub(crate) unsaid: VecDeque<Control>,
     /// The context knows that it waits for room of which no completion tells.
     pub(crate) is_stuck: bool,
+    /// Nothing can be sent to the other side any more, as far as the device knows.
+    pub(crate) is_unreachable: bool,
     /// Buffers for control messages, while those that answer them find no room.
     held: Vec<Vec<u8>>,
     /// When its end is due.
@@ -199,6 +201,7 @@ impl Connection {
             is_awaited: false,
             unsaid: VecDeque::new(),
             is_stuck: false,
+            is_unreachable: false,
             held: Vec::new(),
             deadline: None,
             why: None,
@@ -357,7 +360,10 @@ impl Connection {
                 }
                 Posted::Full
             }
-            false => Posted::Failed(error),
+            false => {
+                self.not_reached(&error);
+                Posted::Failed(error)
+            }
         }
     }
 
@@ -397,8 +403,17 @@ impl Connection {
                 Err(error) => {
                     tracing::debug!(%error, ?control, "not said");
                     self.unsaid.clear();
+                    return self.not_reached(&error);
                 }
             }
+        }
+    }
+
+    /// The context ends a connection on which nothing can be sent any more.
+    fn not_reached(&mut self, error: &StartError) {
+        if matches!(error, StartError::PeerGone(_)) {
+            self.is_unreachable = true;
+            self.be_stuck();
         }
     }
 

@@ -1,9 +1,9 @@
 //! What happens at connections: completions, requests, and the ways in which connections end.
 
-use efa::{ControlError, ControlEvent, Entry, Kind, OperationError};
+use efa::{CompletionError, ControlError, ControlEvent, Entry, Kind, OperationError};
 use slotmap::KeyData;
 
-use crate::connection::{Arrival, Op, Owner, Phase};
+use crate::connection::{Arrival, Connection, Op, Owner, Phase};
 use crate::context::{Netio, RETRY};
 use crate::delivery::Delivery;
 use crate::event::{ClosedReason, Event, RefusedReason};
@@ -25,9 +25,13 @@ impl Netio {
             Some(Err(failed)) => (&*failed.completion, false),
             None => return,
         };
-        // Injected control messages have no context; a peer may write to nothing.
-        let is_ours = matches!(completion.kind, Kind::Send | Kind::Receive);
-        let Some(index) = completion.context.checked_sub(1).filter(|_| is_ours) else { return };
+        // A peer may write to nothing.
+        if !matches!(completion.kind, Kind::Send | Kind::Receive) {
+            return;
+        }
+        let Some(index) = completion.context.checked_sub(1) else {
+            return self.control_failed(entry);
+        };
         let Some(op) = self.operations.try_remove(index as usize) else { return };
         match op {
             Op::Publish { connection, publication } if is_ok => {
@@ -38,6 +42,42 @@ impl Netio {
                     self.other_completed(op, entry);
                 }
             }
+        }
+    }
+
+    /// A control message has failed: it was injected, has no context, and would have no completion otherwise. What it said
+    /// the other side never learns, and may be what somebody waits for.
+    #[cold]
+    fn control_failed(&mut self, entry: &Option<Entry>) {
+        let Some(Err(CompletionError { error, completion, .. })) = entry else { return };
+        let is_of = |connection: &Connection| {
+            connection
+                .endpoint
+                .as_ref()
+                .is_some_and(|endpoint| endpoint.id() == completion.endpoint)
+        };
+        let Some(key) = self.connections.iter().find(|(_, it)| is_of(it)).map(|(key, _)| key)
+        else {
+            return;
+        };
+        match self.connections[key].failed(*error) {
+            Some(ClosedReason::PeerGone) => self.not_reachable(key),
+            Some(reason) => self.end_now(key, reason),
+            None => {}
+        }
+    }
+
+    /// The device doesn't reach the other side any more. What has arrived is received, when the event queue knows it as
+    /// well.
+    fn not_reachable(&mut self, key: ConnectionKey) {
+        let connection = &mut self.connections[key];
+        if !connection.owner.receives() {
+            return self.end_now(key, ClosedReason::PeerGone);
+        }
+        if connection.is_open() {
+            connection.phase = Phase::Ending { is_told: true };
+            connection.why = Some(ClosedReason::PeerGone);
+            self.end_later(key);
         }
     }
 
@@ -151,6 +191,10 @@ impl Netio {
         for key in std::mem::take(&mut self.stuck) {
             let Some(connection) = self.connections.get_mut(key) else { continue };
             connection.is_stuck = false;
+            if connection.is_unreachable {
+                self.not_reachable(key);
+                continue;
+            }
             connection.say_rest();
             let waits_to_send = connection.is_full && connection.sends == 0;
             match (waits_to_send, connection.has_room()) {
@@ -263,13 +307,8 @@ impl Netio {
                 self.end_later(key);
             }
             error => match connection.failed(error) {
-                // What has arrived is received, when the event queue knows it as well.
-                Some(ClosedReason::PeerGone) if connection.phase == Phase::Open => {
-                    connection.phase = Phase::Ending { is_told: true };
-                    connection.why = Some(ClosedReason::PeerGone);
-                    self.end_later(key);
-                }
-                Some(ClosedReason::PeerGone) | None => {}
+                Some(ClosedReason::PeerGone) => self.not_reachable(key),
+                None => {}
                 Some(reason) => self.end_now(key, reason),
             },
         }

@@ -368,6 +368,35 @@ fn deliver(
     }
 }
 
+/// Both reach each other by TCP and not by their devices, as two users of one host, or behind a firewall.
+#[test]
+fn subscriber_whose_device_does_not_reach_the_publishers_is_closed_on_both_sides() {
+    let (one, other) = (Host::new(), Host::new());
+    let options = Options::default().with(|options| options.timeout = Duration::from_millis(200));
+    let context = |of: &Host| Netio::new(&of.shm().domain().unwrap(), options.clone()).unwrap();
+    let mut publisher = context(&one);
+    let pool = publisher.register(vec![7; 100]).unwrap();
+    let socket = publisher.publish_socket(&pool, PublishOptions::default()).unwrap();
+    publisher.publish_at(socket, HOST, 0).unwrap();
+    let port = publisher.local_address(socket).unwrap().port();
+    let mut subscriber = context(&other);
+    let of = subscriber.subscribe_socket(HOST, port, SubscribeOptions::default());
+    subscriber.subscribe(of, 1).unwrap();
+    let (mut here, mut there) = (None, None);
+    let begin = std::time::Instant::now();
+    while here.is_none() || there.is_none() {
+        assert!(begin.elapsed() < LONG, "{here:?} {there:?}");
+        if let Some(Event::SubscriberClosed { reason, .. }) = publisher.poll(Wait::No).unwrap() {
+            there = Some(reason);
+        }
+        if let Some(Event::Closed { reason, .. }) = subscriber.poll(Wait::No).unwrap() {
+            here = Some(reason);
+        }
+    }
+    assert_eq!(here, Some(ClosedReason::PeerGone));
+    assert_eq!(there, Some(ClosedReason::PeerGone));
+}
+
 #[test]
 fn long_messages_on_shm_are_received_in_the_buffer_that_came_back_last() {
     const COUNT: usize = 6;

@@ -170,6 +170,7 @@ impl EndpointBuilder {
         self.shared_receives.is_some()
     }
 
+    #[cfg(feature = "tokio")]
     pub(crate) fn send_budget(&self) -> Option<&SendBudget> {
         self.send_budget.as_ref()
     }
