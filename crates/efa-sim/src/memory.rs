@@ -11,9 +11,10 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use efa_device::{CopySource, CopyTarget, ForeignMemory, Lending, copy_apart};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -320,13 +321,49 @@ fn write_handle(memory: &ForeignMemory, offset: usize, from: CopySource<'_>) -> 
 /// Has the kernel copy within this process. Returns the number of bytes copied.
 #[inline(never)]
 fn kernel_copy(into: *mut c_void, from: *mut c_void, count: usize) -> usize {
+    /// A seccomp filter denies the call, as some container runtimes have it.
+    static IS_DENIED: AtomicBool = AtomicBool::new(false);
+    if IS_DENIED.load(Ordering::Relaxed) {
+        return pipe_copy(into, from, count);
+    }
     let local = libc::iovec { iov_base: into, iov_len: count };
     let remote = libc::iovec { iov_base: from, iov_len: count };
     // SAFETY: the kernel checks both ranges and fails for unmapped ones. It writes `count` bytes at `into`:
     // from `copy_to` that is space of at least this length; from `copy_from` it is borrowed memory,
     // which its owner allows to be written (`Memory::borrowed`).
     let copied = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
-    usize::try_from(copied).unwrap_or(0)
+    if let Ok(copied) = usize::try_from(copied) {
+        return copied;
+    }
+    match std::io::Error::last_os_error().raw_os_error() {
+        Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => {
+            IS_DENIED.store(true, Ordering::Relaxed);
+            pipe_copy(into, from, count)
+        }
+        _ => 0,
+    }
+}
+
+/// Copies through a pipe, by calls that programs are never denied. Returns the number of bytes copied.
+fn pipe_copy(into: *mut c_void, from: *mut c_void, count: usize) -> usize {
+    /// A pipe takes so many bytes without a reader.
+    const AT_ONCE: usize = 4096;
+    let Ok((reader, writer)) = std::io::pipe() else { return 0 };
+    let mut copied = 0;
+    while copied < count {
+        let (into, from) = (into.wrapping_byte_add(copied), from.wrapping_byte_add(copied));
+        // SAFETY: the kernel checks both ranges, as for the copy above, and each call has at most the bytes that are left.
+        let moved = unsafe {
+            let written = libc::write(writer.as_raw_fd(), from, AT_ONCE.min(count - copied));
+            let Ok(written) = usize::try_from(written) else { break };
+            libc::read(reader.as_raw_fd(), into, written)
+        };
+        match usize::try_from(moved) {
+            Ok(moved) if moved > 0 => copied += moved,
+            _ => break,
+        }
+    }
+    copied
 }
 
 /// Has the kernel copy words from the memory of a process, of this user.
@@ -385,5 +422,18 @@ mod tests {
         memory.end();
         assert_eq!((memory.write(0, b"abcd"), memory.part(0, 1).is_none()), (0, true));
         assert_eq!(bytes, [1; 4]);
+    }
+
+    #[test]
+    fn copy_through_a_pipe_moves_all_bytes_or_stops_at_unmapped_memory() {
+        let from: Vec<u8> = (0..100_000_u32).map(|at| at as u8).collect();
+        let mut into = vec![0; from.len()];
+        let source = from.as_ptr().cast_mut().cast();
+        assert_eq!(pipe_copy(into.as_mut_ptr().cast(), source, from.len()), from.len());
+        assert_eq!(into, from);
+        let nowhere = std::ptr::without_provenance_mut(8);
+        assert_eq!(pipe_copy(into.as_mut_ptr().cast(), nowhere, 4), 0);
+        assert_eq!(pipe_copy(nowhere, source, 4), 0);
+        assert_eq!(pipe_copy(into.as_mut_ptr().cast(), source, 0), 0);
     }
 }

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use common::Directory;
 use efa_device::*;
 use efa_sim::SoftRegion;
+use efa_sim::region::RawMemory;
 use efa_sim::shm::{ShmDevice, ShmOptions, ShmQueuePair};
 
 /// Limit for a hanging test; a passing test takes a small fraction of it.
@@ -156,12 +157,16 @@ fn child_device() {
                 kept.last().unwrap().1.read(LENGTH - 1, &mut last);
                 last[0].to_string()
             }
-            ["offer"] => {
+            ["offer", kind] => {
                 let device: &ShmDevice = device.as_ref().unwrap();
                 let mut queue_pair = device.create_queue_pair(QueuePairOptions::default()).unwrap();
                 // Without it reads and writes are refused.
                 queue_pair.create_address_handle(device.gid()).unwrap();
-                let region = queue_pair.register(vec![7; LENGTH].into(), ALL).unwrap();
+                let memory: Box<[u8]> = vec![7; LENGTH].into();
+                let region = match kind {
+                    "own" => queue_pair.register(memory, ALL).unwrap(),
+                    _ => register_raw(device, memory),
+                };
                 let qpn = queue_pair.address().qpn.0;
                 let Gid(gid) = device.gid();
                 assert_eq!(gid[..2], [0xfe, 0x80]);
@@ -179,6 +184,15 @@ fn child_device() {
         };
         println!("answer: {answer}");
     }
+}
+
+/// Registers memory as that of a C program is, which the kernel copies as it may be unmapped.
+fn register_raw(device: &ShmDevice, memory: Box<[u8]>) -> SoftRegion {
+    let base = std::ptr::NonNull::from(Box::leak(memory)).cast::<u8>();
+    let address = base.as_ptr().expose_provenance() as u64;
+    let raw = RawMemory { base, length: LENGTH, address, local_write: true, access: ALL };
+    // SAFETY: the memory is leaked, and nobody else uses it.
+    unsafe { device.keys().register_raw(raw) }.unwrap()
 }
 
 fn done(result: std::io::Result<()>) -> String {
@@ -253,7 +267,13 @@ fn check(result: libc::c_int) -> std::io::Result<()> {
 
 /// Reads and writes memory of another process, and asks for what the region doesn't allow.
 fn read_and_write(owner: &mut Child, user: &mut Child, how: &str) {
-    let offer = owner.ask("offer");
+    for kind in ["own", "raw"] {
+        read_and_write_of(owner, user, kind, &format!("{how}, {kind} memory"));
+    }
+}
+
+fn read_and_write_of(owner: &mut Child, user: &mut Child, kind: &str, how: &str) {
+    let offer = owner.ask(&format!("offer {kind}"));
     assert_eq!(user.ask(&format!("read {offer}")), "(Ok(()), 7)", "{how}");
     assert_eq!(user.ask(&format!("write {offer}")), "(Ok(()), 9)", "{how}");
     assert_eq!(owner.ask("last"), "9", "{how}: the written data are there");
@@ -318,7 +338,7 @@ fn memory_that_becomes_unreadable_later_is_requested_from_then_on() {
             assert_eq!(child.ask("open"), "true None");
         }
         read_and_write(&mut owner, &mut user, how);
-        let offer = owner.ask("offer");
+        let offer = owner.ask("offer own");
         if [&mut owner, &mut user][restricted].restrict(how) {
             assert_eq!(user.ask(&format!("read {offer}")), "(Ok(()), 7)", "{how}");
             assert_eq!(user.ask(&format!("write {offer}")), "(Ok(()), 9)", "{how}");
@@ -393,7 +413,7 @@ fn processes_of_other_namespaces_read_and_write_each_other() {
         // Both have the process number 1.
         read_and_write(&mut there, &mut elsewhere, &how);
         // Death is noticed across namespaces.
-        let offer = there.ask("offer");
+        let offer = there.ask("offer own");
         assert_eq!(here.ask(&format!("read {offer}")), "(Ok(()), 7)", "{how}");
         drop(there);
         let answer = here.ask(&format!("read {offer}"));
