@@ -49,8 +49,8 @@ fn carry(stream: &mut Stream, exchange: &mut Exchange) -> io::Result<()> {
         return Ok(());
     }
     let mut bytes = [0; Exchange::MOST];
-    // While the program decides about a request, the other side has nothing to say.
-    while !exchange.is_over() && !exchange.is_requested() {
+    // Also behind a request, where the other side has nothing to say but may have given up.
+    while !exchange.is_over() {
         match stream.receive(&mut bytes)? {
             Received::Bytes(count) => exchange.received(bytes.get(..count).unwrap_or_default()),
             Received::Nothing => break,

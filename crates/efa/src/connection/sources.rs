@@ -354,7 +354,8 @@ impl Sources {
         }
         match call.exchange.next(now) {
             None => Next::Stay(Source::Caller { listener, waiters, call, from }),
-            Some(Happening::Requested { address, data }) => {
+            // Unless the caller has given up by now, or has said what comes out of turn.
+            Some(Happening::Requested { address, data }) if !call.exchange.is_over() => {
                 if let Ok(stream) = &call.stream {
                     stream.unregister(watch);
                 }

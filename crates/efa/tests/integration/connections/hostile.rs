@@ -107,6 +107,17 @@ fn half_a_request_is_dropped_after_5_seconds() {
 }
 
 #[test]
+fn request_of_a_caller_that_has_given_up_is_not_reported() {
+    let (side, _, _directory) = side();
+    let listener = side.listen("127.0.0.1:0");
+    let to = listener.local_address();
+    drop(caller(to, &connect_frame()));
+    let mut says_more = caller(to, &[connect_frame(), connect_frame()].concat());
+    takes_a_request(&side, to);
+    assert_eq!(until_closed(&side, &mut says_more), b"");
+}
+
+#[test]
 fn ten_thousand_silent_callers_take_64_connections_and_the_listener_goes_on() {
     let (side, _, _directory) = side();
     let listener = side.listen("127.0.0.1:0");
