@@ -15,7 +15,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use efa::MsgEndpoint;
+use efa::{MsgEndpoint, Time};
 use smallvec::SmallVec;
 
 use crate::connection::{Connection, Op, Owner, Posted};
@@ -50,6 +50,8 @@ pub(crate) struct Publisher {
     /// A publication found none.
     lacks_object: bool,
     is_closed: bool,
+    /// When it looks next for subscribers that take nothing.
+    looks_at: Time,
 }
 
 /// A publication under way.
@@ -197,6 +199,7 @@ impl Netio {
             objects: (0..objects).rev().collect(),
             lacks_object: false,
             is_closed: false,
+            looks_at: self.link.now(),
         });
         self.look_again(socket);
         Ok(socket)
@@ -563,9 +566,10 @@ impl Netio {
 
     /// When to look for subscribers who take nothing.
     fn look_again(&mut self, socket: PublishSocket) {
-        if let Slow::Disconnect(after) = self.publishers[socket].options.slow {
-            let in_a_while = (after / LOOKS).max(Duration::from_micros(1));
-            self.timers.add(self.link.now() + in_a_while, Due::Slow(socket));
+        let publisher = &mut self.publishers[socket];
+        if let Slow::Disconnect(after) = publisher.options.slow {
+            publisher.looks_at = self.link.now() + pause(after);
+            self.timers.add(publisher.looks_at, Due::Slow(socket));
         }
     }
 
@@ -574,13 +578,15 @@ impl Netio {
         let now = self.link.now();
         let Some(publisher) = self.publishers.get(socket) else { return };
         let Slow::Disconnect(after) = publisher.options.slow else { return };
+        // It stood still itself: nobody could take anything, or has shown so.
+        let is_late = now - publisher.looks_at > pause(after);
         for key in publisher.subscribers.clone() {
             let connection = &mut self.connections[key];
             let waits = connection.sends > 0 || connection.is_full || !connection.owed.is_empty();
             let takes = connection.complete != connection.looked_at;
             connection.looked_at = connection.complete;
             match connection.slow_since {
-                Some(since) if waits && !takes => {
+                Some(since) if waits && !takes && !is_late => {
                     if now - since >= after {
                         self.end_now(key, ClosedReason::Slow);
                     }
@@ -620,6 +626,11 @@ impl Netio {
             self.publishers.remove(socket);
         }
     }
+}
+
+/// The time between two looks for subscribers that take nothing, if they may do so for this time.
+fn pause(after: Duration) -> Duration {
+    (after / LOOKS).max(Duration::from_micros(1))
 }
 
 /// What became of a publication at one subscriber.

@@ -373,7 +373,7 @@ fn deliver(
 fn subscriber_whose_device_does_not_reach_the_publishers_is_closed_on_both_sides() {
     let (one, other) = (Host::new(), Host::new());
     let options = Options::default().with(|options| options.timeout = Duration::from_millis(200));
-    let context = |of: &Host| Netio::new(&of.shm().domain().unwrap(), options.clone()).unwrap();
+    let context = |of: &Host| Netio::new(&of.shm().domain().unwrap(), options).unwrap();
     let mut publisher = context(&one);
     let pool = publisher.register(vec![7; 100]).unwrap();
     let socket = publisher.publish_socket(&pool, PublishOptions::default()).unwrap();

@@ -525,6 +525,26 @@ fn stopped_subscriber_is_disconnected_after_its_time_and_an_active_one_is_not() 
     }
 }
 
+#[test]
+fn subscriber_stays_after_a_time_in_which_the_publisher_stood_still() {
+    let after = Duration::from_millis(2);
+    // A context looks at the time in one of 64 turns.
+    for turns in 1_000..1_064 {
+        let options = delivered().when_full(WhenFull::Resume).slow(Slow::Disconnect(after));
+        let mut stage = stage(1, 2, options.outstanding(8));
+        assert!(matches!(stage.number(0), Published::UnderWay));
+        // The publisher has seen for a while that one takes nothing.
+        stage.turns_without(turns, &[1]);
+        stage.world.pass(after * 2);
+        stage.turns_without(1_000, &[]);
+        let is_closed =
+            |event: &Event| matches!(event, Event::SubscriberClosed { .. }).then_some(());
+        assert!(stage.world.take(0, is_closed).is_none(), "after {turns} turns");
+        assert_eq!(publications(&mut stage.world), [(0, 2, 0)]);
+        stage.is_idle_with(2);
+    }
+}
+
 // conformance: D36 D57
 #[test]
 fn stopped_subscriber_affects_no_other_until_the_objects_are_used_up() {
