@@ -66,7 +66,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`guide`] walks through all objects, in the order of libfabric's programmer's guide.
+//! [`guide`] walks through the objects, in the order of libfabric's programmer's guide, and has tables of what each of
+//! its calls is here.
 //!
 //! # More examples
 //!
