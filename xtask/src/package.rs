@@ -6,7 +6,8 @@
 //!    toolchain of `rust-version` if rustup has it. If not, only clippy's `incompatible_msrv` (denied) refuses
 //!    newer parts of the standard library, and newer syntax isn't found.
 //! 3. `cargo package` builds each one from its package alone.
-//! 4. `efa` builds without its default features, and so without `efa-sim`; the same with the feature `tokio`.
+//! 4. `efa` builds without its default features, and so without `efa-sim`; the same with the feature `tokio`. So do
+//!    those of its examples whose `required-features` allow it.
 //! 5. [`NO_STD`] links without `std`.
 //!
 //! Crates with `publish = false` are left out: tests, tools, and `efa-cli` and `efa-softverbs`, which
@@ -89,12 +90,11 @@ pub(crate) fn step(workspace: &Workspace) -> Result<()> {
     packaged?;
 
     let bare = ["--package=efa", "--no-default-features"];
-    let mut clippy = workspace.cargo();
-    clippy.arg("clippy").args(bare).args(["--lib", "--", "--deny=warnings"]);
-    process::run(&mut clippy)?;
-    let mut clippy = workspace.cargo();
-    clippy.arg("clippy").args(bare).args(["--features=tokio", "--lib", "--", "--deny=warnings"]);
-    process::run(&mut clippy)?;
+    for features in ["--features=", "--features=tokio"] {
+        let mut clippy = workspace.cargo();
+        clippy.arg("clippy").args(bare).args([features, "--lib", "--examples"]);
+        process::run(clippy.args(["--", "--deny=warnings"]))?;
+    }
     let tree = ["--offline", "--edges=normal", "--prefix=none", "--format={p}"];
     let tree = process::output_of(workspace.cargo().arg("tree").args(bare).args(tree))?;
     ensure!(!depends_on(&tree, "efa-sim"), "efa needs efa-sim without its default features");
