@@ -21,9 +21,10 @@
 //!   leaking or cancelling never lets a device write into memory that is used for something else.
 //! * **Objects hold what they depend on** and may be dropped in any order.
 //! * **Progress is manual** by default (`FI_PROGRESS_MANUAL`): reading a completion queue or counter
-//!   progresses its endpoints, and the library has no threads. With
+//!   progresses its endpoints, and no thread of the library does. With
 //!   [`DomainOptions::progress`](DomainOptions#structfield.progress) a domain has one thread, which does that
-//!   and sleeps while nothing happens.
+//!   and sleeps while nothing happens. ([`discover`] has a thread look up a node that is no IP address, for as long as
+//!   the system's resolver takes.)
 //! * **Waiting polls or sleeps.** [`CompletionQueue::wait`] and [`Counter::wait`] block the thread, so don't
 //!   call them in an async task (those have the module `tokio`). They poll, unless the object was made by
 //!   [`Domain::waitable_completion_queue`] or [`Domain::waitable_counter`]: then they sleep, and the object
