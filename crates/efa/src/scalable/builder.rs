@@ -266,7 +266,9 @@ impl ScalableEndpointBuilder {
             ..EndpointAttributes::of(kind, protocol, *max_message_size)
         };
         let context = self.options.context;
-        Ok(ScalableEndpoint { address, attributes, queue_pairs, context })
+        let capabilities = self.options.capabilities.enabled();
+        let domain = self.domain;
+        Ok(ScalableEndpoint { domain, capabilities, address, attributes, queue_pairs, context })
     }
 
     /// Enables the queue pair of the contexts with this index.

@@ -7,6 +7,7 @@ use efa_rdm::{AtomicKind, Statistics};
 use crate::address_vector::FiAddr;
 use crate::attributes::{ReceiveAttributes, TransmitAttributes};
 use crate::buffer::{Buffer, ReceiveBuffer};
+use crate::capabilities::OperationFlags;
 use crate::claim::{Claim, UnexpectedMessage};
 use crate::completion::{Refused, StartError};
 use crate::endpoint::{Endpoint, EndpointId};
@@ -74,12 +75,28 @@ impl TransmitContext {
         self.endpoint.inject(message, bytes)
     }
 
+    /// [`Endpoint::copy_injected`].
+    ///
+    /// # Errors
+    /// There are too many bytes.
+    pub fn copy_injected(&self, buffer: &Buffer) -> Result<Buffer, StartError> {
+        self.endpoint.copy_injected(buffer)
+    }
+
     /// [`Endpoint::write`].
     ///
     /// # Errors
     /// The operation was not started; the buffer comes back.
     pub fn write(&self, rma: Rma, buffer: impl Into<Buffer>, context: u64) -> Result<(), Refused> {
         self.endpoint.write(rma, buffer, context)
+    }
+
+    /// [`Endpoint::inject_write`].
+    ///
+    /// # Errors
+    /// The operation was not started.
+    pub fn inject_write(&self, rma: Rma, bytes: &[u8]) -> Result<(), StartError> {
+        self.endpoint.inject_write(rma, bytes)
     }
 
     /// [`Endpoint::read`].
@@ -103,6 +120,14 @@ impl TransmitContext {
         self.endpoint.atomic(rma, operation, context)
     }
 
+    /// [`Endpoint::inject_atomic`].
+    ///
+    /// # Errors
+    /// The operation was not started.
+    pub fn inject_atomic(&self, rma: Rma, operation: Operation) -> Result<(), StartError> {
+        self.endpoint.inject_atomic(rma, operation)
+    }
+
     /// [`Endpoint::fetch_atomic`].
     ///
     /// # Errors
@@ -121,6 +146,12 @@ impl TransmitContext {
     #[must_use]
     pub fn atomic_limit(&self, kind: AtomicKind) -> usize {
         self.endpoint.atomic_limit(kind)
+    }
+
+    /// [`Endpoint::transmits_left`].
+    #[must_use]
+    pub fn transmits_left(&self) -> usize {
+        self.endpoint.transmits_left()
     }
 
     /// [`Endpoint::statistics`] of its queue pair.
@@ -194,6 +225,31 @@ impl ReceiveContext {
         context: u64,
     ) -> Result<ReceiveId, Refused> {
         self.endpoint.receive_many(source, buffer, context)
+    }
+
+    /// [`Endpoint::receive_many_flags`].
+    ///
+    /// # Errors
+    /// The operation was not started; the buffer comes back.
+    pub fn receive_many_flags(
+        &self,
+        source: Option<FiAddr>,
+        flags: OperationFlags,
+        buffer: impl Into<ReceiveBuffer>,
+        context: u64,
+    ) -> Result<ReceiveId, Refused> {
+        self.endpoint.receive_many_flags(source, flags, buffer, context)
+    }
+
+    /// [`Endpoint::set_min_multi_receive`], for this context.
+    pub fn set_min_multi_receive(&self, bytes: u64) {
+        self.endpoint.set_min_multi_receive(bytes);
+    }
+
+    /// [`Endpoint::receives_left`].
+    #[must_use]
+    pub fn receives_left(&self) -> usize {
+        self.endpoint.receives_left()
     }
 
     /// [`Endpoint::peek`].

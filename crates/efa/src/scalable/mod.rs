@@ -23,7 +23,10 @@ pub use contexts::{ReceiveContext, TransmitContext};
 use crate::address_vector::FiAddr;
 use crate::attributes::EndpointAttributes;
 use crate::buffer::{Buffer, ReceiveBuffer};
+use crate::capabilities::{Capabilities, OperationFlags};
+use crate::claim::{Claim, UnexpectedMessage};
 use crate::completion::{Refused, StartError};
+use crate::domain::Domain;
 use crate::endpoint::Endpoint;
 use crate::error::CloseError;
 use crate::event::Event;
@@ -92,6 +95,8 @@ pub struct NoSuchContext {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct ScalableEndpoint {
+    domain: Domain,
+    capabilities: Capabilities,
     address: ScalableAddress,
     attributes: EndpointAttributes,
     queue_pairs: Vec<Arc<Endpoint>>,
@@ -110,6 +115,18 @@ impl ScalableEndpoint {
     #[must_use]
     pub fn attributes(&self) -> &EndpointAttributes {
         &self.attributes
+    }
+
+    /// The capabilities that were enabled; a context may have fewer.
+    #[must_use]
+    pub fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    /// The domain.
+    #[must_use]
+    pub fn domain(&self) -> &Domain {
+        &self.domain
     }
 
     /// A transmit context (`fi_tx_context`).
@@ -183,6 +200,14 @@ impl ScalableEndpoint {
         self.transmitter()?.inject(message, bytes)
     }
 
+    /// [`Endpoint::copy_injected`] on the only transmit context.
+    ///
+    /// # Errors
+    /// [`StartError::SeveralContexts`]; as for [`Endpoint::copy_injected`].
+    pub fn copy_injected(&self, buffer: &Buffer) -> Result<Buffer, StartError> {
+        self.transmitter()?.copy_injected(buffer)
+    }
+
     /// [`Endpoint::write`] on the only transmit context.
     ///
     /// # Errors
@@ -192,6 +217,14 @@ impl ScalableEndpoint {
             Ok(only) => only.write(rma, buffer, context),
             Err(error) => Err(Refused { error, buffer: buffer.into() }),
         }
+    }
+
+    /// [`Endpoint::inject_write`] on the only transmit context.
+    ///
+    /// # Errors
+    /// [`StartError::SeveralContexts`]; as for [`Endpoint::inject_write`].
+    pub fn inject_write(&self, rma: Rma, bytes: &[u8]) -> Result<(), StartError> {
+        self.transmitter()?.inject_write(rma, bytes)
     }
 
     /// [`Endpoint::read`] on the only transmit context.
@@ -216,6 +249,14 @@ impl ScalableEndpoint {
     /// [`StartError::SeveralContexts`]; as for [`Endpoint::atomic`].
     pub fn atomic(&self, rma: Rma, operation: Operation, context: u64) -> Result<(), StartError> {
         self.transmitter()?.atomic(rma, operation, context)
+    }
+
+    /// [`Endpoint::inject_atomic`] on the only transmit context.
+    ///
+    /// # Errors
+    /// [`StartError::SeveralContexts`]; as for [`Endpoint::inject_atomic`].
+    pub fn inject_atomic(&self, rma: Rma, operation: Operation) -> Result<(), StartError> {
+        self.transmitter()?.inject_atomic(rma, operation)
     }
 
     /// [`Endpoint::fetch_atomic`] on the only transmit context.
@@ -273,6 +314,46 @@ impl ScalableEndpoint {
         }
     }
 
+    /// [`Endpoint::receive_many_flags`] on the only receive context.
+    ///
+    /// # Errors
+    /// [`StartError::SeveralContexts`]; as for [`Endpoint::receive_many_flags`].
+    pub fn receive_many_flags(
+        &self,
+        source: Option<FiAddr>,
+        flags: OperationFlags,
+        buffer: impl Into<ReceiveBuffer>,
+        context: u64,
+    ) -> Result<ReceiveId, Refused> {
+        match self.receiver() {
+            Ok(only) => only.receive_many_flags(source, flags, buffer, context),
+            Err(error) => Err(Refused { error, buffer: buffer.into().0 }),
+        }
+    }
+
+    /// [`Endpoint::set_min_multi_receive`] of all receive contexts.
+    pub fn set_min_multi_receive(&self, bytes: u64) {
+        for pair in &self.queue_pairs[..self.attributes.receive_contexts] {
+            pair.set_min_multi_receive(bytes);
+        }
+    }
+
+    /// [`Endpoint::peek`] on the only receive context.
+    ///
+    /// # Errors
+    /// [`StartError::SeveralContexts`]; as for [`Endpoint::peek`].
+    pub fn peek(&self, receive: Receive) -> Result<Option<UnexpectedMessage>, StartError> {
+        self.receiver()?.peek(receive)
+    }
+
+    /// [`Endpoint::claim`] on the only receive context.
+    ///
+    /// # Errors
+    /// [`StartError::SeveralContexts`]; as for [`Endpoint::claim`].
+    pub fn claim(&self, receive: Receive) -> Result<Option<Claim>, StartError> {
+        self.receiver()?.claim(receive)
+    }
+
     /// [`Endpoint::cancel`] on the only receive context; `false` with several, which cancel their own receives.
     pub fn cancel(&self, receive: ReceiveId) -> bool {
         self.receiver().is_ok_and(|only| only.cancel(receive))
@@ -288,6 +369,11 @@ impl ScalableEndpoint {
     pub fn event(&self) -> Option<(usize, Event)> {
         let queue_pairs = self.queue_pairs.iter().enumerate();
         queue_pairs.filter_map(|(index, pair)| Some((index, pair.event()?))).next()
+    }
+
+    /// [`Endpoint::discard_completions`] of all contexts.
+    pub fn discard_completions(&self) {
+        self.queue_pairs.iter().for_each(|pair| pair.discard_completions());
     }
 
     /// Closes all contexts, one after the other, as [`Endpoint::close`] does. Without it, each queue pair is closed

@@ -6,9 +6,9 @@ use std::time::Duration;
 use efa::{
     Access, AddressVector, AddressVectorOptions, AtomicOp, Bound, Capabilities, Completion,
     CompletionQueue, CompletionQueueOptions, ContextOptions, DeviceError, Direction, Domain,
-    EnableError, EndpointOptions, Entry, FiAddr, Kind, LocalOptions, Message, NoSuchContext,
-    Object, Operation, Receive, Receiving, Rma, ScalableAddress, ScalableEndpoint, ScalableOptions,
-    SharedReceiveQueueOptions, StartError,
+    EnableError, EndpointOptions, Entry, FiAddr, Kind, LocalOptions, MemoryRegion, Message,
+    NoSuchContext, Object, Operation, OperationFlags, Receive, Receiving, Rma, ScalableAddress,
+    ScalableEndpoint, ScalableOptions, SharedReceiveQueueOptions, StartError,
 };
 
 use crate::ends::pattern;
@@ -153,6 +153,118 @@ fn direction_with_one_context_is_used_on_the_endpoint_itself() {
     alice.endpoint.read(rma, vec![0; 8], 9).unwrap();
     let (_, read) = only(drive(&world, &[&alice, &bob]));
     assert_eq!(read.buffer, 8_u64.to_ne_bytes().to_vec());
+
+    let copy = alice.endpoint.copy_injected(&9_u64.to_ne_bytes().to_vec().into()).unwrap();
+    alice.endpoint.inject_write(rma, copy.as_slice().unwrap()).unwrap();
+    drive(&world, &[&alice, &bob]);
+    alice.endpoint.inject_atomic(rma, Operation::new(AtomicOp::Sum, &[1_u64])).unwrap();
+    drive(&world, &[&alice, &bob]);
+    assert_eq!(contents(&memory), 10);
+
+    alice.endpoint.send(Message::to(to_bob).tagged(1), "peeked at", 10).unwrap();
+    drive(&world, &[&alice, &bob]);
+    assert_eq!(bob.endpoint.peek(Receive::tagged(1)).unwrap().unwrap().length, 9);
+    bob.endpoint.claim(Receive::tagged(1)).unwrap().unwrap().discard();
+    assert_eq!(bob.endpoint.peek(Receive::tagged(1)), Ok(None));
+}
+
+/// The number in 8 bytes of registered memory.
+fn contents(memory: &MemoryRegion) -> u64 {
+    let mut bytes = [0; 8];
+    memory.read(0, &mut bytes);
+    u64::from_ne_bytes(bytes)
+}
+
+#[test]
+fn transmit_context_injects_and_knows_how_many_operations_it_may_start() {
+    let world = World::empty();
+    let (alice, bob) = (Host::new(&world, 1, 2, 1), Host::new(&world, 11, 1, 1));
+    let to_bob = alice.addresses.insert_scalable(bob.endpoint.address()).unwrap();
+    let [first, second] = [0, 1].map(|index| alice.endpoint.transmit_context(index).unwrap());
+    let memory = bob.domain.register(vec![0; 8], BOTH).unwrap();
+    let rma = Rma::at(to_bob, memory.remote());
+    second.inject_write(rma, &5_u64.to_ne_bytes()).unwrap();
+    drive(&world, &[&alice, &bob]);
+    second.inject_atomic(rma, Operation::new(AtomicOp::Sum, &[2_u64])).unwrap();
+    let entries = drive(&world, &[&alice, &bob]);
+    assert!(entries.iter().all(VecDeque::is_empty), "{entries:?}");
+    assert_eq!(contents(&memory), 7);
+
+    let limit = second.attributes().inject_size;
+    let copy = second.copy_injected(&vec![7; limit].into()).unwrap();
+    assert_eq!(copy, vec![7; limit]);
+    let length = limit + 1;
+    let too_long = StartError::TooLongToInject { length, limit };
+    assert_eq!(second.copy_injected(&vec![7; length].into()), Err(too_long));
+
+    let most = second.transmits_left();
+    bob.endpoint.receive(Receive::untagged(), copy.into_vec(), 1).unwrap();
+    second.send(Message::to(to_bob), "x", 2).unwrap();
+    assert_eq!((first.transmits_left(), second.transmits_left()), (most, most - 1));
+    drive(&world, &[&alice, &bob]);
+    assert_eq!(second.transmits_left(), most);
+}
+
+#[test]
+fn receive_context_has_a_least_rest_of_multi_receive_buffers_of_its_own() {
+    let world = World::empty();
+    let (alice, bob) = (Host::new(&world, 1, 1, 1), Host::new(&world, 11, 1, 2));
+    let to_bob = alice.addresses.insert_scalable(bob.endpoint.address()).unwrap();
+    let kinds_of = |contexts: [usize; 2]| {
+        contexts.map(|index| {
+            let context = bob.endpoint.receive_context(index).unwrap();
+            let most = context.receives_left();
+            let flags = OperationFlags::COMPLETION;
+            let posted = context.receive_many_flags(None, flags, vec![0; 10_000], 1).unwrap();
+            assert_eq!(context.receives_left(), most - 1);
+            let to = alice.addresses.receive_context(to_bob, index as u32).unwrap();
+            alice.endpoint.send(Message::to(to), pattern(100, 1), 2).unwrap();
+            let entries = drive(&world, &[&alice, &bob]).split_off(3 + index).remove(0);
+            context.cancel(posted);
+            drive(&world, &[&alice, &bob]);
+            entries.into_iter().map(|entry| entry.unwrap().kind).collect::<Vec<_>>()
+        })
+    };
+    let [stays, released] = [vec![Kind::MultiReceive], vec![Kind::MultiReceive, Kind::Released]];
+    bob.endpoint.receive_context(1).unwrap().set_min_multi_receive(9_901);
+    assert_eq!(kinds_of([0, 1]), [stays, released.clone()]);
+    bob.endpoint.set_min_multi_receive(9_901);
+    assert_eq!(kinds_of([0, 1]), [released.clone(), released]);
+}
+
+#[test]
+fn scalable_endpoint_has_the_capabilities_and_the_domain_that_it_was_opened_with() {
+    let world = World::empty();
+    let host = Host::new(&world, 1, 2, 1);
+    assert!(host.endpoint.domain().is(&host.domain));
+    assert_eq!(host.endpoint.capabilities(), Capabilities::OFFERED);
+    let queue = host.domain.completion_queue(CompletionQueueOptions::default());
+    let options = options(9).capabilities(Capabilities::MSG);
+    let endpoint = host
+        .domain
+        .scalable_endpoint(ScalableOptions::new().endpoint(options))
+        .bind_completion_queue(&queue, Direction::Both)
+        .bind_address_vector(&host.addresses)
+        .enable()
+        .unwrap();
+    let enabled = Capabilities::MSG | Capabilities::SEND | Capabilities::RECV;
+    assert_eq!(endpoint.capabilities(), enabled);
+}
+
+#[test]
+fn operations_of_all_contexts_complete_nowhere_once_their_completions_are_discarded() {
+    let world = World::empty();
+    let (alice, bob) = (Host::new(&world, 1, 2, 1), Host::new(&world, 11, 1, 1));
+    let to_bob = alice.addresses.insert_scalable(bob.endpoint.address()).unwrap();
+    for index in 0..2 {
+        let context = alice.endpoint.transmit_context(index).unwrap();
+        context.send(Message::to(to_bob), "x", 1).unwrap();
+        bob.endpoint.receive(Receive::untagged(), vec![0; 1], 2).unwrap();
+    }
+    alice.endpoint.discard_completions();
+    let entries = drive(&world, &[&alice, &bob]);
+    let counts: Vec<_> = entries.iter().map(VecDeque::len).collect();
+    assert_eq!(counts, [0, 0, 0, 0, 2]);
 }
 
 // conformance: C61 C62
@@ -190,9 +302,16 @@ fn index_out_of_range_and_use_of_the_endpoint_in_place_of_a_context_are_named() 
     }
     assert_eq!(endpoint.inject(message, b"x"), Err(several("transmit", 2)));
     assert_eq!(endpoint.atomic(rma, sum(), 1), Err(several("transmit", 2)));
+    assert_eq!(endpoint.inject_write(rma, &[7; 8]), Err(several("transmit", 2)));
+    assert_eq!(endpoint.inject_atomic(rma, sum()), Err(several("transmit", 2)));
+    assert_eq!(endpoint.copy_injected(&"x".into()), Err(several("transmit", 2)));
+    assert_eq!(endpoint.peek(Receive::untagged()), Err(several("receive", 3)));
+    assert_eq!(endpoint.claim(Receive::untagged()).unwrap_err(), several("receive", 3));
+    let flags = OperationFlags::empty();
     let refused = [
         endpoint.receive(Receive::untagged(), vec![7; 8], 1).unwrap_err(),
         endpoint.receive_many(None, vec![7; 8], 1).unwrap_err(),
+        endpoint.receive_many_flags(None, flags, vec![7; 8], 1).unwrap_err(),
     ];
     for refused in refused {
         assert_eq!((refused.error, refused.buffer), (several("receive", 3), vec![7; 8].into()));
