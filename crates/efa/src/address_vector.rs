@@ -78,8 +78,12 @@ pub struct AddressVectorOptions {
     /// A name by which other processes of this user on this host read it: there is one copy, in shared memory. The
     /// process that makes it without [`read_only`](Self#structfield.read_only) alone inserts and removes peers, at
     /// most [`count`](Self#structfield.count) (4096 if that is 0). Receive contexts but the first aren't shared.
+    ///
+    /// It has 1 to 64 bytes, each a letter or digit of ASCII, a hyphen, an underscore or a point. The name is free again
+    /// when the address vector of its writer is dropped, or the writer has exited; readers keep what they have.
     pub name: Option<String>,
-    /// Opens the address vector of this name, which another process writes.
+    /// Opens the address vector of this [`name`](Self#structfield.name), which another process writes and which must
+    /// exist. Its peers can't be inserted or removed here.
     pub read_only: bool,
     /// A number of the program ([`Object::context`](crate::Object::context)).
     pub context: u64,
@@ -224,6 +228,9 @@ impl AddressVector {
             let wanted = Wanted::ReceiveContextBits(options.receive_context_bits);
             return Err(Error::NoData { wanted });
         }
+        if options.read_only && options.name.is_none() {
+            return Err(Wanted::ReadOnlyWithoutName.into());
+        }
         let named = Named::open(&options)?;
         let mut table = Table::new(&options);
         table.limit = named.capacity();
@@ -295,8 +302,9 @@ impl AddressVector {
     /// Inserts a peer (`fi_av_insert`). An address that is in the table already keeps its index.
     ///
     /// # Errors
-    /// [`DeviceError::BadAddress`] for an address with GID zero, [`DeviceError::LimitReached`] beyond 2³¹
-    /// peers.
+    /// [`DeviceError::BadAddress`] for an address with GID zero; [`DeviceError::LimitReached`] beyond 2³¹ peers, or the
+    /// [`count`](AddressVectorOptions#structfield.count) of a named address vector;
+    /// [`DeviceError::Inconsistent`] if it is [read-only](AddressVectorOptions#structfield.read_only).
     pub fn insert(&self, address: Address) -> Result<FiAddr, DeviceError> {
         self.0.check_writable()?;
         let endpoints = self.0.endpoints();
@@ -322,8 +330,11 @@ impl AddressVector {
         results
     }
 
-    /// Removes a peer and returns its address; `None` if there is no such peer (`fi_av_remove`). On every
-    /// bound endpoint, operations under way with it fail, and packets that it still sends are dropped.
+    /// Removes a peer and returns its address (`fi_av_remove`). On every bound endpoint, operations under way with it
+    /// fail, and packets that it still sends are dropped.
+    ///
+    /// Does nothing and returns `None` if there is no such peer, or the address vector is
+    /// [read-only](AddressVectorOptions#structfield.read_only): the process that writes it removes its peers.
     ///
     /// Directed receives ([`Receive::from`](crate::Receive::from)) that have not matched a message of it
     /// stay posted and match nothing any more, even if it is inserted again:

@@ -195,7 +195,13 @@ impl Domain {
     /// Creates an address vector (`fi_av_open`).
     ///
     /// # Errors
-    /// [`Error::NoData`] for more than 16 bits for receive contexts.
+    /// * [`Error::NoData`] for more than 16 bits for receive contexts, or one that is read-only and has no name; without
+    ///   the feature `sim`, for any name.
+    /// * [`DeviceError::Inconsistent`] for a name that can't be one, or that another address vector has whose writer
+    ///   lives; of a read-only one, if others than this user can write it, or it is damaged.
+    /// * [`DeviceError::LimitReached`] for a count of more than 2²⁴ of one with a name.
+    /// * [`DeviceError::System`] if there is no address vector of the name to be read, or too little shared memory for
+    ///   another.
     pub fn address_vector_with(
         &self,
         options: AddressVectorOptions,

@@ -61,6 +61,9 @@ pub enum Wanted {
     /// A named address vector, which needs the feature `sim`.
     #[error("address vector named {0}")]
     AddressVectorName(String),
+    /// An address vector that is read-only, and has no name by which another process writes it.
+    #[error("read-only address vector: it has no name")]
+    ReadOnlyWithoutName,
     /// More bits of an address for the receive context than 16.
     #[error("receive contexts of {0} bits")]
     ReceiveContextBits(u8),

@@ -116,8 +116,10 @@ impl AddressVector {
             .endpoints_per_node(attr.ep_per_node)
             .receive_context_bits(bits);
         // SAFETY: the caller's promise.
-        if let Some(name) = unsafe { entry::text(attr.name) }? {
-            options = options.name(name);
+        match unsafe { entry::text(attr.name) }? {
+            Some(name) => options = options.name(name),
+            None if attr.flags & FI_READ != 0 => return Err(INVALID),
+            None => {}
         }
         let mut first = Box::default();
         if attr.flags & FI_READ != 0 {

@@ -184,6 +184,11 @@ static void named(void)
 	EQUAL(waitpid(child, &status, 0), child);
 	EQUAL(status, 0);
 	OK(fi_close(&av->fid));
+	/* Without a name there is none to be read. */
+	attr.name = NULL;
+	attr.flags = FI_READ;
+	if (is_ours())
+		EQUAL(fi_av_open(world.domain, &attr, &av, NULL), -FI_EINVAL);
 	close_world(&world);
 }
 

@@ -110,6 +110,38 @@ fn options_of_an_address_vector_are_kept_and_its_count_is_no_limit() {
     assert_eq!(plain.options().kind, AddressVectorKind::Table);
 }
 
+#[test]
+fn address_vector_is_not_made_with_a_name_that_cannot_be_one_or_to_be_read_without_one() {
+    let world = World::pair(1);
+    let domain = &world.ends[ALICE].domain;
+    let open = |options| domain.address_vector_with(options);
+    let error = open(AddressVectorOptions::new().read_only()).unwrap_err();
+    assert_eq!(error, Error::NoData { wanted: Wanted::ReadOnlyWithoutName });
+    let words = "nothing offers the requested read-only address vector: it has no name";
+    assert_eq!(error.to_string(), words);
+
+    // 64 bytes with the number of this process, which no other test has.
+    let longest = format!("{:A>64}", format!("-_.z{}", std::process::id()));
+    let vector = open(AddressVectorOptions::new().name(&longest)).unwrap();
+    let reader = open(AddressVectorOptions::new().name(&longest).read_only()).unwrap();
+    let peer = vector.insert(address(1)).unwrap();
+    assert_eq!((reader.remove(peer), reader.address(peer)), (None, Some(address(1))));
+    for name in ["", "a/b", "a b", "ä", "a\0", &(longest + "a")] {
+        for options in [AddressVectorOptions::new(), AddressVectorOptions::new().read_only()] {
+            let error = open(options.name(name)).unwrap_err();
+            let Error::Device(DeviceError::Inconsistent { object, .. }) = &error else {
+                panic!("{name:?}: {error}")
+            };
+            assert_eq!(*object, format!("name {name:?} of an address vector"));
+        }
+    }
+    let limit = 1 << 24;
+    let error = open(named("many").count(limit + 1)).unwrap_err();
+    assert_eq!(error, DeviceError::LimitReached { object: "named peer", limit }.into());
+    let missing = open(named("missing").read_only()).unwrap_err();
+    assert!(matches!(missing, Error::Device(DeviceError::System { .. })), "{missing}");
+}
+
 // conformance: C95
 #[test]
 fn two_context_bits_steer_sends_to_four_receive_contexts_of_a_peer() {
