@@ -230,9 +230,9 @@
 //! let bytes = memory.remote().to_bytes(); // What its owner sends to the peer.
 //! let remote = RemoteMemory::from_bytes(&bytes)?;
 //!
-//! here.write(Rma::at(peer, remote.part(8, 5)).delivery_complete(), "hello", 1)?;
+//! here.write(Rma::at(peer, remote.slice(8..13)?).delivery_complete(), "hello", 1)?;
 //! assert_eq!(queue.wait(SOON)?.context, 1);
-//! here.read(Rma::at(peer, remote.part(0, 16)), vec![0; 16], 2)?;
+//! here.read(Rma::at(peer, remote.slice(0..16)?), vec![0; 16], 2)?;
 //! let read = queue.wait(SOON)?.into_message().into_vec();
 //! assert_eq!(&read[8..13], b"hello");
 //!
@@ -633,7 +633,7 @@
 //! | `fi_av_remove` | [`AddressVector::remove`] |
 //! | `fi_av_lookup`, `fi_av_lookup2` | [`AddressVector::address`]; [`AddressVector::find`] is the way back |
 //! | `fi_av_straddr` | `Display` of [`Address`] |
-//! | `fi_rx_addr` | [`AddressVector::receive_context`], [`FiAddr::receive_context`] |
+//! | `fi_rx_addr` | [`AddressVector::receive_context`] |
 //! | `fi_av_insert_auth_key`, `fi_av_lookup_auth_key`, `fi_av_set_user_id`, `fi_group_addr` | not offered, because the protocol has no keys of jobs |
 //! | `fi_av_set`, `fi_av_set_…` | not offered, because there are no collective operations |
 //!
@@ -685,7 +685,7 @@
 //! |---|---|
 //! | `fi_atomic`, `fi_atomicv`, `fi_atomicmsg` | [`Endpoint::atomic`] with an [`Operation`] |
 //! | `fi_fetch_atomic`, `fi_fetch_atomicv`, `fi_fetch_atomicmsg` | [`Endpoint::fetch_atomic`] |
-//! | `fi_compare_atomic`, `fi_compare_atomicv`, `fi_compare_atomicmsg` | [`Endpoint::fetch_atomic`] with [`Operation::compare`] |
+//! | `fi_compare_atomic`, `fi_compare_atomicv`, `fi_compare_atomicmsg` | [`Endpoint::fetch_atomic`] with [`Operation::compare_swap`] or [`Operation::against`] |
 //! | `fi_inject_atomic` | [`Endpoint::inject_atomic`] |
 //! | `fi_atomicvalid`, `fi_fetch_atomicvalid`, `fi_compare_atomicvalid`, `fi_query_atomic` | [`Domain::atomic`] |
 //!
