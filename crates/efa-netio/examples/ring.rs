@@ -265,7 +265,7 @@ impl Publisher {
 
     /// All subscribers of a message have it, or are gone: its memory is free.
     fn complete(&mut self, message: &Message) -> Result<()> {
-        let bytes: Vec<u8> = message.parts.iter().flat_map(|part| part.to_vec()).collect();
+        let bytes: Vec<u8> = message.parts().iter().flat_map(|part| part.to_vec()).collect();
         if check(&bytes) != Some(message.key) {
             return Err(format!("message {} was overwritten too early", message.key).into());
         }

@@ -231,6 +231,16 @@ pub enum SocketError {
     OwnBuffers,
 }
 
+/// A buffer was not posted ([`Netio::post`](crate::Netio::post)); it comes back.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{error}")]
+pub struct PostRefused {
+    /// Why.
+    pub error: SocketError,
+    /// The buffer.
+    pub buffer: Vec<u8>,
+}
+
 /// The answer to [`Netio::send`](crate::Netio::send).
 #[derive(Debug)]
 #[must_use = "the message may not have been sent"]

@@ -60,7 +60,9 @@ mod wire;
 
 pub use context::{Counts, Netio, Wait};
 pub use delivery::{Delivery, Signal};
-pub use event::{ClosedReason, Error, Event, RefusedReason, SendError, Sent, SocketError, Tag};
+pub use event::{
+    ClosedReason, Error, Event, PostRefused, RefusedReason, SendError, Sent, SocketError, Tag,
+};
 pub use handler::Handler;
 pub use ids::{
     AnySocket, ListenSocket, PublishSocket, ReceiveSocket, SendSocket, SubscribeSocket, Timer,

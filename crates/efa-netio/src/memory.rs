@@ -164,8 +164,7 @@ impl Header {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a message does nothing until it is sent"]
 pub struct Message {
-    /// The parts.
-    pub parts: SmallVec<[Part; 2]>,
+    pub(crate) parts: SmallVec<[Part; 2]>,
     /// Comes back with the completion. The address of the first byte unless it is set.
     pub key: u64,
     /// Reaches the receiver beside the bytes. Not of published messages, whose tag takes its place.
@@ -202,6 +201,12 @@ impl Message {
     /// Sets the first bytes of a published message.
     pub fn header(self, header: Header) -> Self {
         Self { header, ..self }
+    }
+
+    /// Its parts.
+    #[must_use]
+    pub fn parts(&self) -> &[Part] {
+        &self.parts
     }
 
     /// Length in bytes, without the header.

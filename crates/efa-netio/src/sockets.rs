@@ -7,7 +7,7 @@ use slotmap::Key;
 
 use crate::connection::{Connection, Op, Owner, Phase, Posted};
 use crate::context::Netio;
-use crate::event::{ClosedReason, Event, RefusedReason, SendError, Sent, SocketError};
+use crate::event::{ClosedReason, Event, PostRefused, RefusedReason, SendError, Sent, SocketError};
 use crate::hosts::{Search, Site};
 use crate::ids::{
     AcceptorKey, AnySocket, ConnectionKey, ListenSocket, PublishSocket, ReceiveSocket, SendSocket,
@@ -338,20 +338,17 @@ impl Netio {
     ///
     /// # Errors
     /// The socket is closed, or makes its buffers itself; the buffer comes back.
-    pub fn post(
-        &mut self,
-        socket: ReceiveSocket,
-        buffer: Vec<u8>,
-    ) -> Result<(), (SocketError, Vec<u8>)> {
+    pub fn post(&mut self, socket: ReceiveSocket, buffer: Vec<u8>) -> Result<(), PostRefused> {
+        let refused = |error, buffer| PostRefused { error, buffer };
         let Some(receiver) = self.receivers.get(socket) else {
-            return Err((SocketError::Closed, buffer));
+            return Err(refused(SocketError::Closed, buffer));
         };
         if receiver.shelf.is_some() {
-            return Err((SocketError::OwnBuffers, buffer));
+            return Err(refused(SocketError::OwnBuffers, buffer));
         }
         let key = receiver.connection;
         let posted = self.connections[key].post(key, &mut self.operations, buffer);
-        posted.map_err(|buffer| (SocketError::Closed, buffer))
+        posted.map_err(|buffer| refused(SocketError::Closed, buffer))
     }
 
     // ---- all ------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use efa_netio::{
-    ClosedReason, Event, ListenOptions, Options, PublishOptions, SendError, SendOptions, Sent,
-    SocketError, SubscribeOptions,
+    ClosedReason, Event, ListenOptions, Options, PostRefused, PublishOptions, SendError,
+    SendOptions, Sent, SocketError, SubscribeOptions,
 };
 
 use crate::pairs::{
@@ -219,7 +219,10 @@ fn closed_receive_socket_ends_its_connection_and_the_sender_learns_it() {
     // Handles of what is gone stay harmless.
     let netio = pair.world.netio(RECEIVER);
     netio.close(pair.receive);
-    assert_eq!(netio.post(pair.receive, vec![1]), Err((SocketError::Closed, vec![1])));
+    assert_eq!(
+        netio.post(pair.receive, vec![1]),
+        Err(PostRefused { error: SocketError::Closed, buffer: vec![1] })
+    );
     assert!(netio.statistics(pair.receive).is_empty());
     assert_eq!(netio.local_address(pair.receive), None);
 }
@@ -385,7 +388,7 @@ fn messages_and_deliveries_outlive_their_contexts() {
     let Event::Received { message, .. } = kept.0 else { panic!("{kept:?}") };
     assert!(message[..] == pattern(60_000)[1..50_001]);
     drop(message);
-    assert_eq!(unsent.parts[0].to_vec(), pattern(20)[7..17]);
+    assert_eq!(unsent.parts()[0].to_vec(), pattern(20)[7..17]);
     assert_eq!(pool.write(0, &[1; 4]), 4);
 }
 

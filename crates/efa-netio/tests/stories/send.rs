@@ -3,7 +3,8 @@
 use std::thread;
 
 use efa_netio::{
-    Completion, Delivery, Event, MAX_PARTS, Message, Options, SendOptions, Sent, SocketError,
+    Completion, Delivery, Event, MAX_PARTS, Message, Options, PostRefused, SendOptions, Sent,
+    SocketError,
 };
 
 use crate::pairs::{Pair, RECEIVER, SENDER, buffers, messages, pool, posted};
@@ -135,7 +136,7 @@ fn taken(pair: &mut Pair) -> Delivery {
 fn socket_that_makes_its_buffers_gives_a_posted_one_back() {
     let mut pair = Pair::new(1, buffers(2, 100));
     let refused = pair.world.netio(RECEIVER).post(pair.receive, vec![7; 9]);
-    assert_eq!(refused, Err((SocketError::OwnBuffers, vec![7; 9])));
+    assert_eq!(refused, Err(PostRefused { error: SocketError::OwnBuffers, buffer: vec![7; 9] }));
 }
 
 // conformance: D22

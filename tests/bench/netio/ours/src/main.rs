@@ -111,7 +111,7 @@ impl Publish for Publisher {
                 ensure!(begin.elapsed() < PATIENCE, "no message comes back");
                 continue;
             };
-            self.pool.write(message.parts[0].range().start, stamp);
+            self.pool.write(message.parts()[0].range().start, stamp);
             match self.netio.publish_by(self.socket, &mut self.lookup, message) {
                 Published::UnderWay => return Ok(()),
                 Published::NoSubscribers(message) => {

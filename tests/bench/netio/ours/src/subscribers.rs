@@ -92,7 +92,7 @@ impl Stage {
         while let Some(event) = self.netio.poll(wait)? {
             match event {
                 Event::Published { message, served, lost, .. } => {
-                    let which = usize::from(message.parts[0].range().start >= DEPTH * SIZE);
+                    let which = usize::from(message.parts()[0].range().start >= DEPTH * SIZE);
                     self.served[which] += u64::from(served);
                     self.lost += u64::from(lost);
                     self.free[which].push_back(message);
