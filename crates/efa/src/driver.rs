@@ -23,8 +23,8 @@ pub(crate) use waited::Waking;
 
 use efa_device::{DeviceError, QueuePair, Time};
 use efa_rdm::{
-    Accept, Atomic, AtomicKind, AtomicOp, AtomicRefused, Datatype, InPlaceQueue, Level, Operands,
-    PeerId, Read, StartError as EngineError, Statistics, Write,
+    Accept, Atomic, AtomicKind, AtomicOp, Datatype, InPlaceQueue, Level, Operands, PeerId, Read,
+    StartError as EngineError, Statistics, Write,
 };
 
 use crate::address::Address;
@@ -43,7 +43,7 @@ use crate::keys::Keys;
 use crate::message::{Message, Receive, ReceiveId};
 use crate::packet::Packet;
 use crate::peer_map::PeerMap;
-use crate::rma::Rma;
+use crate::rma::{AtomicRefused, Rma};
 use crate::send_budget::SendBudget;
 use crate::shared_receive_queue::Member;
 use crate::wait::WaitObject;
@@ -282,12 +282,9 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         (op, datatype): (AtomicOp, Datatype),
         operands: Operands<Buffer>,
         context: u64,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), AtomicRefused> {
         let Rma { peer: to, remote, level, completion, is_silent, .. } = rma;
-        let refused = |error, operands: Operands<Buffer>| Refused {
-            error,
-            buffer: operands.into_fetched().unwrap_or_default(),
-        };
+        let refused = |error, operands| AtomicRefused::new(error, (op, datatype), operands);
         let peer = match self.start_transmit(to) {
             Ok(peer) => peer,
             Err(error) => return Err(refused(error, operands)),
@@ -296,7 +293,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         let is_reported = !is_silent && self.unreported[0].reports(completion);
         let operands = operands.map(|buffer| Slot::reported(is_reported, buffer));
         let atomic = Atomic { peer, remote, datatype, op, operands, level, context };
-        self.engine.atomic(atomic).map_err(|AtomicRefused { error, operands }| {
+        self.engine.atomic(atomic).map_err(|efa_rdm::AtomicRefused { error, operands }| {
             let error = self.not_started(Side::Transmit, Some(to), error);
             refused(error, operands.map(Slot::into_buffer))
         })

@@ -30,7 +30,7 @@ use crate::injected::Copies;
 use crate::message::{Message, Receive, ReceiveId};
 use crate::packet::Packet;
 use crate::region::LocalAccess;
-use crate::rma::{Operation, Rma};
+use crate::rma::{AtomicRefused, Operation, Rma};
 use crate::shared_receive_queue::SharedReceiveQueue;
 use crate::usable::Usable;
 
@@ -396,30 +396,37 @@ impl Endpoint {
     ///
     /// # Errors
     /// There is no such atomic; lengths differ, or exceed what a packet holds
-    /// ([`atomic_limit`](Self::atomic_limit)); or it can't be started now.
-    pub fn atomic(&self, rma: Rma, operation: Operation, context: u64) -> Result<(), StartError> {
-        let Operation { op, datatype, operand, comparand } = operation;
-        if comparand.is_some() {
+    /// ([`atomic_limit`](Self::atomic_limit)); or it can't be started now. The operation comes back.
+    pub fn atomic(
+        &self,
+        rma: Rma,
+        operation: Operation,
+        context: u64,
+    ) -> Result<(), AtomicRefused> {
+        if operation.comparand.is_some() {
+            let Operation { op, datatype, .. } = operation;
             let kind = AtomicKind::Write;
-            return Err(efa_rdm::StartError::NoSuchAtomic { kind, op, datatype }.into());
+            let error = efa_rdm::StartError::NoSuchAtomic { kind, op, datatype }.into();
+            let (operation, fetched) = (Box::new(operation), Buffer::default());
+            return Err(AtomicRefused { error, operation, fetched });
         }
+        let Operation { op, datatype, operand, .. } = operation;
         let operands = Operands::Write { operand };
-        let started = self.start_atomic(rma, (op, datatype), operands, context);
-        started.map_err(|refused| refused.error)
+        self.start_atomic(rma, (op, datatype), operands, context)
     }
 
     /// Does an atomic that returns the previous values (`fi_fetch_atomic`, `fi_compare_atomic`), in a
     /// buffer as long as the remote memory. With a comparand it is conditional.
     ///
     /// # Errors
-    /// As for [`atomic`](Self::atomic); the buffer comes back.
+    /// As for [`atomic`](Self::atomic); operation and buffer come back.
     pub fn fetch_atomic(
         &self,
         rma: Rma,
         operation: Operation,
         fetched: impl Into<ReceiveBuffer>,
         context: u64,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), AtomicRefused> {
         let ReceiveBuffer(fetched) = fetched.into();
         let Operation { op, datatype, operand, comparand } = operation;
         let operands = match comparand {
@@ -445,20 +452,17 @@ impl Endpoint {
         how: (AtomicOp, Datatype),
         operands: Operands<Buffer>,
         context: u64,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), AtomicRefused> {
         let checked = self
             .require_to_transmit(Capabilities::ATOMIC)
             .and_then(|()| self.shared.check_operands(&operands));
         if let Err(error) = checked {
-            return Err(Refused { error, buffer: operands.into_fetched().unwrap_or_default() });
+            return Err(AtomicRefused::new(error, how, operands));
         }
         drive!(
             self.shared,
             driver => driver.atomic(rma, how, operands, context),
-            _ => {
-                let buffer = operands.into_fetched().unwrap_or_default();
-                Err(Refused { error: StartError::Closed, buffer })
-            }
+            _ => Err(AtomicRefused::new(StartError::Closed, how, operands))
         )
     }
 

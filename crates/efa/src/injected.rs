@@ -54,7 +54,8 @@ impl Endpoint {
     /// [`TransmitAttributes::inject_size`](crate::TransmitAttributes::inject_size).
     pub fn inject_atomic(&self, rma: Rma, operation: Operation) -> Result<(), StartError> {
         let operand = self.copy_injected(&operation.operand)?;
-        self.atomic(rma.silent(), Operation { operand, ..operation }, 0)
+        let started = self.atomic(rma.silent(), Operation { operand, ..operation }, 0);
+        started.map_err(|refused| refused.error)
     }
 
     fn check_injected(&self, length: usize) -> Result<(), StartError> {

@@ -237,7 +237,7 @@ pub use packet::Packet;
 pub use pieces::TooManyBuffers;
 pub use region::{LocalAccess, MemoryRegion, OutOfRegion, RegionSlice, RegisterError};
 pub use registrations::{RegistrationCounts, RegistrationLimits};
-pub use rma::{Element, Operation, RemoteMemory, RemoteMemoryError, Rma};
+pub use rma::{AtomicRefused, Element, Operation, RemoteMemory, RemoteMemoryError, Rma};
 pub use scalable::{
     NoSuchContext, ReceiveContext, ScalableEndpoint, ScalableEndpointBuilder, ScalableOptions,
     TransmitContext,

@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
-use efa_rdm::{AtomicOp, Datatype, Level, Remote, RmaIov, TooManyPieces};
+use efa_rdm::{AtomicOp, Datatype, Level, Operands, Remote, RmaIov, TooManyPieces};
 
 use crate::address_vector::FiAddr;
 use crate::buffer::Buffer;
 use crate::capabilities::OperationFlags;
+use crate::completion::StartError;
 use crate::region::{MemoryRegion, RegionSlice};
 
 /// Memory of a peer: what [`MemoryRegion::remote`] returned there.
@@ -287,6 +288,36 @@ impl Operation {
     /// Adds a comparand for each element of any type, in the byte order of the host.
     pub fn against_bytes(self, comparand: impl Into<Buffer>) -> Self {
         Self { comparand: Some(comparand.into()), ..self }
+    }
+}
+
+/// An atomic that was not started; what it was given comes back.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{error}")]
+pub struct AtomicRefused {
+    /// Why.
+    pub error: StartError,
+    /// What it was to do, with its operands.
+    pub operation: Box<Operation>,
+    /// The buffer for the previous values; an empty one if it returns none.
+    pub fetched: Buffer,
+}
+
+impl AtomicRefused {
+    #[cold]
+    pub(crate) fn new(
+        error: StartError,
+        (op, datatype): (AtomicOp, Datatype),
+        operands: Operands<Buffer>,
+    ) -> Self {
+        let (operand, comparand, fetched) = match operands {
+            Operands::Write { operand } => (operand, None, Buffer::default()),
+            Operands::Fetch { operand, fetched } => (operand, None, fetched),
+            Operands::Compare { operand, comparand, fetched } => {
+                (operand, Some(comparand), fetched)
+            }
+        };
+        Self { error, operation: Box::new(Operation { op, datatype, operand, comparand }), fetched }
     }
 }
 

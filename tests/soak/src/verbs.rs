@@ -294,11 +294,15 @@ impl Run {
                 let at = if has_data { at.with_data(self.random.u64(..1 << 32)) } else { at };
                 let started = endpoint.write(at, bytes.clone(), 1);
                 totals.writes += 1;
-                (Remote::Write { offset, bytes, has_data }, started)
+                (
+                    Remote::Write { offset, bytes, has_data },
+                    started.map_err(|refused| refused.error),
+                )
             }
             1 => {
                 totals.reads += 1;
-                (Remote::Read { offset }, endpoint.read(at, vec![0; length], 1))
+                let started = endpoint.read(at, vec![0; length], 1);
+                (Remote::Read { offset }, started.map_err(|refused| refused.error))
             }
             _ => {
                 let addend = self.random.u64(..);
@@ -306,13 +310,13 @@ impl Run {
                 let operation = Operation::new(AtomicOp::Sum, &[addend]);
                 totals.atomics += 1;
                 let started = endpoint.fetch_atomic(counter, operation, vec![0; COUNTER], 1);
-                (Remote::Add { addend }, started)
+                (Remote::Add { addend }, started.map_err(|refused| refused.error))
             }
         };
         match started {
             Ok(()) => self.sides[who].remote = Some(remote),
-            Err(refused) if refused.error.is_busy() => {}
-            Err(refused) => panic!("{}", refused.error),
+            Err(error) if error.is_busy() => {}
+            Err(error) => panic!("{error}"),
         }
     }
 

@@ -13,7 +13,7 @@ use crate::boundary::{Errno, INVALID, Outcome, started, status};
 use crate::c::domain::Domain;
 use crate::c::endpoint::Endpoint;
 use crate::c::rma;
-use crate::c::transfer::{self, context, refused};
+use crate::c::transfer::{self, context};
 use crate::errors;
 use crate::memory::{self, MOST_PIECES};
 use crate::object::Object;
@@ -209,12 +209,13 @@ impl<'a> Call<'a> {
     /// Starts an atomic that returns nothing.
     fn start(self, rma: Rma, operand: Buffer) -> Outcome<()> {
         let started = self.ep.endpoint()?.atomic(rma, self.operation(operand), self.context);
-        started.map_err(|error| errors::of_start(&error))
+        started.map_err(|refused| errors::of_start(&refused.error))
     }
 
     /// Starts an atomic that returns previous values.
     fn fetch(self, rma: Rma, operation: Operation, result: ReceiveBuffer) -> Outcome<()> {
-        self.ep.endpoint()?.fetch_atomic(rma, operation, result, self.context).map_err(refused)
+        let started = self.ep.endpoint()?.fetch_atomic(rma, operation, result, self.context);
+        started.map_err(|refused| errors::of_start(&refused.error))
     }
 }
 

@@ -12,7 +12,7 @@ use crate::claim::{Claim, UnexpectedMessage};
 use crate::completion::{Refused, StartError};
 use crate::endpoint::{Endpoint, EndpointId};
 use crate::message::{Message, Receive, ReceiveId};
-use crate::rma::{Operation, Rma};
+use crate::rma::{AtomicRefused, Operation, Rma};
 
 /// A transmit context of a [`ScalableEndpoint`](crate::ScalableEndpoint). Clones are handles to the same context.
 ///
@@ -116,7 +116,12 @@ impl TransmitContext {
     ///
     /// # Errors
     /// The operation was not started.
-    pub fn atomic(&self, rma: Rma, operation: Operation, context: u64) -> Result<(), StartError> {
+    pub fn atomic(
+        &self,
+        rma: Rma,
+        operation: Operation,
+        context: u64,
+    ) -> Result<(), AtomicRefused> {
         self.endpoint.atomic(rma, operation, context)
     }
 
@@ -138,7 +143,7 @@ impl TransmitContext {
         operation: Operation,
         fetched: impl Into<ReceiveBuffer>,
         context: u64,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), AtomicRefused> {
         self.endpoint.fetch_atomic(rma, operation, fetched, context)
     }
 

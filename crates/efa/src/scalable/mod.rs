@@ -31,7 +31,7 @@ use crate::endpoint::Endpoint;
 use crate::error::CloseError;
 use crate::event::Event;
 use crate::message::{Message, Receive, ReceiveId};
-use crate::rma::{Operation, Rma};
+use crate::rma::{AtomicRefused, Operation, Rma};
 use crate::scalable_address::ScalableAddress;
 
 /// There is no context with this index.
@@ -247,8 +247,20 @@ impl ScalableEndpoint {
     ///
     /// # Errors
     /// [`StartError::SeveralContexts`]; as for [`Endpoint::atomic`].
-    pub fn atomic(&self, rma: Rma, operation: Operation, context: u64) -> Result<(), StartError> {
-        self.transmitter()?.atomic(rma, operation, context)
+    pub fn atomic(
+        &self,
+        rma: Rma,
+        operation: Operation,
+        context: u64,
+    ) -> Result<(), AtomicRefused> {
+        match self.transmitter() {
+            Ok(only) => only.atomic(rma, operation, context),
+            Err(error) => Err(AtomicRefused {
+                error,
+                operation: Box::new(operation),
+                fetched: Buffer::default(),
+            }),
+        }
     }
 
     /// [`Endpoint::inject_atomic`] on the only transmit context.
@@ -269,10 +281,13 @@ impl ScalableEndpoint {
         operation: Operation,
         fetched: impl Into<ReceiveBuffer>,
         context: u64,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), AtomicRefused> {
         match self.transmitter() {
             Ok(only) => only.fetch_atomic(rma, operation, fetched, context),
-            Err(error) => Err(Refused { error, buffer: fetched.into().0 }),
+            Err(error) => {
+                let (operation, fetched) = (Box::new(operation), fetched.into().0);
+                Err(AtomicRefused { error, operation, fetched })
+            }
         }
     }
 

@@ -303,9 +303,13 @@ impl AsyncEndpoint {
     /// # Errors
     /// The atomic was refused or failed, or the runtime was shut down.
     pub async fn atomic(&self, rma: Rma, operation: Operation) -> Result<Completion, AsyncError> {
+        let mut pending = operation;
         let start = |endpoint: &Endpoint, buffer: Buffer, context| {
-            let started = endpoint.atomic(rma, operation.clone(), context).map(|()| None);
-            started.map_err(|error| Refused { error, buffer })
+            let started = endpoint.atomic(rma, taken(&mut pending), context).map(|()| None);
+            started.map_err(|refused| {
+                pending = *refused.operation;
+                Refused { error: refused.error, buffer }
+            })
         };
         self.0.run(None, Buffer::default(), start).await
     }
@@ -321,10 +325,14 @@ impl AsyncEndpoint {
         fetched: impl Into<ReceiveBuffer>,
     ) -> Result<Completion, AsyncError> {
         let ReceiveBuffer(fetched) = fetched.into();
+        let mut pending = operation;
         let start = |endpoint: &Endpoint, buffer: Buffer, context| {
-            endpoint
-                .fetch_atomic(rma, operation.clone(), ReceiveBuffer(buffer), context)
-                .map(|()| None)
+            let (operation, fetched) = (taken(&mut pending), ReceiveBuffer(buffer));
+            let started = endpoint.fetch_atomic(rma, operation, fetched, context).map(|()| None);
+            started.map_err(|refused| {
+                pending = *refused.operation;
+                Refused { error: refused.error, buffer: refused.fetched }
+            })
         };
         self.0.run(None, fetched, start).await
     }
@@ -514,6 +522,12 @@ impl Shared {
     fn why_ended(&self) -> Ended {
         self.state.lock().ended.clone().unwrap_or(Ended::Runtime)
     }
+}
+
+/// Takes an operation for an attempt to start it, after which it is put back if that failed.
+fn taken(pending: &mut Operation) -> Operation {
+    let nothing = Operation::read(pending.datatype);
+    std::mem::replace(pending, nothing)
 }
 
 /// The task that reads completions.

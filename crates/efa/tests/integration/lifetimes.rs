@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use efa::{
-    Access, AddressVector, AtomicOp, CloseError, CompletionQueue, CompletionQueueOptions,
-    Direction, Domain, Endpoint, Fabric, Kind, LocalOptions, ManualClock, MemoryRegion, Message,
-    Operation, OperationError, Receive, RemoteMemory, Rma, StartError,
+    Access, AddressVector, AtomicOp, AtomicRefused, CloseError, CompletionQueue,
+    CompletionQueueOptions, Direction, Domain, Endpoint, Fabric, Kind, LocalOptions, ManualClock,
+    MemoryRegion, Message, Operation, OperationError, Receive, RemoteMemory, Rma, StartError,
 };
 
 use crate::world::{ALICE, BOB, World, options, pattern, with};
@@ -339,13 +339,15 @@ fn closed_endpoint_starts_nothing_and_keeps_its_statistics() {
         alice.receive_many(None, vec![7; 8], 2).map(drop),
         alice.write(rma, vec![7; 8], 2),
         alice.read(rma, vec![7; 8], 2),
-        alice.fetch_atomic(rma, add.clone(), vec![7; 8], 2),
     ];
     for refused in refused.map(Result::unwrap_err) {
         assert_eq!((refused.error, refused.buffer), (StartError::Closed, vec![7; 8].into()));
     }
     assert_eq!(alice.inject(Message::to(to_bob), b"x"), Err(StartError::Closed));
-    assert_eq!(alice.atomic(rma, add, 2), Err(StartError::Closed));
+    let (error, operation) = (StartError::Closed, Box::new(add.clone()));
+    let refused = AtomicRefused { error, operation, fetched: vec![7; 8].into() };
+    assert_eq!(alice.fetch_atomic(rma, add.clone(), vec![7; 8], 2), Err(refused));
+    assert_eq!(alice.atomic(rma, add, 2).unwrap_err().error, StartError::Closed);
     assert_eq!(alice.packet().map(drop), Err(StartError::Closed));
     assert_eq!(alice.event(), None);
     assert!(alice.statistics().sent.total() > 0);

@@ -2,7 +2,7 @@
 
 use efa::{
     Access, Buffer, Datatype, Event, LocalAccess, Message, Operation, OperationError, Receive,
-    ReceiveBuffer, Rma, StartError, TooManyBuffers,
+    ReceiveBuffer, Refused, Rma, StartError, TooManyBuffers,
 };
 use efa_device::Rdma;
 
@@ -156,7 +156,10 @@ fn memory_is_used_only_by_the_operations_that_it_is_registered_for() {
                         .map(|id| assert!(alice.cancel(id))),
                     LocalAccess::WRITE => alice.write(rma, from(into), 1),
                     _ if bits % 2 == 0 => alice.read(rma, into, 1),
-                    _ => alice.fetch_atomic(rma, fetch, into, 1),
+                    _ => alice.fetch_atomic(rma, fetch, into, 1).map_err(|refused| Refused {
+                        error: refused.error,
+                        buffer: refused.fetched,
+                    }),
                 };
                 let expected = match granted.contains(wanted) {
                     true => Ok(()),

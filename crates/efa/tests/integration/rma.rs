@@ -1,8 +1,8 @@
 //! Writes, reads and atomics on memory of a peer.
 
 use efa::{
-    Access, AtomicKind, AtomicOp, Capabilities, Datatype, Event, Kind, MemoryRegion, Operation,
-    RemoteMemory, Rma, StartError, Subprotocol,
+    Access, AtomicKind, AtomicOp, AtomicRefused, Capabilities, Datatype, Event, Kind, MemoryRegion,
+    Operation, RemoteMemory, Rma, StartError, Subprotocol,
 };
 use efa_device::Rdma;
 
@@ -155,8 +155,18 @@ fn rma_and_atomics_are_refused_unless_enabled() {
     assert_eq!(alice.read(rma, vec![0; 8], 1).unwrap_err().error, disabled);
     let add = Operation::new(AtomicOp::Sum, &[1_u64]);
     let disabled = StartError::Disabled(Capabilities::ATOMIC);
-    assert_eq!(alice.atomic(rma, add.clone(), 1), Err(disabled.clone()));
-    assert_eq!(alice.fetch_atomic(rma, add, vec![0; 8], 1).unwrap_err().error, disabled);
+    let expected = |fetched: Vec<u8>| AtomicRefused {
+        error: disabled.clone(),
+        operation: Box::new(add.clone()),
+        fetched: fetched.into(),
+    };
+    assert_eq!(alice.atomic(rma, add.clone(), 1), Err(expected(Vec::new())));
+    assert_eq!(alice.fetch_atomic(rma, add.clone(), vec![0; 8], 1), Err(expected(vec![0; 8])));
+    // All that it needs to be started again comes back, comparands too.
+    let swap = Operation::compare_swap(&[1_u64], &[2]);
+    let refused = alice.fetch_atomic(rma, swap.clone(), vec![0; 8], 1).unwrap_err();
+    assert_eq!(*refused.operation, swap);
+    assert_eq!(*alice.atomic(rma, swap.clone(), 1).unwrap_err().operation, swap);
 }
 
 /// Does this atomic on so many elements.
@@ -170,14 +180,13 @@ fn do_atomic(
     let alice = world.end(ALICE);
     let started = match kind {
         AtomicKind::Write => alice.atomic(rma, operand, 1),
-        AtomicKind::Fetch => {
-            alice.fetch_atomic(rma, operand, vec![0; length], 1).map_err(|refused| refused.error)
-        }
+        AtomicKind::Fetch => alice.fetch_atomic(rma, operand, vec![0; length], 1),
         AtomicKind::Compare => {
             let operand = operand.against_bytes(vec![1; length]);
-            alice.fetch_atomic(rma, operand, vec![0; length], 1).map_err(|refused| refused.error)
+            alice.fetch_atomic(rma, operand, vec![0; length], 1)
         }
     };
+    let started = started.map_err(|refused| refused.error);
     if started.is_ok() {
         let done = world.done(ALICE);
         assert_eq!((done.kind, done.length), (Kind::Atomic, length as u64));

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use efa::{
-    Access, AddressVector, AddressVectorOptions, AtomicOp, Bound, Capabilities, Completion,
-    CompletionQueue, CompletionQueueOptions, ContextOptions, DeviceError, Direction, Domain,
-    EnableError, EndpointOptions, Entry, FiAddr, Kind, LocalOptions, MemoryRegion, Message,
+    Access, AddressVector, AddressVectorOptions, AtomicOp, AtomicRefused, Bound, Capabilities,
+    Completion, CompletionQueue, CompletionQueueOptions, ContextOptions, DeviceError, Direction,
+    Domain, EnableError, EndpointOptions, Entry, FiAddr, Kind, LocalOptions, MemoryRegion, Message,
     NoSuchContext, Object, Operation, OperationFlags, Receive, Receiving, Rma, ScalableAddress,
     ScalableEndpoint, ScalableOptions, SharedReceiveQueueOptions, StartError,
 };
@@ -295,13 +295,18 @@ fn index_out_of_range_and_use_of_the_endpoint_in_place_of_a_context_are_named() 
         endpoint.send(message, vec![7; 8], 1).unwrap_err(),
         endpoint.write(rma, vec![7; 8], 1).unwrap_err(),
         endpoint.read(rma, vec![7; 8], 1).unwrap_err(),
-        endpoint.fetch_atomic(rma, sum(), vec![7; 8], 1).unwrap_err(),
     ];
     for refused in refused {
         assert_eq!((refused.error, refused.buffer), (several("transmit", 2), vec![7; 8].into()));
     }
+    for (refused, fetched) in [
+        (endpoint.atomic(rma, sum(), 1), vec![]),
+        (endpoint.fetch_atomic(rma, sum(), vec![7; 8], 1), vec![7; 8]),
+    ] {
+        let AtomicRefused { error, operation, fetched: back } = refused.unwrap_err();
+        assert_eq!((error, *operation, back), (several("transmit", 2), sum(), fetched.into()));
+    }
     assert_eq!(endpoint.inject(message, b"x"), Err(several("transmit", 2)));
-    assert_eq!(endpoint.atomic(rma, sum(), 1), Err(several("transmit", 2)));
     assert_eq!(endpoint.inject_write(rma, &[7; 8]), Err(several("transmit", 2)));
     assert_eq!(endpoint.inject_atomic(rma, sum()), Err(several("transmit", 2)));
     assert_eq!(endpoint.copy_injected(&"x".into()), Err(several("transmit", 2)));

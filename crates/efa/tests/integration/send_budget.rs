@@ -107,7 +107,12 @@ fn sends_writes_reads_and_atomics_take_a_share_until_they_complete_and_injected_
                 world.end(LEFT).read(rma, vec![0; 8], 1).map_err(|refused| refused.error)
             }),
         ),
-        (Kind::Atomic, Box::new(|world| world.end(LEFT).atomic(rma, sum(), 1))),
+        (
+            Kind::Atomic,
+            Box::new(|world| {
+                world.end(LEFT).atomic(rma, sum(), 1).map_err(|refused| refused.error)
+            }),
+        ),
         (
             Kind::Atomic,
             Box::new(|world| {

@@ -74,24 +74,27 @@ impl Asked {
     /// Starts it; returns the guards of a read's buffer.
     pub(crate) fn start(&self, endpoint: &Endpoint) -> Result<Option<Guards>, StartError> {
         let Self { id, size, rma, what } = self;
-        let started = match what {
+        match what {
             What::Write(seed) => {
                 let bytes: Vec<u8> = memory::pattern(*seed).take(*size).collect();
-                endpoint.write(*rma, bytes, *id)
+                endpoint.write(*rma, bytes, *id).map_err(|refused| refused.error)?;
             }
             What::Read => {
                 let (buffer, guards) = memory::guarded(*size);
-                let started = endpoint.read(*rma, buffer, *id);
-                return started.map(|()| Some(guards)).map_err(|refused| refused.error);
+                endpoint.read(*rma, buffer, *id).map_err(|refused| refused.error)?;
+                return Ok(Some(guards));
             }
             What::Atomic(operation) => {
-                return endpoint.atomic(*rma, operation.clone(), *id).map(|()| None);
+                let started = endpoint.atomic(*rma, operation.clone(), *id);
+                started.map_err(|refused| refused.error)?;
             }
             What::FetchAtomic(operation) => {
-                endpoint.fetch_atomic(*rma, operation.clone(), vec![0; *size], *id)
+                let (operation, fetched) = (operation.clone(), vec![0; *size]);
+                let started = endpoint.fetch_atomic(*rma, operation, fetched, *id);
+                started.map_err(|refused| refused.error)?;
             }
-        };
-        started.map(|()| None).map_err(|refused| refused.error)
+        }
+        Ok(None)
     }
 }
 
