@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -22,6 +22,9 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
+/// How long what a child has started may keep its standard output open when the child has ended.
+const GRACE: Duration = Duration::from_secs(2);
+
 /// Runs the command like [`run`], handing each line of its standard output to `inspect`
 /// as well. What the command has started is killed when it prints nothing for as long as `patience`.
 pub(crate) fn run_inspecting(
@@ -38,14 +41,25 @@ pub(crate) fn run_inspecting(
     let pid = child.id();
     let (printed, heard) = mpsc::channel();
     let watchdog = std::thread::spawn(move || watchdog::watch(pid, patience, &heard));
-    let mut reader = BufReader::new(output);
-    let mut line = Vec::new();
-    while reader.read_until(b'\n', &mut line)? != 0 {
-        let _ = printed.send(());
-        let text = String::from_utf8_lossy(&line);
-        output::write(format_args!("{text}"));
-        inspect(text.trim_end());
-        line.clear();
+    let lines = read_aside(output);
+    let mut ended: Option<Instant> = None;
+    loop {
+        match lines.recv_timeout(Duration::from_millis(100)) {
+            Ok(line) => {
+                let _ = printed.send(());
+                let text = String::from_utf8_lossy(&line);
+                output::write(format_args!("{text}"));
+                inspect(text.trim_end());
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) if child.try_wait()?.is_none() => {}
+            Err(RecvTimeoutError::Timeout) => {
+                if ended.get_or_insert_with(Instant::now).elapsed() >= GRACE {
+                    say!("a process that it has started keeps its standard output open");
+                    break;
+                }
+            }
+        }
     }
     let status = child.wait()?;
     drop(printed);
@@ -54,6 +68,21 @@ pub(crate) fn run_inspecting(
         bail!("`{}` failed with {status}", shown(command));
     }
     Ok(())
+}
+
+/// Reads lines, with their ends, in a thread of its own, which ends with the output.
+fn read_aside(output: impl Read + Send + 'static) -> mpsc::Receiver<Vec<u8>> {
+    let (to, lines) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut reader = BufReader::new(output);
+        let mut line = Vec::new();
+        while reader.read_until(b'\n', &mut line).is_ok_and(|count| count != 0) {
+            if to.send(std::mem::take(&mut line)).is_err() {
+                break;
+            }
+        }
+    });
+    lines
 }
 
 /// The lines that a child prints, which may be any bytes.
@@ -206,6 +235,17 @@ mod tests {
         let patience = Duration::from_millis(50);
         run_inspecting(&mut child, patience, |line| lines.push(line.to_owned())).unwrap();
         assert_eq!(lines, ["one", "ended with 137"]);
+    }
+
+    #[test]
+    fn inspected_child_ends_although_its_own_child_keeps_the_output() {
+        let mut lines = Vec::new();
+        let mut child = Command::new("sh");
+        child.args(["-c", "sleep 3600 & echo $!"]);
+        let begin = Instant::now();
+        run_inspecting(&mut child, Duration::MAX, |line| lines.push(line.to_owned())).unwrap();
+        assert!(succeeds(Command::new("kill").args(&lines)), "{lines:?}");
+        assert!(begin.elapsed() < Duration::from_secs(60));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::profile::Profile;
 use crate::setup::{self, Tool};
 use crate::verbs::{self, SoftInterface};
 use crate::workspace::Workspace;
-use crate::{bench, checked, interop, process};
+use crate::{bench, checked, interop, process, steps};
 
 /// Arguments of `cargo xtask soak`: those of the program `efa-soak`.
 #[derive(Debug, Default, clap::Args)]
@@ -98,7 +98,7 @@ fn run_wakeups(workspace: &Workspace, rounds: u64) -> Result<()> {
     cargo.arg("--");
     // One after the other, so that a thread sleeps because there is nothing, and not for lack of a processor.
     cargo.args(["--test-threads=1", "always_woken", "stopped::"]);
-    process::run(cargo.env("EFA_ROUNDS", rounds.to_string()))?;
+    steps::run_long_tests(cargo.env("EFA_ROUNDS", rounds.to_string()))?;
     say!("soak: no wake-up was lost in {rounds} rounds of each test");
     Ok(())
 }
