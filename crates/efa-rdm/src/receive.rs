@@ -8,6 +8,7 @@
 use efa_device::QueuePair;
 use efa_match::{Cancelled, Handled, Match, PostId, Source as MatchSource};
 use efa_proto::{EagerConnid, Header, LongReadConnid, Rtm, RtmKind, Tag};
+use hashbrown::hash_map::Entry;
 
 use crate::bounds::Excess;
 use crate::charges::Charged;
@@ -27,15 +28,20 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// The message with this ID, if it has begun and may get further segments. Of a message that hasn't begun the entry
     /// may be that of an unexpected one whose ID it has again, 2^32 messages later.
     pub(crate) fn assembly(&self, peer: PeerId, msg_id: u32) -> Option<Assembly> {
-        let has_begun = self.core.peers.active(peer)?.window.is_behind(msg_id);
-        has_begun.then(|| self.assembling.get(&(peer.0, msg_id)).copied())?
+        let found = self.assembling.get(&(peer.0, msg_id)).copied()?;
+        let is_it = match found {
+            Assembly::Receiving(_) => true,
+            Assembly::Unexpected(_) => self.core.peers.active(peer)?.window.is_behind(msg_id),
+        };
+        is_it.then_some(found)
     }
 
     /// Further segments with this ID don't belong to an unexpected message any more.
     pub(crate) fn forget_assembly(&mut self, peer: PeerId, msg_id: u32, unexpected: u32) {
-        let of = (peer.0, msg_id);
-        if self.assembling.get(&of) == Some(&Assembly::Unexpected(unexpected)) {
-            self.assembling.remove(&of);
+        if let Entry::Occupied(entry) = self.assembling.entry((peer.0, msg_id))
+            && *entry.get() == Assembly::Unexpected(unexpected)
+        {
+            entry.remove();
         }
     }
 

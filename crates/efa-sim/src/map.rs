@@ -23,7 +23,7 @@ use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use efa_device::{CopySource, CopyTarget};
 use rustix::io::Errno;
@@ -336,13 +336,16 @@ impl View {
         Map::with_access(file, 0, length, ProtFlags::READ).map(Self)
     }
 
-    /// The word at byte `offset`, read with acquire order.
+    /// The word at byte `offset`, read with acquire order. The fence has it: an atomic load from memory that can't be
+    /// written has to be a relaxed one.
     ///
     /// # Panics
     /// As [`Map::words`].
     #[inline]
     pub(crate) fn load(&self, offset: usize) -> u64 {
-        self.0.words::<1>(offset)[0].load(Ordering::Acquire)
+        let word = self.0.words::<1>(offset)[0].load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        word
     }
 }
 

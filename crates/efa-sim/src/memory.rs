@@ -199,11 +199,17 @@ impl Memory {
         }
     }
 
-    /// Leaks owned memory and the handle of foreign memory: it is never freed.
+    /// Leaks owned memory and the handle of foreign memory: it is never freed. The latter isn't accessed any more, as the
+    /// handle may keep nothing mapped.
     pub(crate) fn abandon(&mut self) {
-        if !matches!(self.owner, Owner::Program | Owner::Lender { .. }) {
-            std::mem::forget(std::mem::replace(&mut self.owner, Owner::Nobody));
+        if let Owner::Program | Owner::Lender { .. } = self.owner {
+            return;
         }
+        let owner = std::mem::replace(&mut self.owner, Owner::Nobody);
+        if let Owner::Handle(_) = owner {
+            self.length = 0;
+        }
+        std::mem::forget(owner);
     }
 
     /// Whether [`take`](Self::take) returns it.

@@ -8,6 +8,7 @@
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -40,6 +41,8 @@ struct Registered {
     is_mapped: bool,
     access: Access,
     table: KeyTable,
+    /// Whether another process used the memory when the registration ended, and perhaps still does.
+    was_in_use: AtomicBool,
 }
 
 impl Drop for Registered {
@@ -52,12 +55,22 @@ impl Registered {
     /// Ends the registration, if it hasn't ended. If a process may still write to the memory, the memory is
     /// never freed.
     fn end(&self) -> Removal {
-        let removal = self.table.remove(self.key);
+        let mut removal = self.table.remove(self.key);
+        match removal {
+            Removal::InUse => self.was_in_use.store(true, Ordering::Relaxed),
+            Removal::Unused if self.is_still_in_use() => removal = Removal::InUse,
+            Removal::Unused | Removal::Locked => {}
+        }
         if removal != Removal::Unused {
             // Without the lock, `self` is never dropped: its other user has it.
             self.memory_within().iter_mut().for_each(|memory| memory.abandon());
         }
         removal
+    }
+
+    fn is_still_in_use(&self) -> bool {
+        let slots = self.table.slots();
+        self.was_in_use.load(Ordering::Relaxed) && slots.is_some_and(|it| it.is_pinned(self.key))
     }
 
     /// Takes the lock, as [`lock_within`] does.
@@ -290,8 +303,18 @@ impl KeyTable {
         }
         let is_mapped = memory.offset_in_file() != 0;
         let (memory, table) = (BiasedMutex::new(memory), self.clone());
-        let region =
-            Registered { memory, length, address, key, local_write, is_mapped, access, table };
+        let was_in_use = AtomicBool::new(false);
+        let region = Registered {
+            memory,
+            length,
+            address,
+            key,
+            local_write,
+            is_mapped,
+            access,
+            table,
+            was_in_use,
+        };
         let region = Arc::new(region);
         if let Some(entry) = keys.regions.get_mut(place as usize) {
             *entry = Some((key, Arc::downgrade(&region)));
@@ -402,13 +425,14 @@ impl KeyTable {
 
 impl SoftRegion {
     /// Ends the registration now, even if there are clones of the handle. [Raw](KeyTable::register_raw), lent and foreign
-    /// memory is not accessed through the handle after this call, unless it returns false: a thread that
-    /// is in the middle of an access doesn't go on, perhaps because its signal handler never returns.
+    /// memory is not accessed through the handle after this call, unless it returns false: a thread or another process
+    /// that is in the middle of an access doesn't go on, perhaps because its signal handler never returns, or it is
+    /// stopped. A later call returns true when that access is over.
     #[must_use]
     pub fn revoke(&self) -> bool {
-        let removed = self.0.end() != Removal::Locked;
-        let memory = self.0.memory_within();
-        removed && memory.map(|mut memory| memory.end()).is_some()
+        let removed = self.0.end() == Removal::Unused;
+        let ended = self.0.memory_within().map(|mut memory| memory.end());
+        removed && ended.is_some()
     }
 
     /// Lets other processes write it if this one asks them to.
@@ -703,6 +727,27 @@ mod tests {
         assert_eq!(table.register(memory(4), WRITTEN).unwrap_err().error, full);
         drop(other);
         table.register(memory(4), WRITTEN).unwrap();
+    }
+
+    #[test]
+    #[allow(unsafe_code)]
+    fn revocation_fails_until_the_write_of_another_process_is_over() {
+        let (table, peer) = shared(2, Duration::ZERO);
+        let mut bytes = [7; 4];
+        let base = NonNull::from(&mut bytes).cast();
+        let raw = RawMemory { base, length: 4, address: 0x77, local_write: true, access: WRITTEN };
+        // SAFETY: the bytes outlive both registrations, and are accessed by these alone until then.
+        let (raw, foreign) =
+            unsafe { (table.register_raw(raw).unwrap(), ForeignMemory::new(base, 4, ())) };
+        let foreign = table.register_foreign(&foreign, WRITTEN).unwrap();
+        for region in [raw, foreign] {
+            peer.hold(region.remote_key(), || {
+                assert!(!region.revoke() && !region.revoke());
+                assert_eq!((region.read(0, &mut [0; 4]), region.write(0, b"x")), (0, 0));
+            });
+            assert!(region.revoke());
+        }
+        assert_eq!(bytes, [7; 4]);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use efa_device::{Access, DeviceError, ForeignMemory, Lending, Rdma, Region, RegisterError};
@@ -134,6 +135,8 @@ struct Memory {
     length: usize,
     /// `None` once it is deregistered. To be used under `Registered::copying`.
     registration: Mutex<Option<Registration>>,
+    /// The interface didn't let go of it, and may still access it.
+    is_stuck: AtomicBool,
     owner: Owner,
 }
 
@@ -159,9 +162,13 @@ impl Memory {
     /// memory is leaked, as the interface may still access it. `None` for memory of others; the handle of foreign memory
     /// is dropped or leaked.
     fn take(&mut self) -> Option<Box<[u8]>> {
-        let registration = self.registration().take()?;
+        let registration = self.registration().take();
+        let is_stuck = *self.is_stuck.get_mut();
+        if registration.is_none() && !is_stuck {
+            return None;
+        }
         let owner = std::mem::replace(&mut self.owner, Owner::Lender { may_write: false });
-        if !registration.deregister() {
+        if is_stuck || !registration?.deregister() {
             std::mem::forget(owner);
             return None;
         }
@@ -331,9 +338,9 @@ impl RegionTable {
         access: Access,
     ) -> VerbsRegion {
         let (local_key, remote_key) = (registration.local_key(), registration.remote_key());
-        let registration = Mutex::new(Some(registration));
+        let (registration, is_stuck) = (Mutex::new(Some(registration)), AtomicBool::new(false));
         let region = Arc::new(Registered {
-            memory: Memory { base, length: whole, registration, owner },
+            memory: Memory { base, length: whole, registration, is_stuck, owner },
             length,
             local_key,
             remote_key,
@@ -478,9 +485,14 @@ impl Region for VerbsRegion {
         if let Owner::This = self.0.memory.owner {
             return false;
         }
-        let Some(registration) = self.0.memory.registration().take() else { return true };
+        let Memory { is_stuck, .. } = &self.0.memory;
+        let Some(registration) = self.0.memory.registration().take() else {
+            return !is_stuck.load(Ordering::Relaxed);
+        };
         // Peers don't find it any more; operations of the interface that use it fail.
         self.0.table.lock().remove(&self.0.remote_key);
-        registration.deregister()
+        let is_over = registration.deregister();
+        is_stuck.store(!is_over, Ordering::Relaxed);
+        is_over
     }
 }
