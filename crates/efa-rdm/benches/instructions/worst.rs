@@ -369,9 +369,9 @@ pub(crate) const LONG_REPEATED: Kind = kind(1286, |to, _| to.rtm(6, longcts(fals
 pub(crate) const LONG_NOT_NACKED: Kind = kind(758, |to, _| to.rtm(3, longcts(true), 0));
 // Segments: one range too many; one that closes the first gap, which moves 4,096 ranges (callgrind counts each
 // byte of `rep movsb`); of an unexpected message.
-pub(crate) const RANGE_TOO_MANY: Kind = kind(1083, |to, _| to.rtm(1, segment(400_001), 1));
+pub(crate) const RANGE_TOO_MANY: Kind = kind(1108, |to, _| to.rtm(1, segment(400_001), 1));
 pub(crate) const FIRST_GAP: Kind = kind(66_677, |to, round| to.rtm(1, segment(2 + 4 * round), 2));
-pub(crate) const UNEXPECTED_SEGMENT: Kind = kind(1069, |to, _| to.rtm(2, segment(30_000), 1));
+pub(crate) const UNEXPECTED_SEGMENT: Kind = kind(1110, |to, _| to.rtm(2, segment(30_000), 1));
 // Writes, reads and atomics of memory that isn't there.
 pub(crate) const WRITE: Kind = kind(740, |to, _| {
     let (kind, options) = (RtwKind::Eager, to.options());
@@ -424,7 +424,7 @@ pub(crate) const READ_NACK: Kind = kind(572, |to, _| {
     let connid = to.connid();
     to.own(&Header::ReadNack(ReadNack { send_id: OP, recv_id: OP, connid }), 0);
 });
-pub(crate) const PEER_ERROR: Kind = kind(764, |to, _| {
+pub(crate) const PEER_ERROR: Kind = kind(785, |to, _| {
     let (op_id, ref_kind, prov_errno, connid) = (OP, 1, 1, to.connid());
     to.own(&Header::PeerError(PeerError { op_id, ref_kind, prov_errno, connid }), 0);
 });
