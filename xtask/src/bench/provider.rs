@@ -311,9 +311,9 @@ impl Range {
         const READ: &str = "read that finds nothing, shared memory";
         let mut all = Vec::new();
         for (provider, device, what, limit) in [
-            (OURS, Device::Verbs, VERBS_ROUND, Some(2145.0)),
+            (OURS, Device::Verbs, VERBS_ROUND, Some(2155.0)),
             (EFA, Device::Verbs, VERBS_ROUND, None),
-            (OURS, Device::Shm, SHM_ROUND, Some(2600.0)),
+            (OURS, Device::Shm, SHM_ROUND, Some(2610.0)),
             (SHM, Device::Shm, SHM_ROUND, None),
         ] {
             if ours && provider != OURS {
