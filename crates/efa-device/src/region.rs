@@ -116,8 +116,8 @@ pub trait Region: Clone + fmt::Debug {
     fn reclaim(self) -> Result<Box<[u8]>, Self>;
     /// Ends the registration of [lent](crate::QueuePair::register_lent) or [foreign](crate::Device::register_foreign) memory although
     /// clones of the handle may exist, perhaps in operations of the device, which then fail. Returns whether nothing
-    /// accesses the memory any more: it is false if a thread in the middle of an access doesn't go on, and always for
-    /// memory that belongs to the region, which is the default.
+    /// accesses the memory any more: it is false if a thread, or another process, doesn't go on in the middle of an
+    /// access, and always for memory that belongs to the region, which is the default.
     fn revoke(&self) -> bool {
         false
     }

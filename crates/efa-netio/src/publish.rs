@@ -578,15 +578,17 @@ impl Netio {
         let now = self.link.now();
         let Some(publisher) = self.publishers.get(socket) else { return };
         let Slow::Disconnect(after) = publisher.options.slow else { return };
-        // It stood still itself: nobody could take anything, or has shown so.
-        let is_late = now - publisher.looks_at > pause(after);
+        // Of the time in which nobody looked, as the publisher stood still itself, no more than usual counts.
+        let late = now - publisher.looks_at;
         for key in publisher.subscribers.clone() {
             let connection = &mut self.connections[key];
             let waits = connection.sends > 0 || connection.is_full || !connection.owed.is_empty();
             let takes = connection.complete != connection.looked_at;
             connection.looked_at = connection.complete;
             match connection.slow_since {
-                Some(since) if waits && !takes && !is_late => {
+                Some(since) if waits && !takes => {
+                    let since = since + late;
+                    connection.slow_since = Some(since);
                     if now - since >= after {
                         self.end_now(key, ClosedReason::Slow);
                     }

@@ -10,6 +10,7 @@
 
 use efa_device::{QueuePair, Source};
 use efa_proto::OpId;
+use hashbrown::hash_map::Entry;
 
 use crate::completion::{
     AtomicCompletion, Completion, Level, OperationError, ReceiveCompletion, RemoteWrite,
@@ -20,7 +21,7 @@ use crate::event::{DropReason, Event};
 use crate::ids::PeerId;
 use crate::matching::{Matching, Waiting};
 use crate::memory::Memory;
-use crate::operations::{Operations, Receive, ReceiveRole, Send, SendRole};
+use crate::operations::{Assembly, Operations, Receive, ReceiveRole, Send, SendRole};
 use crate::payload::Payload;
 use crate::remote;
 use crate::select::Subprotocol;
@@ -212,8 +213,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             receipt,
             ..
         } = self.take_receive(id)?;
-        if is_assembled {
-            self.assembling.remove(&(peer.0, msg_id));
+        if is_assembled
+            && let Entry::Occupied(entry) = self.assembling.entry((peer.0, msg_id))
+            && *entry.get() == Assembly::Receiving(id)
+        {
+            entry.remove();
         }
         if receipt && error.is_none() {
             self.core.queue_response(peer, Work::Receipt { send_id, msg_id });

@@ -380,7 +380,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
                 Err(reason) => matching.ops.core.drop_packet(Some(peer), reason),
             }
         });
-        // Of a message with the same ID. This one was complete, and has ended.
+        // Of a message with the same ID, and this one gets no further segments.
         if let Some(newer) = newer {
             self.ops.assembling.insert(of, newer);
         }

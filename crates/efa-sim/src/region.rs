@@ -8,7 +8,6 @@
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -41,8 +40,6 @@ struct Registered {
     is_mapped: bool,
     access: Access,
     table: KeyTable,
-    /// Whether another process used the memory when the registration ended, and perhaps still does.
-    was_in_use: AtomicBool,
 }
 
 impl Drop for Registered {
@@ -55,22 +52,17 @@ impl Registered {
     /// Ends the registration, if it hasn't ended. If a process may still write to the memory, the memory is
     /// never freed.
     fn end(&self) -> Removal {
-        let mut removal = self.table.remove(self.key);
-        match removal {
-            Removal::InUse => self.was_in_use.store(true, Ordering::Relaxed),
-            Removal::Unused if self.is_still_in_use() => removal = Removal::InUse,
-            Removal::Unused | Removal::Locked => {}
-        }
-        if removal != Removal::Unused {
+        let removal = self.table.remove(self.key);
+        if let Removal::InUse | Removal::Locked = removal {
             // Without the lock, `self` is never dropped: its other user has it.
             self.memory_within().iter_mut().for_each(|memory| memory.abandon());
         }
         removal
     }
 
-    fn is_still_in_use(&self) -> bool {
-        let slots = self.table.slots();
-        self.was_in_use.load(Ordering::Relaxed) && slots.is_some_and(|it| it.is_pinned(self.key))
+    /// Whether another process still uses the memory of a registration that has ended.
+    fn is_in_use(&self) -> bool {
+        self.table.slots().is_some_and(|slots| slots.is_pinned(self.key))
     }
 
     /// Takes the lock, as [`lock_within`] does.
@@ -303,18 +295,8 @@ impl KeyTable {
         }
         let is_mapped = memory.offset_in_file() != 0;
         let (memory, table) = (BiasedMutex::new(memory), self.clone());
-        let was_in_use = AtomicBool::new(false);
-        let region = Registered {
-            memory,
-            length,
-            address,
-            key,
-            local_write,
-            is_mapped,
-            access,
-            table,
-            was_in_use,
-        };
+        let region =
+            Registered { memory, length, address, key, local_write, is_mapped, access, table };
         let region = Arc::new(region);
         if let Some(entry) = keys.regions.get_mut(place as usize) {
             *entry = Some((key, Arc::downgrade(&region)));
@@ -328,9 +310,9 @@ impl KeyTable {
             return Removal::Locked;
         };
         let place = key & (MAX_REGIONS as u32 - 1);
-        let Some(entry) = keys.regions.get_mut(place as usize) else { return Removal::Unused };
+        let Some(entry) = keys.regions.get_mut(place as usize) else { return Removal::Gone };
         if entry.take_if(|(there, _)| *there == key).is_none() {
-            return Removal::Unused;
+            return Removal::Gone;
         }
         if let Some(slots) = &self.0.slots {
             slots.clear(key);
@@ -430,7 +412,12 @@ impl SoftRegion {
     /// stopped. A later call returns true when that access is over.
     #[must_use]
     pub fn revoke(&self) -> bool {
-        let removed = self.0.end() == Removal::Unused;
+        let removed = match self.0.end() {
+            Removal::Unused => true,
+            // Perhaps by a call that waits at this moment.
+            Removal::Gone => !self.0.is_in_use(),
+            Removal::InUse | Removal::Locked => false,
+        };
         let ended = self.0.memory_within().map(|mut memory| memory.end());
         removed && ended.is_some()
     }
@@ -475,6 +462,8 @@ impl SoftRegion {
 enum Removal {
     /// Nobody uses the memory any more.
     Unused,
+    /// The key had been removed before.
+    Gone,
     /// An access of another process didn't end in time, perhaps because the process died. The key's index isn't
     /// used again.
     InUse,
@@ -561,7 +550,7 @@ impl Region for SoftRegion {
         }
         let registered = Arc::try_unwrap(self.0).map_err(Self)?;
         // First nobody else must access the memory.
-        if registered.end() != Removal::Unused {
+        if let Removal::InUse | Removal::Locked = registered.end() {
             return Err(Self(Arc::new(registered)));
         }
         let memory = registered.memory.lock().take();

@@ -238,8 +238,8 @@ impl MemoryRegion {
 
     /// Ends the registration although other handles may exist, in slices or operations under way (`fi_mr_close`):
     /// those of this process fail or move no more bytes, and so do accesses of peers. Its key is free. Returns whether
-    /// nothing accesses the memory any more: it is false if a thread in the middle of an access doesn't go on, and
-    /// always for memory that belongs to the region, which stays registered.
+    /// nothing accesses the memory any more: it is false if a thread, or another process of the host, doesn't go on in the
+    /// middle of an access, and always for memory that belongs to the region, which stays registered.
     pub fn revoke(&self) -> bool {
         let is_revoked = self.0.region.revoke();
         if let (true, Some(key)) = (is_revoked, &self.0.key) {

@@ -526,6 +526,28 @@ fn stopped_subscriber_is_disconnected_after_its_time_and_an_active_one_is_not() 
 }
 
 #[test]
+fn stopped_subscriber_is_disconnected_also_if_the_publisher_always_looks_late() {
+    let after = Duration::from_millis(2);
+    let options = delivered().when_full(WhenFull::Resume).slow(Slow::Disconnect(after));
+    let mut stage = stage(1, 2, options.outstanding(8));
+    assert!(matches!(stage.number(0), Published::UnderWay));
+    let is_closed = |event: &Event| match event {
+        Event::SubscriberClosed { reason, .. } => Some(reason.clone()),
+        _ => None,
+    };
+    for look in 1.. {
+        assert!(look < 12, "it stays");
+        // In one of 64 turns it looks at the time.
+        stage.turns_without(65, &[1]);
+        if let Some((_, reason)) = stage.world.take(0, is_closed) {
+            assert_eq!(reason, ClosedReason::Slow);
+            break;
+        }
+        stage.world.pass(after);
+    }
+}
+
+#[test]
 fn subscriber_stays_after_a_time_in_which_the_publisher_stood_still() {
     let after = Duration::from_millis(2);
     // A context looks at the time in one of 64 turns.

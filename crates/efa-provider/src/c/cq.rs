@@ -203,17 +203,17 @@ impl CompletionQueue {
 
     /// Takes the next entry, if it failed. Programs that wait by counters ask for failures without a read before.
     fn take_failed(&self) -> Option<fi_cq_err_entry> {
-        if !self.has_own() {
+        // Locked during the read, so that calls of several threads change no order.
+        let mut own = self.own();
+        if own.is_empty() {
             let (entry, source) = match self.queue.read()? {
                 Ok(completion) => completion::parts(&completion),
                 Err(error) => return Some(completion::error_entry(&error)),
             };
-            let mut own = self.own();
-            own.push_front(OwnEntry::Completed(entry, source));
+            own.push_back(OwnEntry::Completed(entry, source));
             self.changed(&own);
             return None;
         }
-        let mut own = self.own();
         match own.pop_front()? {
             OwnEntry::Failed(entry) => {
                 self.changed(&own);

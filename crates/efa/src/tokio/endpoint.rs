@@ -98,9 +98,11 @@ const IN_A_ROW: usize = 64;
 /// At most 8192 receives are under way, and as many other operations, or fewer by
 /// [`Config::max_sends`](crate::Config), `max_receives` and a [budget](crate::SendBudget). Further ones wait for their turn,
 /// and may start in any order then: a program that needs the order keeps within the limits, or awaits one before it
-/// begins the next. It has no receives of many messages, no peeks and claims, and injects messages alone: for these an
-/// [`Endpoint`] and the [stream](crate::CompletionQueue::stream) of its queue are there. If one endpoint of a budget is enabled so, all must be: no future learns of the shares that others
+/// begins the next. If one endpoint of a budget is enabled so, all must be: no future learns of the shares that others
 /// return.
+///
+/// There are no receives of many messages here, no peeks and no claims, and messages can be injected, but no writes and
+/// atomics: an [`Endpoint`] has all that, and its queue a [stream](crate::CompletionQueue::stream).
 ///
 /// ```
 /// use efa::{EndpointOptions, Fabric, LocalOptions, Message, Receive};
