@@ -10,7 +10,6 @@
 
 use efa_device::{QueuePair, Source};
 use efa_proto::OpId;
-use hashbrown::hash_map::Entry;
 
 use crate::completion::{
     AtomicCompletion, Completion, Level, OperationError, ReceiveCompletion, RemoteWrite,
@@ -213,11 +212,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             receipt,
             ..
         } = self.take_receive(id)?;
-        if is_assembled
-            && let Entry::Occupied(entry) = self.assembling.entry((peer.0, msg_id))
-            && *entry.get() == Assembly::Receiving(id)
-        {
-            entry.remove();
+        if is_assembled {
+            self.forget_assembly(peer, msg_id, Assembly::Receiving(id));
         }
         if receipt && error.is_none() {
             self.core.queue_response(peer, Work::Receipt { send_id, msg_id });

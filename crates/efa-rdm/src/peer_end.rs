@@ -23,7 +23,7 @@ use crate::event::Event;
 use crate::held::Chain;
 use crate::ids::PeerId;
 use crate::matching::{HeldFor, Matching, Message};
-use crate::operations::Reading;
+use crate::operations::{Assembly, Reading};
 use crate::payload::Payload;
 use crate::peer::PeerStatus;
 use crate::shape::is_complete;
@@ -174,7 +174,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
             let Some(message) = self.messages.get(key) else { continue };
             let Message { peer, msg_id, missing, packets, .. } = *message;
             if missing == 0 && is_complete(self.held.chain(packets)) {
-                self.ops.forget_assembly(peer, msg_id, key);
+                self.ops.forget_assembly(peer, msg_id, Assembly::Unexpected(key));
             } else {
                 self.forget_message(key);
             }
@@ -187,7 +187,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         let Some(message) = self.messages.get_mut(key) else { return };
         let chain = std::mem::replace(&mut message.packets, Chain::NONE);
         let Message { peer, msg_id, tagged, held_for, .. } = *message;
-        self.ops.forget_assembly(peer, msg_id, key);
+        self.ops.forget_assembly(peer, msg_id, Assembly::Unexpected(key));
         self.partial.remove(key);
         match held_for {
             HeldFor::Anyone(entry) => {

@@ -36,10 +36,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         is_it.then_some(found)
     }
 
-    /// Further segments with this ID don't belong to an unexpected message any more.
-    pub(crate) fn forget_assembly(&mut self, peer: PeerId, msg_id: u32, unexpected: u32) {
+    /// Further segments with this ID don't belong to this message any more.
+    pub(crate) fn forget_assembly(&mut self, peer: PeerId, msg_id: u32, message: Assembly) {
         if let Entry::Occupied(entry) = self.assembling.entry((peer.0, msg_id))
-            && *entry.get() == Assembly::Unexpected(unexpected)
+            && *entry.get() == message
         {
             entry.remove();
         }
