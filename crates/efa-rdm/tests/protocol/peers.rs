@@ -1,12 +1,13 @@
 //! Sections 1.4, 2.2 and 4.4: addresses, unknown senders, endpoints that restart.
 
-use efa_device::{Gid, Status};
+use efa_device::{Gid, Qpn, Status};
 use efa_proto::{
     Connid, Header, MsgId, OpId, PacketType, RawAddress, RawAddressForm, ReqOptions, Rtm, RtmKind,
     Rtw, RtwKind,
 };
 use efa_rdm::{Config, DropReason, Event, Level, Message, OperationError, StartError};
 use efa_sim::local::{Faults, LocalOptions};
+use efa_sim::record::QueuePairId;
 
 use crate::world::{World, pattern, place};
 
@@ -75,6 +76,36 @@ fn packet_with_raw_address_of_another_sender_is_dropped() {
     world.inject(0, 1, eager(0, introduced_by(address)), b"x");
     world.drive();
     assert_eq!(world.drop_reasons(1), [DropReason::ForgedAddress]);
+}
+
+/// The device reports a handle for an interface that is known, and no GID. A sender there with the number of a queue pair
+/// of another interface claims to be that queue pair.
+#[test]
+fn packet_from_a_known_interface_with_the_address_of_a_peer_of_another_one_is_dropped() {
+    let mut world = World::pair(2);
+    world.add(Config::default());
+    let (attacker, victim) = (world.endpoint(0).address(), world.endpoint(2).address());
+    for (sender, context) in [(0, 0), (2, 1)] {
+        world.receive(1, 10, context);
+        world.send(sender, 1, pattern(10, context), context);
+    }
+    world.drive();
+    assert_eq!(world.take_receives(1).len(), 2);
+    let from = QueuePairId { gid: Gid(attacker.gid), qpn: Qpn(victim.qpn) };
+    let places = [victim, RawAddress { connid: Connid(victim.connid.0 ^ 1), ..victim }];
+    for claimed in places {
+        let header = eager(1, introduced_by(claimed));
+        let mut bytes = vec![0; header.len()];
+        header.emit(&mut bytes).unwrap();
+        world.network.inject(from, place(&world.ends[1]), &bytes);
+        world.drive();
+        assert_eq!(world.drop_reasons(1), [DropReason::ForgedAddress], "{claimed}");
+    }
+    world.receive(1, 10, 2);
+    world.send(2, 1, pattern(10, 7), 2);
+    world.drive();
+    let received = world.receive_done(1);
+    assert_eq!((received.result, received.peer), (Ok(()), world.endpoint(1).find_peer(&victim)));
 }
 
 // conformance: A32 A56
