@@ -234,6 +234,22 @@ impl<'a> CopyTarget<'a> {
         (!self.range.is_shared()).then(|| unsafe { std::slice::from_raw_parts_mut(base, length) })
     }
 
+    /// The same space, as long as it is borrowed.
+    #[inline(always)]
+    #[must_use]
+    pub fn reborrow(&mut self) -> CopyTarget<'_> {
+        CopyTarget { range: self.range, _bytes: PhantomData }
+    }
+
+    /// Sets the bytes from `at` on to 0.
+    #[cold]
+    pub fn clear_from(&mut self, at: usize) {
+        let zeros = [0; SHORT];
+        for at in (at..self.len()).step_by(SHORT) {
+            self.copy_from(at, &zeros[..SHORT.min(self.len() - at)]);
+        }
+    }
+
     /// The first byte.
     #[inline(always)]
     #[must_use]

@@ -17,7 +17,7 @@ use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// A range of memory that somebody else owns. Clones and [slices](Self::slice) are handles to the same bytes.
 #[derive(Clone)]
@@ -135,6 +135,59 @@ impl ForeignMemory {
         count
     }
 
+    /// Copies `bytes.len()` bytes out, from `offset` on, calls `change` with them, and copies them back if that returns
+    /// true. Returns their number: 0, without a call, if there are fewer. An aligned integer of 1, 2, 4 or 8 bytes
+    /// changes by one atomic operation; if somebody else changes it meanwhile, `change` is called again.
+    pub fn update(
+        &self,
+        offset: usize,
+        bytes: &mut [u8],
+        mut change: impl FnMut(&mut [u8]) -> bool,
+    ) -> usize {
+        /// The loop for one type of integers.
+        macro_rules! update_integer {
+            ($Atomic:ty, $Integer:ty, $at:expr) => {{
+                // SAFETY: as for `byte`: the bytes are within the memory, which was checked, and aligned, which was
+                // checked too. Every bit pattern is a valid integer.
+                let place: &$Atomic = unsafe { $at.cast().as_ref() };
+                let mut found = place.load(Ordering::Acquire);
+                loop {
+                    bytes.copy_from_slice(&found.to_ne_bytes());
+                    if !change(bytes) {
+                        break;
+                    }
+                    let Some(new) = bytes.first_chunk() else { break };
+                    let new = <$Integer>::from_ne_bytes(*new);
+                    let (both, load) = (Ordering::AcqRel, Ordering::Acquire);
+                    match place.compare_exchange_weak(found, new, both, load) {
+                        Ok(_) => break,
+                        Err(other) => found = other,
+                    }
+                }
+            }};
+        }
+        let length = bytes.len();
+        if length == 0 || self.count(offset, length) < length {
+            return 0;
+        }
+        // SAFETY: the bytes from `offset` on are in the range, which is within the memory.
+        let at = unsafe { self.whole.base.add(self.range.start + offset) };
+        let is_aligned = at.addr().get().is_multiple_of(length);
+        match length {
+            1 => update_integer!(AtomicU8, u8, at),
+            2 if is_aligned => update_integer!(AtomicU16, u16, at),
+            4 if is_aligned => update_integer!(AtomicU32, u32, at),
+            8 if is_aligned => update_integer!(AtomicU64, u64, at),
+            _ => {
+                self.read(offset, bytes);
+                if change(bytes) {
+                    self.write(offset, bytes);
+                }
+            }
+        }
+        length
+    }
+
     fn count(&self, offset: usize, wanted: usize) -> usize {
         wanted.min(self.len().saturating_sub(offset))
     }
@@ -192,6 +245,71 @@ mod tests {
         let owner = Owner(base.expose_provenance(), length, freed.clone());
         // SAFETY: the leaked box is valid until the owner frees it, and nobody else knows it.
         (unsafe { ForeignMemory::new(NonNull::new(base).unwrap(), length, owner) }, freed)
+    }
+
+    /// Others change the integers by atomics of their own meanwhile.
+    #[test]
+    fn aligned_integers_are_updated_atomically() {
+        const TIMES: u64 = 20_000;
+        fn add<const N: usize>(memory: &ForeignMemory, at: usize) {
+            let mut bytes = [0; N];
+            let increment = |bytes: &mut [u8]| {
+                let (value, carry) = bytes[0].overflowing_add(1);
+                bytes[0] = value;
+                if carry && N > 1 {
+                    bytes[1] = bytes[1].wrapping_add(1);
+                }
+                true
+            };
+            assert_eq!(memory.update(at, &mut bytes, increment), N);
+        }
+        let (memory, _) = memory(vec![0; 32]);
+        let begin = memory.as_ptr().addr().get().next_multiple_of(8) - memory.as_ptr().addr().get();
+        let (two, four, eight) = (begin, begin + 4, begin + 8);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for _ in 0..TIMES {
+                        add::<2>(&memory, two);
+                        add::<4>(&memory, four);
+                        add::<8>(&memory, eight);
+                    }
+                });
+            }
+        });
+        for at in [two, four, eight] {
+            let mut value = [0; 2];
+            memory.read(at, &mut value);
+            assert_eq!(u64::from(u16::from_le_bytes(value)), 2 * TIMES, "at {at}");
+        }
+    }
+
+    #[test]
+    fn update_that_changes_nothing_or_reaches_beyond_the_end_writes_nothing() {
+        let (memory, _) = memory(vec![7; 16]);
+        let mut calls = 0;
+        for length in [1, 2, 3, 4, 8, 16] {
+            let keep = |bytes: &mut [u8]| {
+                calls += 1;
+                bytes.fill(9);
+                false
+            };
+            assert_eq!(memory.update(0, &mut vec![0; length], keep), length);
+        }
+        assert_eq!(calls, 6);
+        let never = |_: &mut [u8]| panic!("called");
+        assert_eq!(memory.update(13, &mut [0; 4], never), 0);
+        assert_eq!(memory.update(usize::MAX, &mut [0; 4], never), 0);
+        let mut bytes = [0; 16];
+        memory.read(0, &mut bytes);
+        assert_eq!(bytes, [7; 16]);
+        let change = |bytes: &mut [u8]| {
+            bytes.fill(8);
+            true
+        };
+        assert_eq!(memory.update(1, &mut [0; 3], change), 3);
+        memory.read(0, &mut bytes);
+        assert_eq!(bytes[..5], [7, 8, 8, 8, 7]);
     }
 
     #[test]

@@ -502,6 +502,14 @@ pub trait QueuePair {
     /// Releases one count of a handle. Unknown handles are ignored.
     fn destroy_address_handle(&mut self, handle: AddressHandle);
 
+    /// The interface that a handle stands for, also one of another queue pair of the device. `None` if there is no such
+    /// handle, and of a device that can't tell: there, a sender on an interface with a handle may claim the address of a
+    /// queue pair of another interface.
+    fn gid_of(&self, handle: AddressHandle) -> Option<Gid> {
+        let _ = handle;
+        None
+    }
+
     /// A new packet buffer. Dropping it frees the memory.
     ///
     /// # Errors

@@ -97,10 +97,16 @@ pub trait Region: Clone + fmt::Debug {
     fn copy_from(&self, offset: usize, from: CopySource<'_>) -> usize {
         from.pass_to(|at, slice| self.write(offset.saturating_add(at), slice))
     }
-    /// Copies `bytes.len()` bytes out, from `offset` on, calls `change` with them and copies them back.
-    /// Returns their number. It is atomic with respect to other methods of the region, but not to
-    /// remote interfaces.
-    fn update(&self, offset: usize, bytes: &mut [u8], change: impl FnOnce(&mut [u8])) -> usize;
+    /// Copies `bytes.len()` bytes out, from `offset` on, calls `change` with them, and copies them back if that returns
+    /// true. Returns their number: 0, without a call, if there are fewer. It is atomic with respect to other methods of
+    /// the region, but not to remote interfaces; with respect to atomics of the program too if the memory is
+    /// [foreign](crate::ForeignMemory) and the bytes are an aligned integer, for which `change` may be called again.
+    fn update(
+        &self,
+        offset: usize,
+        bytes: &mut [u8],
+        change: impl FnMut(&mut [u8]) -> bool,
+    ) -> usize;
     /// Whether remote interfaces may have it mapped and copy it themselves, so that
     /// [`mapped_reads_pay_from`](crate::DeviceAttributes::mapped_reads_pay_from) applies: memory that some devices
     /// [allocate](crate::Device::allocate).
@@ -146,7 +152,7 @@ impl Region for NoRegion {
     fn write(&self, _: usize, _: &[u8]) -> usize {
         match *self {}
     }
-    fn update(&self, _: usize, _: &mut [u8], _: impl FnOnce(&mut [u8])) -> usize {
+    fn update(&self, _: usize, _: &mut [u8], _: impl FnMut(&mut [u8]) -> bool) -> usize {
         match *self {}
     }
     fn reclaim(self) -> Result<Box<[u8]>, Self> {

@@ -90,6 +90,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             Advance::Done => self.end_injected_if_copied(id),
             // Every subprotocol leaves room for its header.
             Advance::TooLong => self.fail_send(id, OperationError::Device(Status::BadLength)),
+            Advance::Revoked => self.give_up_response(id),
             Advance::More | Advance::Blocked | Advance::Stopped => {}
         }
         advance
@@ -155,7 +156,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             };
             let Some(active) = self.core.peers.active_mut(peer) else { return Advance::Done };
             match advance {
-                Advance::Done | Advance::Stopped | Advance::TooLong => {}
+                Advance::Done | Advance::Stopped | Advance::TooLong | Advance::Revoked => {}
                 Advance::More => active.backlog.push_back(work),
                 Advance::Blocked => {
                     active.backlog.push_front(work);

@@ -121,6 +121,9 @@ pub enum DropReason {
     /// Its raw address isn't that of the queue pair that sent it.
     #[error("raw address of another queue pair")]
     ForgedAddress,
+    /// The memory that it names was revoked meanwhile.
+    #[error("the memory was revoked")]
+    Revoked,
     /// Its sender is none of the peers that the application inserted, and the endpoint takes packets of no
     /// others ([`Bounds::discovered`](crate::Bounds::discovered) is 0).
     #[error("sent by a stranger")]

@@ -603,8 +603,18 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.core_mut().statistics.unverified += 1;
         let peer =
             source.address_handle.and_then(|h| self.core_mut().peers.by_source(h, source.qpn));
+        let is_refused = peer.is_none() && self.core().refuses_strangers();
+        if is_refused {
+            self.core_mut().drop_packet(None, DropReason::Stranger);
+        }
         let cq_data = immediate.map(u64::from);
         let Some(in_place) = self.in_place.as_deref_mut() else { return };
+        if is_refused {
+            if let Some(user) = &mut in_place.user {
+                user.spare.put(packet);
+            }
+            return;
+        }
         if in_place.receives.is_empty() {
             // A message on the protocol's queue pair took the receive.
             let bytes = packet.as_ref().get(..length).unwrap_or_default();

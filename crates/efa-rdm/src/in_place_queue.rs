@@ -74,6 +74,10 @@ impl<Q: QueuePair> QueuePair for InPlaceQueue<Q> {
         self.0.destroy_address_handle(handle);
     }
 
+    fn gid_of(&self, handle: AddressHandle) -> Option<Gid> {
+        self.0.gid_of(handle)
+    }
+
     fn allocate_packet(&mut self) -> Result<Q::Packet, DeviceError> {
         self.0.allocate_packet()
     }

@@ -7,7 +7,7 @@
 //!                                                             └─► HANDSHAKE ─► peer
 //! ```
 
-use efa_device::{AddressHandle, DeviceError, QueuePair, Source};
+use efa_device::{DeviceError, QueuePair, Source};
 use efa_handshake::Reply;
 use efa_proto::{
     Connid, CtsData, EagerConnid, Eor, Header, LongReadConnid, MediumConnid, MsgId, Packet,
@@ -312,7 +312,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
             if address.qpn != source.qpn.0 || self.is_elsewhere(address, source) {
                 return Err((None, DropReason::ForgedAddress));
             }
-            return self.introduced(*address, source, header);
+            return self.introduced(*address, header);
         }
         // The device reports the interface of a sender that it has no handle for.
         let (Some(gid), Some(connid)) = (source.gid, header.connid()) else {
@@ -325,12 +325,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         }
     }
 
-    /// Whether the sender is on another interface than this address, as far as that is known: by the device, or by
-    /// peers on the same interface.
+    /// Whether the device knows that the sender is on another interface than this address. It does, unless the handle
+    /// of the sender's interface has been destroyed since the packet arrived.
     fn is_elsewhere(&self, address: &RawAddress, source: Source) -> bool {
-        let by_handle = source.address_handle.and_then(|handle| self.peers.gid_of(handle));
-        let gid = by_handle.or(source.gid.map(|gid| gid.0));
-        gid.is_some_and(|gid| gid != address.gid)
+        let by_handle = source.address_handle.and_then(|handle| self.transmit.device.gid_of(handle));
+        by_handle.or(source.gid).is_some_and(|gid| gid.0 != address.gid)
     }
 
     /// A packet of another incarnation of a known queue pair: a later one, which introduces itself with
@@ -347,7 +346,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
             return Err((Some(earlier), DropReason::Stale));
         }
         match header.raw_address() {
-            Some(claimed) if *claimed == address => self.discover(address, None),
+            Some(claimed) if *claimed == address => self.discover(address),
             Some(_) => Err((Some(peer), DropReason::ForgedAddress)),
             None => Err((Some(peer), DropReason::Stale)),
         }
@@ -372,33 +371,20 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         self.peers.may_return(gone) && matches!(header, Header::Rtm(rtm) if rtm.msg_id == first)
     }
 
-    /// The sender of a packet that carries this address, and comes from no queue pair of a live peer.
+    /// The sender of a packet that carries this address.
     fn introduced(
         &mut self,
         address: RawAddress,
-        source: Source,
         header: &Header<'_>,
     ) -> Result<PeerId, SenderError> {
         match self.peers.by_address(&address) {
-            // The peer is on another interface: packets of its own have its handle.
-            Some(known)
-                if source.address_handle.is_some()
-                    && self.peers.status_of(known) == PeerStatus::Live =>
-            {
-                Err((None, DropReason::ForgedAddress))
-            }
             Some(known) if !self.begins_anew(known, header) => self.unless_gone(known),
-            _ => self.discover(address, source.address_handle),
+            _ => self.discover(address),
         }
     }
 
-    /// Adds a sender as a peer, within the bounds. If the device knows its interface by a handle, that is the handle of
-    /// the address.
-    fn discover(
-        &mut self,
-        address: RawAddress,
-        sender: Option<AddressHandle>,
-    ) -> Result<PeerId, SenderError> {
+    /// Adds a sender as a peer, within the bounds.
+    fn discover(&mut self, address: RawAddress) -> Result<PeerId, SenderError> {
         if self.refuses_strangers() {
             return Err((None, DropReason::Stranger));
         }
@@ -410,36 +396,28 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         {
             return Err((Some(latest), DropReason::TooManyIncarnations));
         }
-        let handle = match self.transmit.device.create_address_handle(gid(&address)) {
-            Ok(handle) => handle,
+        match self.add_peer(address) {
+            Ok(peer) => {
+                self.peers.count_discovered(peer);
+                self.events.push(Event::PeerDiscovered(peer));
+                Ok(peer)
+            }
             Err(error) => {
                 self.events.push(Event::DeviceRefused(error));
-                return Err((None, DropReason::PeerTableFull));
+                Err((None, DropReason::PeerTableFull))
             }
-        };
-        if sender.is_some_and(|sender| sender != handle) {
-            self.transmit.device.destroy_address_handle(handle);
-            return Err((None, DropReason::ForgedAddress));
         }
-        let peer = self.add_peer_at(address, handle);
-        self.peers.count_discovered(peer);
-        self.events.push(Event::PeerDiscovered(peer));
-        Ok(peer)
     }
 
     /// Adds a peer whose address is not known, or gone. The peer that held its queue pair ends; the
     /// caller settles that.
     pub(crate) fn add_peer(&mut self, address: RawAddress) -> Result<PeerId, DeviceError> {
         let handle = self.transmit.device.create_address_handle(gid(&address))?;
-        Ok(self.add_peer_at(address, handle))
-    }
-
-    fn add_peer_at(&mut self, address: RawAddress, handle: AddressHandle) -> PeerId {
         let (peer, replaced) = self.peers.insert(address, handle);
         if let Some(old) = replaced {
             self.end_peer(old, OperationError::PeerRestarted);
             self.events.push(Event::PeerRestarted { old, new: peer });
         }
-        peer
+        Ok(peer)
     }
 }

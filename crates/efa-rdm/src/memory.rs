@@ -96,20 +96,28 @@ impl<R: Region> Exposed<R> {
     }
 
     /// Changes the elements of `size` bytes one by one: `change` gets the index of the element and its
-    /// bytes. Each change is atomic with respect to other atomics of this process.
-    pub(crate) fn update(&self, size: usize, mut change: impl FnMut(usize, &mut [u8])) {
+    /// bytes, perhaps again if they change meanwhile. What it leaves as it is isn't written. Each change is atomic as
+    /// [`Region::update`] is. Returns whether all elements were there.
+    #[must_use]
+    pub(crate) fn update(&self, size: usize, mut change: impl FnMut(usize, &mut [u8])) -> bool {
         let mut number = 0;
         let mut bytes = [0; LARGEST];
         for RegionRange { region, offset, length } in &self.ranges {
             for element in 0..length / size {
-                region.update(offset + element * size, &mut bytes[..size], |bytes| {
-                    if bytes.len() == size {
-                        change(number, bytes);
-                    }
+                let at = offset + element * size;
+                let count = region.update(at, &mut bytes[..size], |bytes| {
+                    let mut before = [0; LARGEST];
+                    before[..size].copy_from_slice(bytes);
+                    change(number, bytes);
+                    before[..size] != *bytes
                 });
+                if count < size {
+                    return false;
+                }
                 number += 1;
             }
         }
+        true
     }
 
     /// The parts of the ranges that hold the `length` bytes from `offset` on, each with its position
@@ -143,17 +151,20 @@ impl<R: Region, B: Payload<R>> Memory<B, R> {
         }
     }
 
-    /// Copies `into.len()` bytes from `offset` on to `into`.
+    /// Copies `into.len()` bytes from `offset` on to `into`. Returns whether it did: registered memory may have been
+    /// revoked.
     #[inline]
-    pub(crate) fn read(&self, offset: u64, into: &mut [u8]) {
-        match self {
-            Self::Buffer(buffer) => buffer.read(offset, into),
-            _ => self.read_other(offset, into),
+    #[must_use]
+    pub(crate) fn read(&self, offset: u64, into: &mut [u8]) -> bool {
+        if let Self::Buffer(buffer) = self {
+            buffer.read(offset, into);
+            return true;
         }
+        self.read_other(offset, into)
     }
 
     #[cold]
-    fn read_other(&self, offset: u64, into: &mut [u8]) {
+    fn read_other(&self, offset: u64, into: &mut [u8]) -> bool {
         match self {
             Self::Buffer(_) => {}
             Self::Buffers(both) => {
@@ -165,25 +176,32 @@ impl<R: Region, B: Payload<R>> Memory<B, R> {
             }
             Self::Values(values) => Payload::<R>::read(values, offset, into),
             Self::Exposed(exposed) => {
-                for (at, part) in exposed.parts(offset, into.len()) {
-                    part.region.read(part.offset, &mut into[at..at + part.length]);
-                }
+                return exposed.parts(offset, into.len()).all(|(at, part)| {
+                    part.region.read(part.offset, &mut into[at..at + part.length]) == part.length
+                });
             }
         }
+        true
     }
 
-    /// Copies `from` to `offset`. Does nothing for operands and previous values, which are only read.
+    /// Copies `from` to `offset`. Returns whether it did: registered memory may have been revoked. Operands and
+    /// previous values are only read.
     #[inline]
-    pub(crate) fn write(&mut self, offset: u64, from: &[u8]) {
-        match self {
-            Self::Buffer(buffer) => buffer.write(offset, from),
-            Self::Exposed(exposed) => {
-                for (at, part) in exposed.parts(offset, from.len()) {
-                    part.region.write(part.offset, &from[at..at + part.length]);
-                }
-            }
-            Self::Buffers(_) | Self::Values(_) => {}
+    #[must_use]
+    pub(crate) fn write(&mut self, offset: u64, from: &[u8]) -> bool {
+        if let Self::Buffer(buffer) = self {
+            buffer.write(offset, from);
+            return true;
         }
+        self.write_other(offset, from)
+    }
+
+    #[cold]
+    fn write_other(&mut self, offset: u64, from: &[u8]) -> bool {
+        let Self::Exposed(exposed) = self else { return true };
+        exposed.parts(offset, from.len()).all(|(at, part)| {
+            part.region.write(part.offset, &from[at..at + part.length]) == part.length
+        })
     }
 
     /// Whether receivers may have the memory mapped.

@@ -237,14 +237,6 @@ const NEEDED_TO_DELIVER: Extras = Extras::DELIVERY_COMPLETE;
 /// Slots of the receive window; ids beyond them are kept in a map.
 const WINDOW: u32 = 256;
 
-/// The interface that an address handle stands for, as long as peers are on it.
-#[derive(Clone, Copy, Debug, Default)]
-struct Interface {
-    gid: [u8; 16],
-    /// How many peers that aren't gone have the handle.
-    peers: u32,
-}
-
 /// All peers of an endpoint.
 #[derive(Debug)]
 pub(crate) struct Peers<P, B> {
@@ -252,8 +244,8 @@ pub(crate) struct Peers<P, B> {
     active: Slab<Active<P, B>>,
     /// By queue pair: the latest peer. If it isn't gone, it has the queue pair now.
     latest: HashTable<u32>,
-    /// By address handle.
-    interfaces: Vec<Interface>,
+    /// By address handle: the GID of the interface.
+    interfaces: Vec<[u8; 16]>,
     /// Live peers that packets came from lately, found without hashing.
     recent: Box<[Recent; RECENT]>,
     /// Peers that became known by a packet.
@@ -361,7 +353,7 @@ impl<P, B> Peers<P, B> {
 
     /// The live peer on a queue pair.
     pub(crate) fn by_source(&mut self, handle: AddressHandle, qpn: Qpn) -> Option<PeerId> {
-        let gid = self.interfaces.get(usize::from(handle.0))?.gid;
+        let gid = *self.interfaces.get(usize::from(handle.0))?;
         let peer = self.latest_at(&QueuePairKey { gid, qpn: qpn.0 })?;
         let entry = &self.entries[peer as usize];
         if entry.is_gone() || entry.handle != handle {
@@ -370,12 +362,6 @@ impl<P, B> Peers<P, B> {
         let source = Recent::source(handle, qpn);
         self.recent[Recent::place(source)] = Recent { source, peer };
         Some(PeerId(peer))
-    }
-
-    /// The GID of the interface that this handle stands for, if peers are on it.
-    pub(crate) fn gid_of(&self, handle: AddressHandle) -> Option<[u8; 16]> {
-        let interface = self.interfaces.get(usize::from(handle.0))?;
-        (interface.peers > 0).then_some(interface.gid)
     }
 
     fn latest_at(&self, place: &QueuePairKey) -> Option<u32> {
@@ -428,10 +414,9 @@ impl<P, B> Peers<P, B> {
         self.forget_recent(handle, Qpn(qpn));
         let interface = usize::from(handle.0);
         if self.interfaces.len() <= interface {
-            self.interfaces.resize(interface + 1, Interface::default());
+            self.interfaces.resize(interface + 1, [0; 16]);
         }
-        let interface = &mut self.interfaces[interface];
-        (interface.gid, interface.peers) = (gid, interface.peers + 1);
+        self.interfaces[interface] = gid;
 
         let Self { entries, latest, seed, .. } = self;
         let index = entries.len() as u32;
@@ -492,7 +477,6 @@ impl<P, B> Peers<P, B> {
         let (handle, qpn) = (entry.handle, Qpn(entry.qpn));
         let returns = if may_return { RETURNS } else { 0 };
         let slot = core::mem::replace(&mut entry.active, IDLE | returns | incarnations);
-        self.interfaces[usize::from(handle.0)].peers -= 1;
         self.forget_recent(handle, qpn);
         Some((handle, (slot & IDLE == 0).then_some(slot)))
     }

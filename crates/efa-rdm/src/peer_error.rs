@@ -138,6 +138,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         self.core.give_up(receive.peer, Some(receive.send_id), code);
     }
 
+    /// Ends the response to a read of memory that was revoked meanwhile, and tells the reader if it supports that.
+    #[cold]
+    pub(crate) fn give_up_response(&mut self, id: OpId) {
+        let Some(send) = self.sends.get(id) else { return };
+        let status = Status::RemoteBadAddress;
+        self.core.give_up(send.peer, Some(send.recv_id), status.code().into());
+        self.fail_send(id, OperationError::Device(status));
+    }
+
     /// Handles a packet that the device failed. If the status concerns the packet alone and the peer
     /// supports PEER_ERROR, abandons the message; else fails the packet as
     /// [`packet_failed`](Self::packet_failed) does.

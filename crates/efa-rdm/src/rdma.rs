@@ -271,7 +271,9 @@ fn copy_out<R: Region, B: Payload<R>>(
         if count == 0 {
             return;
         }
-        into.write(offset + done as u64, &chunk[..count]);
+        if !into.write(offset + done as u64, &chunk[..count]) {
+            return;
+        }
         done += count;
     }
 }
@@ -280,7 +282,9 @@ fn copy_in<R: Region, B: Payload<R>>(from: &Memory<B, R>, offset: u64, length: u
     let mut chunk = [0; CHUNK];
     for done in (0..length).step_by(CHUNK) {
         let chunk = &mut chunk[..CHUNK.min(length - done)];
-        from.read(offset + done as u64, chunk);
+        if !from.read(offset + done as u64, chunk) {
+            return;
+        }
         into.write(done, chunk);
     }
 }

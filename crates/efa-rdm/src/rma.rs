@@ -528,9 +528,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                     self.core.enqueue(peer, Work::Cts(id));
                 }
             }
-            Ok(Segment::Last) => self.end_receive(id, None),
             // A repeated READRSP is dropped.
-            Err(reason) => self.core.drop_packet(Some(peer), reason),
+            taken => self.last_or_bad_segment_taken(id, peer, taken),
         }
     }
 }

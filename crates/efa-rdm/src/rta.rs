@@ -17,7 +17,7 @@
 //! Atomics have message IDs and are ordered with messages. An atomic that the responder refuses still
 //! uses up its message ID. As for writes and reads, the requester learns of it by PEER_ERROR alone.
 
-use efa_device::QueuePair;
+use efa_device::{QueuePair, Status};
 use efa_proto::{AtomRsp, MsgId, OpId, PacketType, Rta, RtaKind};
 
 use crate::atomic::{AtomicKind, AtomicOp, Datatype, apply};
@@ -269,14 +269,20 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let AtomicRequest { kind, op, datatype, operand, comparand } = request;
         let size = datatype.size();
         let mut values = self.values();
-        memory.update(size, |number, target| {
+        let is_there = memory.update(size, |number, target| {
             if kind != AtomicKind::Write {
+                values.truncate(number * size);
                 values.extend_from_slice(target);
             }
             let part = number * size..(number + 1) * size;
             let operand = operand.get(part.clone()).unwrap_or_default();
             apply(op, datatype, target, operand, comparand.get(part).unwrap_or(operand));
         });
+        if !is_there {
+            self.recycle_values(values);
+            self.core.drop_packet(Some(peer), DropReason::Revoked);
+            return self.core.give_up(peer, asked, Status::RemoteBadAddress.code().into());
+        }
         match kind {
             AtomicKind::Write => self.core.statistics.remote_writes += 1,
             AtomicKind::Fetch | AtomicKind::Compare => self.core.statistics.remote_reads += 1,

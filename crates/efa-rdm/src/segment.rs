@@ -4,9 +4,10 @@
 //!   send ── the next bytes ──► header │ bytes ── device ──► coverage: new? ──► buffer of the receive
 //! ```
 
-use efa_device::{Destination, QueuePair, Region};
+use efa_device::{Destination, QueuePair, Region, Status};
 use efa_proto::{EmitError, OpId, PacketType};
 
+use crate::completion::OperationError;
 use crate::core::Core;
 use crate::coverage::Covered;
 use crate::event::DropReason;
@@ -77,12 +78,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         let bytes = packet.as_mut();
         let written = emit(bytes).ok().and_then(|header| {
             let end = header.checked_add(usize::try_from(length).ok()?)?;
-            send.memory.read(send.sent, bytes.get_mut(header..end)?);
-            Some(end)
+            Some((end, send.memory.read(send.sent, bytes.get_mut(header..end)?)))
         });
-        let Some(end) = written else {
+        let Some((end, true)) = written else {
             self.transmit.recycle(packet);
-            return Advance::TooLong;
+            return if written.is_some() { Advance::Revoked } else { Advance::TooLong };
         };
         let record = InFlight {
             peer: send.peer,
@@ -110,6 +110,8 @@ pub(crate) enum Segment {
     Partial,
     /// All bytes have arrived.
     Last,
+    /// The memory was revoked that it should be written to.
+    Revoked,
 }
 
 impl<B: Payload<R>, R: Region> Receive<Memory<B, R>> {
@@ -131,7 +133,9 @@ impl<B: Payload<R>, R: Region> Receive<Memory<B, R>> {
         let capacity = self.memory.length();
         if offset < capacity {
             let fitting = usize::try_from(end.min(capacity) - offset).unwrap_or(payload.len());
-            self.memory.write(offset, &payload[..fitting]);
+            if !self.memory.write(offset, &payload[..fitting]) {
+                return Ok(Segment::Revoked);
+            }
         }
         if self.coverage.bytes() == self.length { Ok(Segment::Last) } else { Ok(Segment::Partial) }
     }
@@ -159,6 +163,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         match taken {
             Ok(Segment::Last) => self.end_receive(id, None),
             Ok(Segment::Partial) => {}
+            Ok(Segment::Revoked) => {
+                let error = OperationError::Device(Status::RemoteBadAddress);
+                self.give_up_reading(id, error);
+                self.end_receive(id, Some(error));
+            }
             Err(reason) => self.core.drop_packet(Some(peer), reason),
         }
     }

@@ -176,6 +176,8 @@ pub(crate) enum Advance {
     Stopped,
     /// The packet would be longer than the MTU.
     TooLong,
+    /// The memory was revoked that it should carry bytes of.
+    Revoked,
 }
 
 impl Advance {

@@ -219,6 +219,10 @@ impl<L: Link> QueuePair for LinkQueuePair<L> {
         }
     }
 
+    fn gid_of(&self, handle: AddressHandle) -> Option<Gid> {
+        self.state.book.gid(handle)
+    }
+
     fn allocate_packet(&mut self) -> Result<Packet, DeviceError> {
         Ok(vec![0; self.state.attributes.mtu].into())
     }

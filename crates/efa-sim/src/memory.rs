@@ -304,6 +304,22 @@ impl Memory {
         unsafe { copy_apart(from.as_ptr(), into, count) };
         count
     }
+
+    /// Changes bytes from `offset` on, as [`Region::update`](efa_device::Region::update) does.
+    pub(crate) fn update(
+        &mut self,
+        offset: usize,
+        bytes: &mut [u8],
+        mut change: impl FnMut(&mut [u8]) -> bool,
+    ) -> usize {
+        if let Owner::Handle(memory) = &self.owner {
+            return memory.update(offset, bytes, change);
+        }
+        if self.read(offset, bytes) < bytes.len() {
+            return 0;
+        }
+        if change(bytes) { self.write(offset, bytes) } else { bytes.len() }
+    }
 }
 
 impl Drop for Memory {

@@ -537,11 +537,13 @@ impl Region for SoftRegion {
         self.0.memory.lock().copy_from(offset, from)
     }
 
-    fn update(&self, offset: usize, bytes: &mut [u8], change: impl FnOnce(&mut [u8])) -> usize {
-        let mut memory = self.0.memory.lock();
-        let count = memory.read(offset, bytes);
-        change(&mut bytes[..count]);
-        memory.write(offset, &bytes[..count])
+    fn update(
+        &self,
+        offset: usize,
+        bytes: &mut [u8],
+        change: impl FnMut(&mut [u8]) -> bool,
+    ) -> usize {
+        self.0.memory.lock().update(offset, bytes, change)
     }
 
     fn reclaim(self) -> Result<Box<[u8]>, Self> {

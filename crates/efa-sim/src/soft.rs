@@ -135,6 +135,10 @@ impl QueuePair for SoftQueuePair {
         each!(SoftQueuePair, self, qp => qp.destroy_address_handle(handle));
     }
 
+    fn gid_of(&self, handle: AddressHandle) -> Option<Gid> {
+        each!(SoftQueuePair, self, qp => qp.gid_of(handle))
+    }
+
     fn allocate_packet(&mut self) -> Result<Box<[u8]>, DeviceError> {
         each!(SoftQueuePair, self, qp => qp.allocate_packet())
     }

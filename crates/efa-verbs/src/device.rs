@@ -468,6 +468,10 @@ impl efa_device::QueuePair for VerbsQueuePair {
         self.handles.remove(handle);
     }
 
+    fn gid_of(&self, handle: AddressHandle) -> Option<Gid> {
+        self.handles.gid_of(handle)
+    }
+
     fn allocate_packet(&mut self) -> Result<Packet, DeviceError> {
         self.packets.allocate()
     }

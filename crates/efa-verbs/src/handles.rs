@@ -75,6 +75,11 @@ impl HandleCache {
         Ok(handle)
     }
 
+    /// The interface that a handle stands for.
+    fn gid_of(&self, number: AddressHandle) -> Option<Gid> {
+        self.lock().values().find(|of| of.handle.number == number).map(|of| of.handle.gid)
+    }
+
     /// Gives a count back; the last one destroys the handle.
     fn release(&self, gid: Gid) {
         let mut by_gid = self.lock();
@@ -134,6 +139,12 @@ pub(crate) struct HandleTable {
 impl HandleTable {
     pub(crate) fn new(cache: Arc<HandleCache>) -> Self {
         Self { by_number: Vec::new(), cache }
+    }
+
+    /// The interface that a handle stands for, also one that only other queue pairs of the domain use.
+    pub(crate) fn gid_of(&self, number: AddressHandle) -> Option<Gid> {
+        let own = self.by_number.get(usize::from(number.0)).and_then(Option::as_ref);
+        own.map(|(handle, _)| handle.gid).or_else(|| self.cache.gid_of(number))
     }
 
     /// The handle of this number, for a send.

@@ -437,21 +437,29 @@ impl Region for VerbsRegion {
         count
     }
 
-    fn update(&self, offset: usize, bytes: &mut [u8], change: impl FnOnce(&mut [u8])) -> usize {
+    fn update(
+        &self,
+        offset: usize,
+        bytes: &mut [u8],
+        mut change: impl FnMut(&mut [u8]) -> bool,
+    ) -> usize {
         let _alone = self.0.copying();
         if self.0.is_revoked() || self.0.is_read_only() {
             return 0;
         }
         if let Owner::Handle(foreign) = &self.0.memory.owner {
-            let count = foreign.read(offset, bytes);
-            change(&mut bytes[..count]);
-            return foreign.write(offset, &bytes[..count]);
+            return foreign.update(offset, bytes, change);
         }
         let (place, count) = self.0.range(offset, bytes.len());
+        if count < bytes.len() {
+            return 0;
+        }
         // SAFETY: `count` bytes at `place` are in the region, `bytes` has as many, and they don't
         // overlap, as no reference to registered memory exists. The lock excludes other copies.
         unsafe { std::ptr::copy_nonoverlapping(place, bytes.as_mut_ptr(), count) };
-        change(&mut bytes[..count]);
+        if !change(bytes) {
+            return count;
+        }
         // SAFETY: the same `count` bytes, the other way; the lock is still held.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, count) };
         count

@@ -376,7 +376,10 @@ fn regions_are_found_by_key_and_reclaimed() {
         let found = a.region(key).unwrap();
         assert_eq!((found.length(), a.region(key ^ 1).is_none()), (10, true));
         let mut word = *b"....";
-        let count = found.update(8, &mut word, |bytes| bytes.make_ascii_uppercase());
+        let count = found.update(8, &mut word, |bytes| {
+            bytes.make_ascii_uppercase();
+            true
+        });
         assert_eq!(count, 2);
         let region = region.reclaim().unwrap_err();
         drop(found);

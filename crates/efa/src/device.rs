@@ -226,7 +226,12 @@ impl efa_device::Region for AnyRegion {
         each!(Self in self, region => region.copy_from(offset, from))
     }
 
-    fn update(&self, offset: usize, bytes: &mut [u8], change: impl FnOnce(&mut [u8])) -> usize {
+    fn update(
+        &self,
+        offset: usize,
+        bytes: &mut [u8],
+        change: impl FnMut(&mut [u8]) -> bool,
+    ) -> usize {
         each!(Self in self, region => region.update(offset, bytes, change))
     }
 

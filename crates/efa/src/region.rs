@@ -324,8 +324,13 @@ impl RegionSlice {
 
     #[inline]
     pub(crate) fn copy_to(&self, offset: usize, into: CopyTarget<'_>) {
-        let into = into.first(self.len().saturating_sub(offset));
-        self.region.0.region.copy_to(self.range.start.saturating_add(offset), into);
+        let mut into = into.first(self.len().saturating_sub(offset));
+        let at = self.range.start.saturating_add(offset);
+        let copied = self.region.0.region.copy_to(at, into.reborrow());
+        // The region was revoked. What is in the space may be for somebody else.
+        if copied < into.len() {
+            into.clear_from(copied);
+        }
     }
 
     #[inline]

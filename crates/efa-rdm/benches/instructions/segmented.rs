@@ -143,7 +143,7 @@ impl Region for Span {
     fn write(&self, _: usize, from: &[u8]) -> usize {
         from.len()
     }
-    fn update(&self, _: usize, bytes: &mut [u8], _: impl FnOnce(&mut [u8])) -> usize {
+    fn update(&self, _: usize, bytes: &mut [u8], _: impl FnMut(&mut [u8]) -> bool) -> usize {
         bytes.len()
     }
     fn reclaim(self) -> Result<Box<[u8]>, Self> {

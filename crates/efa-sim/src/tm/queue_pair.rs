@@ -175,6 +175,10 @@ impl<Q: QueuePair> QueuePair for TagQueuePair<Q> {
         self.inner.destroy_address_handle(handle);
     }
 
+    fn gid_of(&self, handle: AddressHandle) -> Option<Gid> {
+        self.inner.gid_of(handle)
+    }
+
     fn allocate_packet(&mut self) -> Result<Q::Packet, DeviceError> {
         self.inner.allocate_packet()
     }

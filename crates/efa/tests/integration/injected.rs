@@ -1,8 +1,8 @@
 //! Injected writes and atomics, operands that are lent, and regions whose registration ends early.
 
 use efa::{
-    Access, AtomicOp, Datatype, Event, ForeignMemory, Kind, LocalAccess, Operation, OperationError,
-    RegistrationMode, Rma, StartError,
+    Access, AtomicOp, Datatype, Event, ForeignMemory, Kind, LocalAccess, Message, Operation,
+    OperationError, Receive, RegistrationMode, Rma, StartError,
 };
 use efa_device::Rdma;
 
@@ -134,6 +134,8 @@ fn revoked_region_is_accessed_by_nobody_and_its_key_is_free() {
             let mut after = vec![0; LENGTH];
             memory.read(0, &mut after);
             assert!(before == after, "{rdma:?}, after {wait} steps");
+            let result = world.entry(ALICE);
+            assert_eq!(result.is_ok(), after == pattern(LENGTH, 1), "{rdma:?}, after {wait} steps");
             assert_eq!((slice.to_vec(), region.write(0, &[1])), (vec![0; LENGTH], 0));
         }
         assert!(under_way > 0, "no write had begun");
@@ -152,6 +154,72 @@ fn revoked_region_is_accessed_by_nobody_and_its_key_is_free() {
     let owned = scalable.register(vec![1; 8], BOTH).unwrap();
     assert!(!owned.revoke());
     assert_eq!(owned.slice(0..8).unwrap().to_vec(), [1; 8]);
+}
+
+/// Packets are used again, so one whose bytes couldn't be copied has those of a message to somebody else.
+#[test]
+fn read_of_a_region_that_is_revoked_meanwhile_fails_and_gives_none_but_its_bytes() {
+    const LENGTH: usize = 300_000;
+    const SECRET: u8 = 0xee;
+    let (mut failed, mut begun) = (0, 0);
+    for wait in (0..40).step_by(5) {
+        let mut world = World::pair_with_rdma(wait, Rdma::NONE);
+        let (to_bob, to_alice) = (world.introduce(ALICE, BOB), world.introduce(BOB, ALICE));
+        world.end(ALICE).receive(Receive::untagged(), vec![0; LENGTH], 0).unwrap();
+        world.end(BOB).send(Message::to(to_alice), vec![SECRET; LENGTH], 0).unwrap();
+        world.drive();
+        let (_, _) = (world.done(ALICE), world.done(BOB));
+
+        let memory = foreign(LENGTH);
+        memory.write(0, &[1; LENGTH]);
+        let domain = &world.ends[BOB].domain;
+        let region = domain.register_foreign(&memory, BOTH, LocalAccess::all()).unwrap();
+        let rma = Rma::at(to_bob, region.remote());
+        world.end(ALICE).read(rma, vec![0; LENGTH], 1).unwrap();
+        for _ in 0..wait {
+            world.read();
+            world.tick();
+        }
+        assert!(region.revoke());
+        world.drive_for(std::time::Duration::from_millis(10));
+        let (error, done) = match world.entry(ALICE) {
+            Ok(done) => (None, done),
+            Err(failed) => (Some(failed.error), *failed.completion),
+        };
+        let bytes = done.buffer.into_vec();
+        assert!(bytes.iter().all(|byte| *byte <= 1), "after {wait} steps");
+        let read = bytes.iter().filter(|byte| **byte == 1).count();
+        assert_eq!(error.is_none(), read == LENGTH, "after {wait} steps: {error:?}");
+        begun += usize::from(error.is_some() && read > 0);
+        failed += usize::from(error.is_some());
+    }
+    assert!(begun > 0 && failed > begun, "{failed} failed, {begun} of them had begun");
+}
+
+#[test]
+fn message_from_a_revoked_region_has_none_but_its_bytes() {
+    const LENGTH: usize = 100_000;
+    let mut world = World::pair_with_rdma(8, Rdma::NONE);
+    let to_bob = world.introduce(ALICE, BOB);
+    for (secret, context) in [(true, 0), (false, 1)] {
+        world.end(BOB).receive(Receive::untagged(), vec![0; LENGTH], context).unwrap();
+        let domain = &world.ends[ALICE].domain;
+        if secret {
+            world.end(ALICE).send(Message::to(to_bob), vec![0xee; LENGTH], context).unwrap();
+        } else {
+            let region = domain.register_foreign(&foreign(LENGTH), BOTH, LocalAccess::all());
+            let region = region.unwrap();
+            world
+                .end(ALICE)
+                .send(Message::to(to_bob), region.slice(0..LENGTH).unwrap(), context)
+                .unwrap();
+            assert!(region.revoke());
+        }
+        world.drive();
+        let (received, _) = (world.done(BOB).buffer.into_vec(), world.done(ALICE));
+        let wanted = if secret { 0xee } else { 0 };
+        assert!(received.iter().all(|byte| *byte == wanted));
+    }
 }
 
 #[test]
