@@ -543,6 +543,10 @@ impl Source for Shared {
         self.endpoints.prepare(wait, self.domain.fabric().clock(), || self.has_something())
     }
 
+    fn wait_object(&self) -> Option<&WaitObject> {
+        self.wait.as_deref()
+    }
+
     #[cfg(feature = "tokio")]
     fn next_timeout(&self) -> Option<Time> {
         self.endpoints.next_timeout()

@@ -10,7 +10,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use efa_device::DeviceError;
@@ -127,8 +127,12 @@ struct Shared {
     context: u64,
     value: AtomicU64,
     errors: AtomicU64,
-    /// Value and errors, added up with wrap, that a reader has seen.
-    seen: AtomicU64,
+    /// How often the program has set one of them.
+    sets: AtomicU64,
+    /// The state of the value that a reader has seen, and that of the errors.
+    seen: [AtomicU64; 2],
+    /// Whether the program reads the errors: if not, who sees the value has seen them.
+    reads_errors: AtomicBool,
     endpoints: BoundEndpoints,
     /// What the threads wait for that may sleep.
     awaited: Mutex<Vec<Awaited>>,
@@ -183,7 +187,9 @@ impl Counter {
             context: options.context,
             value: AtomicU64::new(0),
             errors: AtomicU64::new(0),
-            seen: AtomicU64::new(0),
+            sets: AtomicU64::new(0),
+            seen: [const { AtomicU64::new(0) }; 2],
+            reads_errors: AtomicBool::new(false),
             endpoints: BoundEndpoints::default(),
             awaited: Mutex::default(),
             wait,
@@ -205,16 +211,22 @@ impl Counter {
     /// Returns the number of operations that completed without error (`fi_cntr_read`).
     #[must_use]
     pub fn value(&self) -> u64 {
+        let before = self.0.states();
         self.0.endpoints.progress();
-        self.0.see();
+        self.0.see(VALUE, before);
+        if !self.0.reads_errors.load(Ordering::Relaxed) {
+            self.0.see(ERRORS, before);
+        }
         self.0.value.load(Ordering::Acquire)
     }
 
     /// Returns the number of operations that failed (`fi_cntr_readerr`).
     #[must_use]
     pub fn errors(&self) -> u64 {
+        self.0.reads_errors.store(true, Ordering::Relaxed);
+        let before = self.0.states();
         self.0.endpoints.progress();
-        self.0.see();
+        self.0.see(ERRORS, before);
         self.0.errors.load(Ordering::Acquire)
     }
 
@@ -233,13 +245,13 @@ impl Counter {
     /// Sets the value (`fi_cntr_set`).
     pub fn set(&self, value: u64) {
         self.0.value.store(value, Ordering::Release);
-        self.0.notify();
+        self.0.was_set();
     }
 
     /// Sets the errors (`fi_cntr_seterr`).
     pub fn set_errors(&self, errors: u64) {
         self.0.errors.store(errors, Ordering::Release);
-        self.0.notify();
+        self.0.was_set();
     }
 
     /// Waits until the value is at least `threshold` (`fi_cntr_wait`).
@@ -258,8 +270,10 @@ impl Counter {
         let _waiting = self.0.wait.is_some().then(|| Waiting::new(&self.0, awaited));
         let mut polls = 0_u32;
         loop {
-            let before = self.0.sum();
+            let before = self.0.states();
             let (value, errors) = (self.value(), self.0.errors.load(Ordering::Acquire));
+            // It is looked at here too.
+            self.0.see(ERRORS, before);
             if value >= threshold {
                 return Ok(());
             }
@@ -275,7 +289,7 @@ impl Counter {
             {
                 let prepare = || match self.0.prepare() {
                     // Another thread may have read what this one hasn't.
-                    Ok(()) if self.0.sum() != before => Err(TryWaitError::Pending),
+                    Ok(()) if self.0.states() != before => Err(TryWaitError::Pending),
                     // One that is to return may have been asleep, and this one has taken its wake-up.
                     Ok(()) if self.0.ends_a_wait() => Err(TryWaitError::Pending),
                     prepared => prepared,
@@ -311,9 +325,25 @@ impl Counter {
     }
 }
 
+/// The places in [`Shared::seen`].
+const VALUE: usize = 0;
+const ERRORS: usize = 1;
+
 impl Shared {
-    fn sum(&self) -> u64 {
-        self.value.load(Ordering::Acquire).wrapping_add(self.errors.load(Ordering::Acquire))
+    /// Numbers that change with the value and with the errors, also if they are set to what they were.
+    fn states(&self) -> [u64; 2] {
+        // A multiple that no number of operations reaches.
+        let sets = self.sets.load(Ordering::Acquire).wrapping_mul(1 << 48);
+        [&self.value, &self.errors].map(|of| of.load(Ordering::Acquire).wrapping_add(sets))
+    }
+
+    fn has_changed(&self) -> bool {
+        self.states() != [VALUE, ERRORS].map(|which| self.seen[which].load(Ordering::Acquire))
+    }
+
+    fn was_set(&self) {
+        self.sets.fetch_add(1, Ordering::AcqRel);
+        self.notify();
     }
 
     /// Whether what a thread waits for has come.
@@ -324,9 +354,10 @@ impl Shared {
         awaited.iter().any(|awaited| value >= awaited.threshold || errors != awaited.errors)
     }
 
-    /// Notes that a reader sees the present value and errors.
-    fn see(&self) {
-        self.seen.store(self.sum(), Ordering::Release);
+    /// Notes that a reader sees the value or the errors, as they were before it looked: what comes meanwhile is news
+    /// for the next wait.
+    fn see(&self, which: usize, before: [u64; 2]) {
+        self.seen[which].store(before[which], Ordering::Release);
     }
 
     #[inline]
@@ -371,18 +402,22 @@ impl Drop for Waiting<'_> {
 impl Source for Shared {
     fn is_pending(&self) -> bool {
         self.endpoints.progress();
-        self.sum() != self.seen.load(Ordering::Acquire)
+        self.has_changed()
     }
 
     fn state(&self) -> Option<u64> {
-        Some(self.sum())
+        let [value, errors] = self.states();
+        Some(value.wrapping_add(errors.rotate_left(32)))
     }
 
     fn prepare(&self) -> Result<(), TryWaitError> {
         let wait = self.wait.as_ref().ok_or(TryWaitError::NotWaitable)?;
         wait.reset();
-        let has_changed = || self.sum() != self.seen.load(Ordering::Acquire);
-        self.endpoints.prepare(wait, self.domain.fabric().clock(), has_changed)
+        self.endpoints.prepare(wait, self.domain.fabric().clock(), || self.has_changed())
+    }
+
+    fn wait_object(&self) -> Option<&WaitObject> {
+        self.wait.as_deref()
     }
 
     #[cfg(feature = "tokio")]

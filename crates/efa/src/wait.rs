@@ -85,6 +85,10 @@ pub trait Source: fmt::Debug + Send + Sync {
     #[doc(hidden)]
     fn prepare(&self) -> Result<(), TryWaitError>;
 
+    /// What it sleeps on, if it can be waited on.
+    #[doc(hidden)]
+    fn wait_object(&self) -> Option<&WaitObject>;
+
     /// When it is to be looked at even if nothing is reported.
     #[cfg(feature = "tokio")]
     #[doc(hidden)]
@@ -100,8 +104,9 @@ fn failed(operation: &'static str) -> impl Fn(Errno) -> DeviceError {
 }
 
 /// What an object that can be waited on sleeps on.
+#[doc(hidden)]
 #[derive(Debug)]
-pub(crate) struct WaitObject {
+pub struct WaitObject {
     poller: OwnedFd,
     event: OwnedFd,
     timer: OwnedFd,
@@ -206,6 +211,14 @@ impl WaitObject {
         self.sleepers.fetch_sub(1, Ordering::AcqRel);
     }
 
+    /// Wakes all that sleep if one that has [entered](Self::enter) found something: it may be for others, and the
+    /// eventfd was emptied.
+    fn wake_others(&self) {
+        if self.sleepers.load(Ordering::Acquire) > 1 {
+            self.notify();
+        }
+    }
+
     /// Prepares for the sleep of one that has [entered](Self::enter). Returns whether it may sleep: not if that found
     /// something, or [`interrupt`](Self::interrupt) was called.
     pub(crate) fn may_sleep(
@@ -213,9 +226,8 @@ impl WaitObject {
         prepare: impl FnOnce() -> Result<(), TryWaitError>,
     ) -> Result<bool, DeviceError> {
         let prepared = prepare();
-        if prepared.is_err() && self.sleepers.load(Ordering::Acquire) > 1 {
-            // What is there may be for others, and the eventfd was emptied.
-            self.notify();
+        if prepared.is_err() {
+            self.wake_others();
         }
         match prepared {
             // An interruption after the eventfd was emptied makes it readable again.
@@ -282,16 +294,6 @@ pub(crate) fn is_readable(descriptor: &OwnedFd) -> Result<bool, DeviceError> {
     sleep(descriptor, Duration::ZERO)
 }
 
-/// Prepares several objects for sleep, in turn.
-pub(crate) fn try_wait<'a>(
-    sources: impl Iterator<Item = &'a dyn Source>,
-) -> Result<(), TryWaitError> {
-    for source in sources {
-        source.prepare()?;
-    }
-    Ok(())
-}
-
 // ---- wait sets ----------------------------------------------------------------------------------
 
 /// Completion queues, event queues and counters that are waited on together (`fi_wait`). Objects join it when
@@ -326,6 +328,19 @@ impl WaitSet {
     /// # Errors
     /// The device failed.
     pub fn wait(&self, timeout: Duration) -> Result<bool, DeviceError> {
+        // It sleeps on each of them, so that others that empty an eventfd wake it again.
+        let members = self.0.members.lock().clone();
+        let each = |enter_or_leave: fn(&WaitObject)| {
+            let members = members.iter().filter_map(Weak::upgrade);
+            members.for_each(|member| member.wait_object().into_iter().for_each(enter_or_leave));
+        };
+        each(WaitObject::enter);
+        let found = self.sleep(timeout);
+        each(WaitObject::leave);
+        found
+    }
+
+    fn sleep(&self, timeout: Duration) -> Result<bool, DeviceError> {
         let begin = std::time::Instant::now();
         loop {
             match self.try_wait() {
@@ -348,7 +363,13 @@ impl WaitSet {
     pub fn try_wait(&self) -> Result<(), TryWaitError> {
         self.0.members.lock().retain(|member| member.strong_count() > 0);
         let members: Vec<_> = self.0.members.lock().iter().filter_map(Weak::upgrade).collect();
-        try_wait(members.iter().map(AsRef::as_ref))
+        members.iter().try_for_each(|member| {
+            let prepared = member.prepare();
+            if prepared.is_err() {
+                member.wait_object().into_iter().for_each(WaitObject::wake_others);
+            }
+            prepared
+        })
     }
 }
 

@@ -350,6 +350,30 @@ fn message_of_a_receive_dropped_after_its_match_goes_to_the_next_receive_that_ma
     });
 }
 
+/// A receive for which the engine has no room isn't posted yet when the message is left over.
+#[test]
+fn receive_that_waits_for_room_gets_the_message_that_a_dropped_future_left() {
+    let domain = Fabric::local(LocalOptions::default()).domain().unwrap();
+    let addresses = domain.address_vector();
+    let mut options = EndpointOptions::default();
+    options.protocol.max_receives = 1;
+    one_thread().block_on(async {
+        let builder = domain.endpoint(options).bind_address_vector(&addresses);
+        let endpoint = builder.enable_async().unwrap();
+        let to = addresses.insert(endpoint.address()).unwrap();
+        let mut first = Box::pin(endpoint.receive(Receive::untagged(), vec![0; 8]));
+        let mut second = Box::pin(endpoint.receive(Receive::untagged(), vec![0; 8]));
+        assert!(poll_once(first.as_mut()).await.is_pending());
+        assert!(poll_once(second.as_mut()).await.is_pending());
+        endpoint.send(Message::to(to), "message").await.unwrap();
+        // The message is the first one's, and its future isn't asked.
+        sleep(Duration::from_millis(20)).await;
+        drop(first);
+        let received = timeout(TIMEOUT, second).await.expect("it gets the message").unwrap();
+        assert_eq!(received.into_message(), *b"message");
+    });
+}
+
 /// The next receive waits already when the message of the dropped one is complete.
 #[test]
 fn receive_that_waits_gets_the_message_of_one_dropped_amid_it() {

@@ -279,6 +279,10 @@ impl WaitSource for Shared {
         Err(TryWaitError::Pending)
     }
 
+    fn wait_object(&self) -> Option<&WaitObject> {
+        Some(&self.watch.wait)
+    }
+
     #[cfg(feature = "tokio")]
     fn next_timeout(&self) -> Option<Time> {
         self.timeout_of(&self.sources.lock())

@@ -394,7 +394,8 @@ impl Inner {
             let turn = self.shared.turn.notified();
             let share = self.shared.budget.as_ref().map(SendBudget::turn);
             buffer = match self.start(receive, buffer, &mut start) {
-                Ok(ticket) => {
+                Ok(Started::Kept(entry)) => return Ok((*entry)?),
+                Ok(Started::Operation(ticket)) => {
                     // It comes back with the completion, also if this future is dropped.
                     permit.forget();
                     return Ok(ticket.await??);
@@ -414,15 +415,21 @@ impl Inner {
         receive: Option<Receive>,
         buffer: Buffer,
         start: &mut impl FnMut(&Endpoint, Buffer, u64) -> Result<Option<ReceiveId>, Refused>,
-    ) -> Result<Ticket<'_>, AsyncError> {
+    ) -> Result<Started<'_>, AsyncError> {
         let mut state = self.shared.state.lock();
         if let Some(ended) = &state.ended {
             return Err(ended.clone().into());
         }
+        // One may have been kept since the call began.
+        if let Some(entry) = receive.and_then(|receive| state.slots.take_kept(&receive)) {
+            return Ok(Started::Kept(Box::new(entry)));
+        }
         let key = state.slots.start(receive);
         drop(state);
         match start(&self.endpoint, buffer, context_of(key)) {
-            Ok(receive) => Ok(Ticket { inner: self, key, receive, is_done: false }),
+            Ok(receive) => {
+                Ok(Started::Operation(Ticket { inner: self, key, receive, is_done: false }))
+            }
             Err(refused) => {
                 let woken = self.shared.state.lock().slots.not_started(key);
                 woken.into_iter().for_each(Waker::wake);
@@ -458,6 +465,13 @@ impl Drop for Inner {
     fn drop(&mut self) {
         self.reader.abort();
     }
+}
+
+/// What a call began with.
+enum Started<'a> {
+    /// A receive found a message that was kept.
+    Kept(Box<Entry>),
+    Operation(Ticket<'a>),
 }
 
 /// An operation under way.

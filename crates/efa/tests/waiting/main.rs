@@ -408,6 +408,69 @@ fn wait_set_wakes_for_each_of_its_objects() {
     assert_eq!(set.try_wait(), Ok(()));
 }
 
+#[test]
+fn error_counted_between_two_reads_of_a_counter_is_news_for_the_next_wait() {
+    let domain = local().fabrics[0].domain().unwrap();
+    let set = domain.fabric().wait_set().unwrap();
+    let counter = domain.waitable_counter(CounterOptions::default(), Wait::Set(set.clone()));
+    let counter = counter.unwrap();
+    for errors in 1..4 {
+        assert_eq!((counter.errors(), set.try_wait()), (errors - 1, Ok(())));
+        counter.add_errors(1);
+        assert_eq!((counter.value(), set.try_wait()), (0, Err(TryWaitError::Pending)));
+    }
+    assert_eq!((counter.errors(), set.try_wait()), (3, Ok(())));
+    counter.add(1);
+    assert_eq!((counter.errors(), set.try_wait()), (3, Err(TryWaitError::Pending)));
+    assert_eq!((counter.value(), set.try_wait()), (1, Ok(())));
+}
+
+#[test]
+fn counter_that_is_set_and_counts_up_to_what_it_was_is_reported_again() {
+    let counter = local().fabrics[0].domain().unwrap().counter(CounterOptions::default()).unwrap();
+    let (mut polled, mut contexts) = (PollSet::new(), [0]);
+    polled.add(&counter, 7);
+    for _ in 0..3 {
+        counter.set(0);
+        counter.add(1);
+        assert_eq!((polled.poll(&mut contexts), contexts), (1, [7]));
+        assert_eq!(polled.poll(&mut contexts), 0);
+    }
+}
+
+/// Who looks first empties the eventfd for both.
+#[test]
+fn thread_asleep_in_a_wait_set_is_woken_although_another_one_looks_first() {
+    let fabric = &local().fabrics[0];
+    let domain = fabric.domain().unwrap();
+    let set = fabric.wait_set().unwrap();
+    let counter = domain.waitable_counter(CounterOptions::default(), Wait::Set(set.clone()));
+    let (counter, sleeps, barrier) = (counter.unwrap(), Sleeps::default(), Barrier::new(2));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..rounds() {
+                barrier.wait();
+                let begin = Instant::now();
+                assert_eq!(set.wait(LOST), Ok(true), "it looks again at the end");
+                sleeps.note(begin.elapsed() < LOST);
+                assert!(counter.value() > 0);
+                barrier.wait();
+            }
+        });
+        for round in 0..rounds() {
+            barrier.wait();
+            // The other one is about to sleep, or asleep.
+            for _ in 0..round % 64 * 100 {
+                std::hint::spin_loop();
+            }
+            counter.add(1);
+            set.wait(Duration::ZERO).unwrap();
+            barrier.wait();
+        }
+    });
+    sleeps.check();
+}
+
 // conformance: C26 C128 C129 C130
 #[test]
 fn poll_set_returns_the_contexts_of_what_can_be_read() {
