@@ -511,6 +511,7 @@ impl QueuePair {
         let mut locked = lock_in_time(&self.locked)?;
         // A real device has transmitted them by now, and programs rely on that: they destroy a
         // queue pair without a poll for their last sends.
+        self.post_rung(&mut locked);
         self.submit_delayed(&mut locked);
         self.retire(&mut locked);
         self.abandon(&mut locked);

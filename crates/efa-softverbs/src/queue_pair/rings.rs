@@ -149,6 +149,8 @@ impl QueuePair {
     /// Ends what [`open_rings`](Self::open_rings) began.
     pub(super) fn close_rings(&self, locked: &Locked) -> Outcome<()> {
         let Some(rings) = &locked.rings else { return Ok(()) };
+        // The watcher may look once more before it knows.
+        self.uses_rings.store(false, Ordering::Relaxed);
         trap::remove(rings.doorbells.page_address());
         process().watcher.forget(self)
     }
@@ -218,10 +220,16 @@ impl QueuePair {
 
     /// As [`serve_rings`](Self::serve_rings).
     pub(super) fn serve(&self, locked: &mut Locked) -> bool {
+        let posted = self.post_rung(locked);
+        self.step(locked) || posted
+    }
+
+    /// Posts what the program has rung the doorbells for; returns whether there was anything.
+    pub(super) fn post_rung(&self, locked: &mut Locked) -> bool {
         let Some(mut rings) = locked.rings.take() else { return false };
         let posted = rings.use_ != RingUse::Left && self.read_rings(locked, &mut rings);
         locked.rings = Some(rings);
-        self.step(locked) || posted
+        posted
     }
 
     /// Posts what is new in the rings; returns whether there was anything.

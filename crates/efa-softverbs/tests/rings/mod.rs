@@ -433,6 +433,33 @@ fn write_with_inline_data_needs_a_queue_pair_that_was_created_for_it() {
     }
 }
 
+/// Also where nobody has looked at the doorbell before the call.
+#[test]
+fn queue_pair_destroyed_with_rung_doorbells_has_sent_and_completes_nothing_afterwards() {
+    let options = QpOptions::default();
+    for _ in 0..20 {
+        let mut pair = Pair::new(options);
+        pair.receive(1, 0, 64);
+        pair.send(pair.request(2).inline(b"first"));
+        assert_eq!((pair.a.wait().status, pair.b.wait().id), (0, 1));
+        pair.receive(3, 0, 64);
+        let (own, peers) = (pair.local(0, 64), pair.peers(0, 64));
+        pair.a.post_receive(4, own);
+        pair.a.ring_receives();
+        pair.send(pair.request(5).inline(b"last"));
+        pair.a.replace_queue_pair(options);
+        let received = pair.b.wait();
+        assert_eq!((received.id, received.status, received.length), (3, 0, 4));
+        // Once this has failed, who watches the doorbells knows what was destroyed before.
+        pair.b.post_receive(6, ibv_sge { lkey: peers.lkey ^ 1, ..peers });
+        pair.b.ring_receives();
+        assert_eq!(pair.b.wait().status, 5);
+        while let Some(seen) = pair.a.poll() {
+            assert_eq!((seen.id, seen.status), (5, 0), "completed after the queue pair's end");
+        }
+    }
+}
+
 /// A program may look at the rings and post by calls. It may not do both.
 #[test]
 fn calls_work_after_the_query_but_not_after_the_first_doorbell() {

@@ -229,6 +229,15 @@ impl Program {
         self.end.make_ready(options);
     }
 
+    /// Destroys the queue pair, and makes one in the state RESET that has no rings.
+    pub(crate) fn replace_queue_pair(&mut self, options: QpOptions) {
+        let Endpoint { context, pd, cq, qp, .. } = self.end;
+        // SAFETY: the queue pair is not used afterwards.
+        assert_eq!(unsafe { (verbs().ibv_destroy_qp)(qp) }, 0);
+        self.end.qp = create(context, pd, cq, options);
+        assert!(!self.end.qp.is_null(), "errno {}", errno());
+    }
+
     pub(crate) fn query(&self, length: u32) -> Result<(efadv_wq_attr, efadv_wq_attr), i32> {
         query(&self.end, length)
     }
