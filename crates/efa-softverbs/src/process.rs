@@ -101,51 +101,86 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether a lock was waited for in vain.
+/// Whether the last wait of [`lock_in_time`] was in vain.
 static STOPPED: AtomicBool = AtomicBool::new(false);
 
-/// How long calls that close something wait for a lock: far longer than any thread holds one while it
+/// How long calls wait for a lock that may never be free: far longer than any thread holds one while it
 /// runs, but not for ever. Its holder may be a thread that never goes on, as its signal handler waits for
 /// the end of the process.
 #[derive(Debug)]
-pub(crate) struct Patience {
-    begun: Instant,
+pub(crate) struct Patience<'a> {
+    /// Whether the last wait of this kind was in vain.
+    stopped: &'a AtomicBool,
     limit: Duration,
+    waited: Duration,
+    /// Up to when `waited` counts.
+    counted: Instant,
 }
 
-impl Patience {
+impl<'a> Patience<'a> {
     const LONG: Duration = Duration::from_secs(3);
     /// After a wait in vain: the program may have thousands of objects to be closed.
     const SHORT: Duration = Duration::from_millis(1);
+    /// Most that counts between two attempts: while the whole process is stopped, as by a debugger, the holder
+    /// can't go on either.
+    const TURN: Duration = Duration::from_millis(10);
+    /// Attempts at least, so that a short wait outlasts that this thread or the holder loses the processor.
+    const ATTEMPTS: u32 = 10;
 
-    pub(crate) fn new() -> Self {
-        let limit = if STOPPED.load(Ordering::Relaxed) { Self::SHORT } else { Self::LONG };
-        Self { begun: Instant::now(), limit }
+    pub(crate) fn new(stopped: &'a AtomicBool) -> Self {
+        Self::from(stopped, Instant::now())
     }
 
-    /// Whether to wait on.
+    fn from(stopped: &'a AtomicBool, counted: Instant) -> Self {
+        let limit = if stopped.load(Ordering::Relaxed) { Self::SHORT } else { Self::LONG };
+        Self { stopped, limit, waited: Duration::ZERO, counted }
+    }
+
+    /// Whether to wait on, after an attempt that has failed.
     pub(crate) fn lasts(&mut self) -> bool {
-        let lasts = self.begun.elapsed() < self.limit;
+        self.lasts_at(Instant::now())
+    }
+
+    fn lasts_at(&mut self, now: Instant) -> bool {
+        let most = Self::TURN.min(self.limit / Self::ATTEMPTS);
+        self.waited += now.saturating_duration_since(self.counted).min(most);
+        self.counted = now;
+        let lasts = self.waited < self.limit;
         if !lasts {
-            STOPPED.store(true, Ordering::Relaxed);
+            self.stopped.store(true, Ordering::Relaxed);
         }
         lasts
+    }
+
+    /// The lock was free before this has ended.
+    pub(crate) fn succeed(self) {
+        self.stopped.store(false, Ordering::Relaxed);
     }
 }
 
 /// As [`lock`], but fails with `EBUSY` if another thread holds the lock for [long](Patience).
 pub(crate) fn lock_in_time<T>(mutex: &Mutex<T>) -> Outcome<MutexGuard<'_, T>> {
-    let mut patience = None;
+    let attempt = || match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    };
+    attempt().or_else(|| wait_in_time(&STOPPED, attempt)).ok_or(BUSY)
+}
+
+/// Attempts until there is a result or [patience](Patience) ends.
+#[cold]
+fn wait_in_time<T>(stopped: &AtomicBool, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
+    let mut patience = Patience::new(stopped);
     loop {
-        match mutex.try_lock() {
-            Ok(guard) => return Ok(guard),
-            Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => {}
-        }
-        if !patience.get_or_insert_with(Patience::new).lasts() {
-            return Err(BUSY);
-        }
         std::thread::yield_now();
+        if let Some(result) = attempt() {
+            patience.succeed();
+            return Some(result);
+        }
+        if !patience.lasts() {
+            return None;
+        }
     }
 }
 
@@ -213,6 +248,56 @@ impl Process {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// How many turns of this length a wait lasts.
+    fn turns(stopped: &AtomicBool, turn: Duration) -> u32 {
+        let mut now = Instant::now();
+        let mut patience = Patience::from(stopped, now);
+        let mut lasts = || {
+            now += turn;
+            patience.lasts_at(now)
+        };
+        (1..).find(|_| !lasts()).unwrap()
+    }
+
+    #[test]
+    fn patience_lasts_for_seconds_of_which_a_stop_of_the_process_counts_ten_milliseconds() {
+        let turns = |turn| turns(&AtomicBool::new(false), turn);
+        assert_eq!(turns(Duration::from_micros(100)), 30_000);
+        assert_eq!(turns(Duration::from_millis(10)), 300);
+        assert_eq!(turns(Duration::from_secs(3600)), 300);
+    }
+
+    #[test]
+    fn patience_after_a_wait_in_vain_is_short_until_a_wait_succeeds() {
+        let stopped = AtomicBool::new(false);
+        let (turn, hour) = (Duration::from_micros(100), Duration::from_secs(3600));
+        assert_eq!(turns(&stopped, turn), 30_000);
+        assert_eq!((turns(&stopped, turn), turns(&stopped, hour)), (10, 10));
+        Patience::new(&stopped).succeed();
+        assert_eq!(turns(&stopped, turn), 30_000);
+    }
+
+    #[test]
+    fn wait_that_succeeds_has_the_lock_and_ends_the_short_patience() {
+        let stopped = AtomicBool::new(true);
+        assert_eq!(wait_in_time(&stopped, || None::<()>), None);
+        assert!(stopped.load(Ordering::Relaxed));
+        let mut attempts = 0..2;
+        assert_eq!(wait_in_time(&stopped, || attempts.next().filter(|&at| at == 1)), Some(1));
+        assert!(!stopped.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn mutex_is_locked_in_time_also_after_a_panic_of_its_holder() {
+        let mutex = Mutex::new(());
+        let holder = || {
+            let _guard = lock(&mutex);
+            std::panic::resume_unwind(Box::new(()));
+        };
+        std::thread::scope(|scope| scope.spawn(holder).join()).unwrap_err();
+        assert!(lock_in_time(&mutex).is_ok());
+    }
 
     #[test]
     fn handle_is_valid_for_its_type_until_removed() {
