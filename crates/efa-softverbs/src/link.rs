@@ -24,6 +24,9 @@ use crate::settings::{LinkSettings, Settings};
 /// a sender's retries ran out by then, it would see an error and might not poll again: `fi_pingpong`
 /// waits for something else by then, and its peer would wait without end for the message.
 const RNR_DELAY: Duration = Duration::from_millis(200);
+/// Most senders to a queue pair of the shm link; one that requests reads or writes from it counts twice. The file of a
+/// queue pair has 64 bytes for each.
+const SENDERS: usize = 1024;
 /// TCP ports of queue pairs, above the ephemeral ports of Linux.
 const PORTS: std::ops::RangeInclusive<u16> = 0xefa0..=0xefa0 + 511;
 /// The address on the tcp link if the settings have none.
@@ -77,6 +80,7 @@ impl Link {
                 let mut options = ShmOptions::new(settings.host(index));
                 options.directory.clone_from(&settings.directory);
                 options.mtu = settings.mtu;
+                options.max_peers = SENDERS;
                 options.capture = capture;
                 options.rnr_delay = RNR_DELAY;
                 options.rnr_at_start = false;

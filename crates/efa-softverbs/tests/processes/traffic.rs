@@ -323,3 +323,43 @@ fn process_killed_during_traffic_leaves_peer_working() {
         assert!(survivor.child.wait().unwrap().success());
     }
 }
+
+/// Sends a message from each of many queue pairs to one.
+#[test]
+#[ignore = "a child"]
+fn child_sends_from_many_queue_pairs_to_one() {
+    const SENDERS: u64 = 300;
+    begin();
+    let target = Endpoint::new(QpOptions { receives: 512, ..QpOptions::default() });
+    let buffer = Memory::of(&[0; 8]);
+    let region = target.register(&buffer, IBV_ACCESS_LOCAL_WRITE);
+    let source = Endpoint::new(QpOptions::default());
+    let handle = source.handle(target.gid());
+    let options = QpOptions { sends: 1, receives: 1, ..QpOptions::default() };
+    let senders: Vec<_> = (0..SENDERS).map(|_| source.second_queue_pair(options)).collect();
+    for (number, sender) in (0..).zip(&senders) {
+        sender.make_ready(options);
+        assert_eq!(target.post_receive(number, sge(region, 0, 8)), 0);
+        let to = (handle, target.number(), target.qkey);
+        assert_eq!(sender.post_send(number, to, &[inline(b"a sender")], IBV_SEND_INLINE), 0);
+    }
+    for _ in 0..SENDERS {
+        assert_eq!((target.wait().status, source.wait().vendor), (IBV_WC_SUCCESS, 0));
+    }
+    // SAFETY: the objects were created here and are not used afterwards.
+    unsafe {
+        for sender in senders {
+            assert_eq!((verbs().ibv_destroy_qp)(sender.qp), 0);
+        }
+        assert_eq!((verbs().ibv_destroy_ah)(handle), 0);
+        assert_eq!((verbs().ibv_dereg_mr)(region), 0);
+    }
+}
+
+/// More than the 256 that the shm link has room for by default, and the tcp link has connections of.
+#[test]
+fn queue_pair_gets_a_message_of_each_of_three_hundred_senders() {
+    // So that the rings of all take little memory.
+    let settings = [("EFA_SOFT_MTU", "1024")];
+    Host::new("shm").run("traffic::child_sends_from_many_queue_pairs_to_one", &settings);
+}
