@@ -12,7 +12,7 @@
 //! be 0.01 to 0.06 ns for a byte.
 
 use std::hint::black_box;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::sharing::{LATER, SHARED_FROM};
@@ -110,13 +110,20 @@ fn fastest(mut run: impl FnMut() -> bool) -> Option<f64> {
 
 /// Bytes from which on a message is read by the kernel and not sent in packets, on this machine.
 pub(super) fn reads_pay_from() -> u64 {
-    static MEASURED: OnceLock<u64> = OnceLock::new();
-    *MEASURED.get_or_init(|| {
-        let costs = Costs::measure();
-        let length = costs.map_or(LONGEST, Costs::threshold);
-        tracing::debug!(?costs, length, "reads pay from this length on");
-        length
-    })
+    /// 0 before. Not a lock: a child that is forked while a thread measures would wait for that thread.
+    static MEASURED: AtomicU64 = AtomicU64::new(0);
+    let known = MEASURED.load(Ordering::Relaxed);
+    if known != 0 {
+        return known;
+    }
+    let costs = Costs::measure();
+    let length = costs.map_or(LONGEST, Costs::threshold);
+    tracing::debug!(?costs, length, "reads pay from this length on");
+    // All of the process have what the first thread has measured.
+    match MEASURED.compare_exchange(0, length, Ordering::Relaxed, Ordering::Relaxed) {
+        Ok(_) => length,
+        Err(first) => first,
+    }
 }
 
 #[cfg(test)]
