@@ -212,7 +212,7 @@ impl Slots {
         self.own.words(slot_at(key))
     }
 
-    /// Notes whether the process has this queue pair.
+    /// Notes whether the process has this queue pair. From its end on no read through it succeeds.
     pub(crate) fn set_queue_pair(&self, qpn: Qpn, there: bool) {
         let (at, bit) = number_at(qpn);
         for table in self.tables() {
@@ -223,6 +223,8 @@ impl Slots {
                 word.fetch_and(!bit, Ordering::Release);
             }
         }
+        // Pairs with the fence in `PeerSlots::still_has`: who has read what the caller writes from now on sees the end.
+        fence(Ordering::SeqCst);
     }
 
     /// Notes whether the process has an address handle for its own interface, by which all of the host reach it.
@@ -334,6 +336,13 @@ impl PeerSlots {
     pub(crate) fn has(&self, qpn: Qpn) -> bool {
         let (at, bit) = number_at(qpn);
         self.view.load(at) & bit != 0
+    }
+
+    /// As [`has`](Self::has), after memory of the process was copied.
+    pub(crate) fn still_has(&self, qpn: Qpn) -> bool {
+        // First the copy, then the bit.
+        fence(Ordering::Acquire);
+        self.has(qpn)
     }
 
     /// Whether the process has an address handle for its own interface.

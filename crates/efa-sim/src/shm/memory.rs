@@ -15,7 +15,8 @@
 //! The file only saves system calls: any process of the user can change it. What counts is the owner's own
 //! table, in its memory. A read has the kernel copy the data and then the slot of the key from there; it
 //! succeeds only if this slot names the memory that was read, which thus was still registered after the
-//! copy. A write looks at the owner's slot first, and [pins](crate::pins) the key meanwhile.
+//! copy, and if the target's queue pair was still there: a process that was stopped in the middle may copy what the
+//! owner has written since. A write looks at the owner's slot first, and [pins](crate::pins) the key meanwhile.
 //!
 //! Process numbers are reused. So each table has a random *cookie*: if it differs, the number belongs to
 //! another process.
@@ -289,6 +290,11 @@ impl HostMemory {
         mapped: impl FnOnce(&Map, usize) -> bool,
         by_kernel: impl Fn(&Peer) -> Result<(), Failure>,
     ) -> Result<(), Status> {
+        let by_kernel = |peer: &Peer| {
+            by_kernel(peer)?;
+            // A write may be what the owner has waited for before it ended the queue pair.
+            if wanted == Use::RemoteRead { peer.check_end(qpn) } else { Ok(()) }
+        };
         let copied = self.copy_mapped(qpn, there, wanted, mapped);
         copied.unwrap_or_else(|| self.with_peer(qpn, by_kernel))
     }
@@ -443,6 +449,12 @@ impl Peer {
             self.confirm_missing(qpn)?;
         }
         if self.slots.knows_host() { Ok(()) } else { self.confirm_unknown() }
+    }
+
+    /// Checks that the process had the queue pair until its memory was copied: as soon as it has not, the owner may use the
+    /// memory for something else.
+    fn check_end(&self, qpn: Qpn) -> Result<(), Failure> {
+        if self.slots.still_has(qpn) { Ok(()) } else { self.confirm_missing(qpn) }
     }
 
     /// Whether the owner has an address handle for the host, though its file says that it doesn't.

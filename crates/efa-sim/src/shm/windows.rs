@@ -7,7 +7,7 @@
 //!
 //! While it copies, a process [pins](crate::pins) the key, so that the owner keeps the memory. Owners in another
 //! PID namespace can't confirm a pin, and don't wait: then the copy has zeros, and fails, as the key is gone after it.
-//! No offset of the file is used for a second region.
+//! No offset of the file is used for a second region. A read also looks for the queue pair again after the copy.
 //!
 //! A mapping outlives its owner. So at intervals the reader looks whether the owner still holds the lock of its file.
 
@@ -76,9 +76,10 @@ impl Windows {
         })?;
         let Window { map, slot } = &*window;
         let offset = slot.offset_of(slot.locate(key, address, length as u64, wanted)?);
+        let is_valid = || wanted != Use::RemoteRead || slots.still_has(qpn);
         let copied = slots.hold(key, || {
             let is_there = || slots.may_be_in_file(key);
-            is_there().then(|| copy(map, offset as usize)).filter(|_| is_there())
+            is_there().then(|| copy(map, offset as usize)).filter(|_| is_valid() && is_there())
         })??;
         Some(if copied { Ok(()) } else { Err(Status::BadLocalKey) })
     }

@@ -324,4 +324,43 @@ fn table_of_a_dead_process_is_replaced_by_its_successor() {
     next.remove_queue_pair(Qpn(4));
 }
 
+/// As by a process that was stopped in the middle of the copy.
+#[test]
+fn read_during_which_the_queue_pair_ends_fails_and_a_write_does_not() {
+    let host = Host::new();
+    let (owner, user) = (host.open(), host.open());
+    let memory = owner.keys().register(vec![1; 8].into(), ALL).unwrap();
+    let mapped = |_: &Map, _| unreachable!("the region isn't in the file");
+    let gone = Err(Status::BadDestinationQpn);
+    for (wanted, result) in [(Use::RemoteRead, gone), (Use::RemoteWrite, Ok(()))] {
+        owner.add_queue_pair(Qpn(3)).unwrap();
+        let copy = |by_kernel: &dyn Fn(&Peer) -> Result<(), Failure>| {
+            user.copy(Qpn(3), (at(&memory, 0), 8), wanted, mapped, by_kernel)
+        };
+        assert_eq!(copy(&|_| Ok(())), Ok(()), "{wanted:?}");
+        let end = |_: &Peer| {
+            owner.remove_queue_pair(Qpn(3));
+            Ok(())
+        };
+        assert_eq!(copy(&end), result, "{wanted:?}");
+    }
+}
+
+#[test]
+fn read_succeeds_although_the_file_alone_says_that_the_queue_pair_has_ended() {
+    let host = Host::new();
+    let (owner, user) = (host.open(), host.open());
+    let memory = owner.keys().register(vec![1; 8].into(), ALL).unwrap();
+    owner.add_queue_pair(Qpn(3)).unwrap();
+    let (word, bit) = number_at(Qpn(3));
+    let mapped = |_: &Map, _| unreachable!("the region isn't in the file");
+    let by_kernel = |_: &Peer| {
+        file(&owner).words::<1>(word)[0].fetch_and(!bit, Ordering::Relaxed);
+        Ok(())
+    };
+    let copied = user.copy(Qpn(3), (at(&memory, 0), 8), Use::RemoteRead, mapped, by_kernel);
+    assert_eq!(copied, Ok(()));
+    owner.remove_queue_pair(Qpn(3));
+}
+
 mod mapped;

@@ -127,6 +127,34 @@ fn deregistration_waits_for_a_read_of_an_allocated_region() {
 }
 
 #[test]
+fn read_of_an_allocated_region_during_which_the_queue_pair_ends_fails_and_a_write_does_not() {
+    let host = Host::new();
+    let (owner, user, _) = pair(&host, 0);
+    let region = allocate(&owner, 7, ALL);
+    for (foreign, gone) in [(false, Status::BadDestinationQpn), (true, Status::NotPermitted)] {
+        if foreign {
+            // The target is asked then, and has no such queue pair.
+            move_to_another_namespace(&owner);
+            user.peers().clear();
+        }
+        for (wanted, result) in [(Use::RemoteRead, Err(gone)), (Use::RemoteWrite, Ok(()))] {
+            let copy = |mapped: &dyn Fn(&Map, usize) -> bool| {
+                let by_kernel = |_: &Peer| unreachable!("the region is mapped");
+                user.copy(Qpn(1), (at(&region, 0), 8), wanted, mapped, by_kernel)
+            };
+            assert_eq!(copy(&|_, _| true), Ok(()), "{wanted:?}");
+            let end = |_: &Map, _| {
+                owner.remove_queue_pair(Qpn(1));
+                true
+            };
+            assert_eq!(copy(&end), result, "{wanted:?}");
+            owner.add_queue_pair(Qpn(1)).unwrap();
+        }
+    }
+    owner.remove_queue_pair(Qpn(1));
+}
+
+#[test]
 fn mapping_of_a_process_that_has_ended_is_soon_not_read_any_more() {
     let host = Host::new();
     let (owner, user, local) = pair(&host, 8);
