@@ -52,6 +52,11 @@ impl SoftArgs {
     pub(crate) fn name(&self) -> String {
         self.device_name.clone().unwrap_or_else(|| link_options().shm.name)
     }
+
+    /// The directory given, or that of the environment.
+    pub(crate) fn directory(&self) -> Option<PathBuf> {
+        self.directory.clone().or_else(|| link_options().shm.directory)
+    }
 }
 
 /// Options of links as the environment sets them. Its mistakes are reported where an endpoint is made.
@@ -270,9 +275,7 @@ impl SoftArgs {
     ) -> Result<Domain, efa::Error> {
         let options = link_options().shm.with(|options| {
             options.name = self.name();
-            if self.directory.is_some() {
-                options.directory.clone_from(&self.directory);
-            }
+            options.directory = self.directory();
             options.rdma = properties.device_rdma.map_or(options.rdma, RdmaArg::rdma);
             options.faults = FaultOptions::NONE.with(|faults| {
                 faults.reorder = properties.reorder;

@@ -39,6 +39,10 @@ const LIBRARY: &str = efa_soft_names::libraries::DEVICE_LIBRARY;
 const PLACES: [&str; 5] = ["deps", ".", "../release", "../debug", "../lib"];
 /// Variable of the dynamic loader.
 const PRELOAD: &str = "LD_PRELOAD";
+/// Variable with the name of the device on the shm link.
+const NAME: &str = "EFA_SOFT_NAME";
+/// Variable with the directory of the devices on the shm link.
+const DIRECTORY: &str = "EFA_SOFT_DIRECTORY";
 /// Variable with the address of this host on the tcp link.
 const ADDRESS: &str = "EFA_SOFT_ADDRESS";
 /// Warning for a device on the tcp link without an address.
@@ -324,7 +328,8 @@ fn become_program(args: &Run) -> Result<Infallible, SoftEfaError> {
     // clap requires a program; an empty name fails below.
     let program = words.next().cloned().unwrap_or_default();
     let mut command = Command::new(&program);
-    command.args(words).envs(args.settings()?);
+    let is_set = |name: &str| env::var_os(name).is_some_and(|value| !value.is_empty());
+    command.args(words).envs(args.settings(is_set)?);
     if args.lacks_address(env::var_os(ADDRESS).as_deref()) {
         output::print_error(format_args!("warning: {NO_ADDRESS}"));
         // Named, so that the library doesn't warn again in each process of the program.
@@ -417,10 +422,20 @@ impl Run {
             && variable.is_none_or(OsStr::is_empty)
     }
 
-    /// The environment variables for the library. Options that are not given leave theirs unchanged.
-    fn settings(&self) -> Result<Vec<(&'static str, OsString)>, SoftEfaError> {
-        let directory = &self.device.directory;
-        let mut settings: Vec<(_, OsString)> = vec![("EFA_SOFT_NAME", self.device.name().into())];
+    /// The environment variables for the library. Options that are not given leave theirs unchanged; `is_set` tells
+    /// which are set. Those of name and directory that are not get the values that other commands use.
+    fn settings(
+        &self,
+        is_set: impl Fn(&str) -> bool,
+    ) -> Result<Vec<(&'static str, OsString)>, SoftEfaError> {
+        let mut settings: Vec<(_, OsString)> = Vec::new();
+        if self.device.device_name.is_some() || !is_set(NAME) {
+            settings.push((NAME, self.device.name().into()));
+        }
+        let directory = match is_set(DIRECTORY) {
+            true => self.device.directory.clone(),
+            false => self.device.directory(),
+        };
         let PropertyArgs { device_rdma, reorder, rnr } = &self.properties;
         let properties = [
             ("EFA_SOFT_LINK", self.link.map(|link| link.setting().to_owned())),
@@ -437,8 +452,7 @@ impl Run {
         let given = properties.into_iter().filter_map(|(name, value)| Some((name, value?.into())));
         settings.extend(given);
         // The program may change its directory.
-        for (name, path) in [("EFA_SOFT_DIRECTORY", directory), ("EFA_SOFT_CAPTURE", &self.capture)]
-        {
+        for (name, path) in [(DIRECTORY, &directory), ("EFA_SOFT_CAPTURE", &self.capture)] {
             if let Some(file) = path {
                 let absolute = std::path::absolute(file);
                 let failed = |source| SoftEfaError::Path { file: file.clone(), source };
@@ -470,7 +484,7 @@ mod tests {
     fn settings(options: &str) -> Vec<(&'static str, String)> {
         let line = ["efa", "run"].into_iter().chain(options.split_whitespace()).chain(["--", "x"]);
         let SoftEfa::Run(run) = Cli::parse_from(line).args.command else { panic!() };
-        let settings = run.settings().unwrap().into_iter();
+        let settings = run.settings(|_| false).unwrap().into_iter();
         settings.map(|(name, value)| (name, value.into_string().unwrap())).collect()
     }
 

@@ -19,6 +19,30 @@ fn soft_efa(options: &[&str], program: &[&str]) -> Outcome {
     Running::start(efa(arguments).env("LD_PRELOAD", "")).finish()
 }
 
+/// The same with these variables, whose values a shell prints as `script` says.
+fn printed(variables: &[(&str, &str)], options: &[&str], script: &str) -> String {
+    let library = Scratch::new("libefa_soft.so");
+    std::fs::write(&library, "").unwrap();
+    let start = ["soft-efa", "run", "--library", library.as_str()];
+    let program = ["--", "sh", "-c", script];
+    let mut command = efa(start.iter().chain(options).chain(&program));
+    Running::start(command.envs(variables.iter().copied()).env("LD_PRELOAD", "")).finish().success()
+}
+
+#[test]
+fn name_and_directory_of_the_environment_hold_unless_options_replace_them() {
+    let script = "echo $EFA_SOFT_NAME $EFA_SOFT_DIRECTORY";
+    let given = [("EFA_SOFT_NAME", "mine"), ("EFA_SOFT_DIRECTORY", "/mine")];
+    assert_eq!(printed(&given, &[], script), "mine /mine\n");
+    let options = ["--device-name", "other", "--directory", "/other"];
+    assert_eq!(printed(&given, &options, script), "other /other\n");
+    assert_eq!(printed(&[("EFA_SOFT_NAME", "")], &[], script), "efa\n");
+    let of_links = [("FI_EFARS_SHM_DIRECTORY", "/links"), ("FI_EFARS_SHM_NAME", "links")];
+    assert_eq!(printed(&of_links, &[], script), "links /links\n");
+    assert_eq!(printed(&[&of_links[..], &given].concat(), &[], script), "mine /mine\n");
+    assert_eq!(printed(&of_links, &options, script), "other /other\n");
+}
+
 #[test]
 fn program_gets_the_settings_as_variables() {
     let script =
