@@ -422,8 +422,8 @@ impl Run {
             && variable.is_none_or(OsStr::is_empty)
     }
 
-    /// The environment variables for the library. Options that are not given leave theirs unchanged; `is_set` tells
-    /// which are set. Those of name and directory that are not get the values that other commands use.
+    /// The environment variables for the library. Options that are not given leave theirs unchanged, but for
+    /// [`SHM_TRANSFER`], which `--shm-transfer` alone decides; `is_set` tells which are set. Those of name and directory that are not get the values that other commands use.
     fn settings(
         &self,
         is_set: impl Fn(&str) -> bool,
@@ -462,9 +462,7 @@ impl Run {
         if self.statistics {
             settings.push(("EFA_SOFT_STATISTICS", "1".into()));
         }
-        if !self.shm_transfer {
-            settings.push((SHM_TRANSFER, "0".into()));
-        }
+        settings.push((SHM_TRANSFER, if self.shm_transfer { "1" } else { "0" }.into()));
         Ok(settings)
     }
 }
@@ -514,6 +512,7 @@ mod tests {
             ("EFA_SOFT_DIRECTORY", "/d"),
             ("EFA_SOFT_CAPTURE", "/c/%p.pcapng"),
             ("EFA_SOFT_STATISTICS", "1"),
+            ("FI_EFA_ENABLE_SHM_TRANSFER", "1"),
         ];
         assert_eq!(settings(options), expected.map(|(name, value)| (name, value.to_owned())));
     }

@@ -44,6 +44,16 @@ fn name_and_directory_of_the_environment_hold_unless_options_replace_them() {
 }
 
 #[test]
+fn shm_transfer_is_on_by_its_option_and_else_off_whatever_the_environment_says() {
+    for value in ["0", "1"] {
+        let inherited = [("FI_EFA_ENABLE_SHM_TRANSFER", value)];
+        let script = "echo $FI_EFA_ENABLE_SHM_TRANSFER";
+        assert_eq!(printed(&inherited, &["--shm-transfer"], script), "1\n", "{value}");
+        assert_eq!(printed(&inherited, &[], script), "0\n", "{value}");
+    }
+}
+
+#[test]
 fn program_gets_the_settings_as_variables() {
     let script =
         "echo $EFA_SOFT_NAME $EFA_SOFT_MTU $FI_EFA_ENABLE_SHM_TRANSFER $1; echo $LD_PRELOAD";
