@@ -107,9 +107,7 @@ impl InputArgs {
                 Repeat::Times(times) => whole.map(|whole| whole.saturating_mul(times)),
                 Repeat::Forever => None,
             },
-            rate: self.rate,
-            began: None,
-            given: 0,
+            pace: self.rate.map(Pace::new),
             under_way: 0,
             ended: false,
         })
@@ -209,6 +207,30 @@ pub(super) enum Next {
     End,
 }
 
+/// A rate that messages don't exceed. Time in which there was none to give lets no later ones follow faster.
+struct Pace {
+    interval: Duration,
+    /// When the next message may be given.
+    due: Option<Instant>,
+}
+
+impl Pace {
+    /// So many messages per second, as [`rate`] allows them.
+    fn new(rate: f64) -> Self {
+        Self { interval: Duration::from_secs_f64(1.0 / rate), due: None }
+    }
+
+    /// The time until the next message.
+    fn left(&self, now: Instant) -> Duration {
+        self.due.map_or(Duration::ZERO, |due| due.saturating_duration_since(now))
+    }
+
+    /// A message was given.
+    fn given(&mut self, now: Instant) {
+        self.due = Some(self.due.map_or(now, |due| due.max(now)) + self.interval);
+    }
+}
+
 /// Messages of an input, in order.
 pub(super) struct Feed {
     name: String,
@@ -218,9 +240,7 @@ pub(super) struct Feed {
     free: Sender<usize>,
     filled: Receiver<Filled>,
     whole: Option<u64>,
-    rate: Option<f64>,
-    began: Option<Instant>,
-    given: u64,
+    pace: Option<Pace>,
     under_way: usize,
     ended: bool,
 }
@@ -254,19 +274,17 @@ impl Feed {
         if self.ended {
             return Ok(Next::End);
         }
-        if let Some(rate) = self.rate {
-            let due =
-                Duration::try_from_secs_f64(self.given as f64 / rate).unwrap_or(Duration::MAX);
-            let left = due.saturating_sub(self.began.get_or_insert_with(Instant::now).elapsed());
-            if !left.is_zero() {
-                return Ok(Next::Later(left));
-            }
+        let left = self.pace.as_ref().map_or(Duration::ZERO, |pace| pace.left(Instant::now()));
+        if !left.is_zero() {
+            return Ok(Next::Later(left));
         }
         match self.filled.try_recv() {
             Ok(Filled::Place { place, length }) => {
                 let begin = place * self.size;
                 let part = self.pool.part(begin..begin + length).map_err(efa_netio::Error::from)?;
-                self.given += 1;
+                if let Some(pace) = &mut self.pace {
+                    pace.given(Instant::now());
+                }
                 self.under_way += 1;
                 Ok(Next::Message(Message::of(part).key(place as u64)))
             }
@@ -286,5 +304,35 @@ impl Feed {
         self.under_way = self.under_way.saturating_sub(1);
         // The reader may be at its end.
         let _ = self.free.send(key as usize);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_after_an_idle_time_are_no_faster_than_the_rate() {
+        let (begin, interval) = (Instant::now(), Duration::from_millis(500));
+        let mut pace = Pace::new(2.0);
+        assert_eq!(pace.left(begin), Duration::ZERO);
+        pace.given(begin);
+        assert_eq!(pace.left(begin), interval);
+        assert_eq!(pace.left(begin + interval), Duration::ZERO);
+        let later = begin + Duration::from_secs(10);
+        pace.given(later);
+        assert_eq!(pace.left(later), interval, "the idle time is no credit");
+    }
+
+    #[test]
+    fn extreme_rates_have_an_interval() {
+        let now = Instant::now();
+        for (text, interval) in
+            [("0.001", Duration::from_secs(1000)), ("1e9", Duration::from_nanos(1))]
+        {
+            let mut pace = Pace::new(rate(text).unwrap());
+            pace.given(now);
+            assert_eq!(pace.left(now), interval);
+        }
     }
 }
