@@ -311,14 +311,16 @@ impl Objects {
     }
 }
 
-/// A capture file that a device writes and whose errors are reported. Clones share it.
-#[derive(Clone)]
+/// A capture file that a device writes and whose errors are reported, between `start` and `finish`. Clones share it.
+#[derive(Clone, Default)]
 pub(crate) struct CaptureFile(Arc<Mutex<Option<Capture<File>>>>);
 
 impl CaptureFile {
-    /// Creates the file at `path`, or replaces it.
-    pub(crate) fn create(path: &Path, interface: &str) -> Result<Self, CaptureError> {
-        Ok(Self(Arc::new(Mutex::new(Some(Capture::create(path, interface)?)))))
+    /// Creates the file at `path`, or replaces it. Earlier packets are not captured.
+    pub(crate) fn start(&self, path: &Path, interface: &str) -> Result<(), CaptureError> {
+        let created = Capture::create(path, interface)?;
+        self.with(|capture| *capture = Some(created));
+        Ok(())
     }
 
     fn with<T>(&self, f: impl FnOnce(&mut Option<Capture<File>>) -> T) -> T {

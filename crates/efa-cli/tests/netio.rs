@@ -352,6 +352,21 @@ fn input_that_cannot_be_read_is_a_failure_and_no_end_of_messages() {
 }
 
 #[test]
+fn output_of_a_refused_subscriber_keeps_what_it_had_and_that_of_an_empty_file_is_empty() {
+    let files = Files::new("kept", 0);
+    let copy = files.text("copy");
+    std::fs::write(&copy, "before").unwrap();
+    let unused = TcpListener::bind(ANY).unwrap().local_addr().unwrap();
+    let refused = start(&format!("subscribe {unused} --tag 1 --output {copy}")).finish();
+    failed(refused, 3);
+    assert_eq!(std::fs::read_to_string(&copy).unwrap(), "before");
+    let (receiver, at) = listening(&mut netio(&format!("receive {ANY} --output {copy}")));
+    start(&format!("send {at} {}", files.text("file"))).finish().success();
+    receiver.finish().success();
+    assert_eq!(std::fs::read_to_string(&copy).unwrap(), "");
+}
+
+#[test]
 fn refusals_have_an_exit_code_of_their_own() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();

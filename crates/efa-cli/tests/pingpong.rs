@@ -279,6 +279,16 @@ fn capture_holds_every_packet() {
 }
 
 #[test]
+fn capture_of_a_run_whose_device_fails_to_open_keeps_what_it_had() {
+    let file = Scratch::new("kept.pcapng");
+    std::fs::write(&file, "before").unwrap();
+    let arguments = ["pingpong", "--sizes", "0", "--directory", "/nonexistent/devices"];
+    let error = run(arguments.into_iter().chain(["--capture", file.as_str()])).failure();
+    assert!(error.contains("cannot open the device"), "{error}");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "before");
+}
+
+#[test]
 fn unwritable_capture_is_an_error() {
     let error = run_pingpong("--sizes 0 --capture /nonexistent/file").failure();
     assert!(error.contains("/nonexistent/file: cannot write the capture"), "{error}");

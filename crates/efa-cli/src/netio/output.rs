@@ -10,8 +10,12 @@ use super::NetioError;
 
 /// Where messages go.
 pub(super) enum Sink {
-    /// Into a file, one after the other.
-    File(PathBuf, BufWriter<File>),
+    /// Into a file, one after the other. What the file had stays until the first message or the end.
+    File {
+        path: PathBuf,
+        file: BufWriter<File>,
+        is_begun: bool,
+    },
     /// Onto standard output.
     Out(Format, BufWriter<io::Stdout>),
     Nowhere,
@@ -32,9 +36,10 @@ impl Sink {
     /// A file, or standard output.
     pub(super) fn new(file: Option<&Path>, format: Format) -> Result<Self, NetioError> {
         let Some(path) = file else { return Ok(Self::Out(format, BufWriter::new(io::stdout()))) };
-        let file = File::create(path);
+        let file = File::options().create(true).write(true).truncate(false).open(path);
         let file = file.map_err(|source| NetioError::File { file: path.to_owned(), source })?;
-        Ok(Self::File(path.to_owned(), BufWriter::with_capacity(1 << 17, file)))
+        let (path, file) = (path.to_owned(), BufWriter::with_capacity(1 << 17, file));
+        Ok(Self::File { path, file, is_begun: false })
     }
 
     pub(super) fn is_stdout(&self) -> bool {
@@ -43,18 +48,38 @@ impl Sink {
 
     /// Writes a message. Returns `false` if nobody reads the output any more.
     pub(super) fn put(&mut self, tag: Tag, message: &[u8]) -> Result<bool, NetioError> {
+        self.begin()?;
         let written = match self {
-            Self::File(_, file) => file.write_all(message),
+            Self::File { file, .. } => file.write_all(message),
             Self::Out(format, out) => format.write(out, tag, message),
             Self::Nowhere => Ok(()),
         };
         self.outcome(written)
     }
 
+    /// Removes what the file had before.
+    fn begin(&mut self) -> Result<(), NetioError> {
+        let Self::File { path, file, is_begun: is_begun @ false } = self else { return Ok(()) };
+        let file = file.get_ref();
+        let emptied = match file.metadata() {
+            Ok(data) if data.is_file() => file.set_len(0),
+            result => result.map(drop),
+        };
+        emptied.map_err(|source| NetioError::File { file: path.clone(), source })?;
+        *is_begun = true;
+        Ok(())
+    }
+
+    /// Everything was received: a file has nothing else, also if that were no messages.
+    pub(super) fn finish(&mut self) -> Result<(), NetioError> {
+        self.begin()?;
+        self.flush().map(drop)
+    }
+
     /// Writes what was kept back.
     pub(super) fn flush(&mut self) -> Result<bool, NetioError> {
         let flushed = match self {
-            Self::File(_, file) => file.flush(),
+            Self::File { file, .. } => file.flush(),
             Self::Out(_, out) => out.flush(),
             Self::Nowhere => Ok(()),
         };
@@ -64,8 +89,8 @@ impl Sink {
     fn outcome(&self, result: io::Result<()>) -> Result<bool, NetioError> {
         match (result, self) {
             (Ok(()), _) => Ok(true),
-            (Err(source), Self::File(file, _)) => {
-                Err(NetioError::File { file: file.clone(), source })
+            (Err(source), Self::File { path, .. }) => {
+                Err(NetioError::File { file: path.clone(), source })
             }
             (Err(error), _) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
             (Err(error), _) => Err(error.into()),
@@ -94,6 +119,28 @@ impl Format {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn file_keeps_what_it_had_until_the_first_message_or_the_end() {
+        let path = std::env::temp_dir().join(format!("efa-cli-sink-{:016x}", fastrand::u64(..)));
+        let has = || std::fs::read_to_string(&path).unwrap();
+        let sink = || {
+            std::fs::write(&path, "before").unwrap();
+            Sink::new(Some(&path), Format::Bytes).unwrap()
+        };
+        let mut unused = sink();
+        unused.flush().unwrap();
+        drop(unused);
+        assert_eq!(has(), "before");
+        let mut written = sink();
+        written.put(0, b"a").unwrap();
+        written.put(0, b"b").unwrap();
+        written.finish().unwrap();
+        assert_eq!(has(), "ab");
+        sink().finish().unwrap();
+        assert_eq!(has(), "", "no message was received, up to the end");
+        std::fs::remove_file(&path).unwrap();
+    }
 
     #[test]
     fn formats_show_tag_length_and_bytes() {

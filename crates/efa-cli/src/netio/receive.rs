@@ -57,7 +57,7 @@ pub(super) fn run(args: &Args) -> Result<(), NetioError> {
     }
     let result = receive_all(&mut netio, early, &mut sink, &mut counter);
     let flushed = sink.flush();
-    let result = result.and_then(|()| flushed.map(drop));
+    let result = result.and_then(|()| flushed.map(drop)).and_then(|()| sink.finish());
     counter.totals(result.is_ok()).print(args.link.json)?;
     result
 }

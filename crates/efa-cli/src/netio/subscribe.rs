@@ -131,7 +131,7 @@ pub(super) fn run(args: &Args) -> Result<(), NetioError> {
     let mut run = Run { args, netio, socket, sink, counter, attempts, is_leaving: false };
     let result = run.receive_all();
     let flushed = run.sink.flush();
-    let result = result.and_then(|()| flushed.map(drop));
+    let result = result.and_then(|()| flushed.map(drop)).and_then(|()| run.sink.finish());
     if !matches!(result, Err(NetioError::Connect { .. })) {
         run.counter.totals(result.is_ok()).print(args.link.json)?;
     }

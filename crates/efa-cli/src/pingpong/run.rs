@@ -112,15 +112,13 @@ impl<'a> Device<'a> {
     /// `local` is this side's address in the control connection.
     pub(super) fn open(args: &'a Args, local: Option<SocketAddr>) -> Result<Self, PingpongError> {
         let Args { device, capture: file, .. } = args;
-        let capture = match file {
-            Some(file) => {
-                let created = CaptureFile::create(file, &device.soft.name());
-                let failed = |source| PingpongError::Capture { file: file.clone(), source };
-                Some(created.map_err(failed)?)
-            }
-            None => None,
-        };
+        let capture = file.as_ref().map(|_| CaptureFile::default());
         let domain = args.open_device(local, capture.as_ref())?;
+        // There is no endpoint yet, and so no packet.
+        if let (Some(capture), Some(file)) = (&capture, file) {
+            let failed = |source| PingpongError::Capture { file: file.clone(), source };
+            capture.start(file, &device.soft.name()).map_err(failed)?;
+        }
         Ok(Self { domain, args, capture })
     }
 
