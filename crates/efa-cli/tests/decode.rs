@@ -223,6 +223,25 @@ fn several_captures_are_merged_by_time() {
 }
 
 #[test]
+fn damage_of_each_file_is_an_error_line_of_its_own() {
+    let (first, second, sound) =
+        (capture("first.pcapng"), capture("second.pcapng"), capture("good.pcapng"));
+    let whole = std::fs::read(&sound).unwrap();
+    for damaged in [&first, &second] {
+        std::fs::write(damaged, &whole[..whole.len() - 1]).unwrap();
+    }
+    let files = [&first, &sound, &second].map(Scratch::as_str);
+    let outcome = run(["decode", "--count"].into_iter().chain(files));
+    assert_eq!(outcome.stdout, "19\n");
+    let error = outcome.failure();
+    for (line, name) in error.lines().zip(["first", "second"]) {
+        assert!(line.starts_with("error: ") && line.contains(name), "{error}");
+        assert!(line.contains(".pcapng: after 6 packets: "), "{error}");
+    }
+    assert_eq!(error.lines().count(), 2, "{error}");
+}
+
+#[test]
 fn closed_output_pipe_is_no_error() {
     // More than a pipe holds, so that the program meets the closed end.
     let path = Scratch::new("pipe.pcapng");

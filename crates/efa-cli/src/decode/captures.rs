@@ -8,11 +8,12 @@ use efa_sim::capture::{CaptureError, CaptureReader};
 use efa_sim::record::Record;
 
 use super::DecodeError;
+use crate::output;
 
 /// Captures that are read side by side.
 pub(super) struct Captures {
     files: Vec<Capture>,
-    damage: Option<DecodeError>,
+    damage: Vec<DecodeError>,
 }
 
 /// A capture and its next record.
@@ -27,7 +28,7 @@ struct Capture {
 impl Captures {
     /// Opens all of them; `-` is standard input.
     pub(super) fn open(files: &[PathBuf]) -> Result<Self, DecodeError> {
-        let mut captures = Self { files: Vec::new(), damage: None };
+        let mut captures = Self { files: Vec::new(), damage: Vec::new() };
         for file in files {
             let is_stdin = file.as_os_str() == "-";
             let open = || -> Result<_, CaptureError> {
@@ -53,7 +54,7 @@ impl Captures {
         let reader: Box<dyn Read> = Box::new(io::Cursor::new(bytes.to_vec()));
         let opened = |source| DecodeError::Open { file: file.clone(), source };
         let reader = CaptureReader::new(reader).map_err(opened)?;
-        let mut captures = Self { files: Vec::new(), damage: None };
+        let mut captures = Self { files: Vec::new(), damage: Vec::new() };
         captures.add(file, reader);
         Ok(captures)
     }
@@ -74,7 +75,7 @@ impl Captures {
             }
             Some(Err(source)) => {
                 let (file, packets) = (capture.file.clone(), capture.packets);
-                self.damage.get_or_insert(DecodeError::Packet { file, packets, source });
+                self.damage.push(DecodeError::Packet { file, packets, source });
                 None
             }
             None => None,
@@ -90,8 +91,12 @@ impl Captures {
         self.advance(index)
     }
 
-    /// The first damage that was met.
-    pub(super) fn finish(self) -> Result<(), DecodeError> {
-        self.damage.map_or(Ok(()), Err)
+    /// The damage of the file that was met last. That of others is printed.
+    pub(super) fn finish(mut self) -> Result<(), DecodeError> {
+        let last = self.damage.pop();
+        for damage in self.damage {
+            output::print_error(format_args!("error: {}", crate::one_line(&damage.into())));
+        }
+        last.map_or(Ok(()), Err)
     }
 }
