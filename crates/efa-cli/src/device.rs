@@ -25,7 +25,7 @@ use efa_sim::record::{Record, SharedSink, Sink};
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct DeviceArgs {
     /// `verbs`: an EFA interface of this machine; `soft`: the software device; `auto`: verbs if the machine
-    /// has an interface, else soft
+    /// has an interface and no option of the software device is given, else soft
     #[arg(long, value_name = "KIND", default_value = "auto")]
     pub(crate) device: Kind,
     /// Name of the interface [default: the first EFA interface]
@@ -217,7 +217,11 @@ impl PropertyArgs {
 
 impl DeviceArgs {
     /// The first option given that needs the software device, among these and `others`.
-    fn of_soft(&self, properties: &PropertyArgs, others: Option<&'static str>) -> Option<&str> {
+    pub(crate) fn of_soft(
+        &self,
+        properties: &PropertyArgs,
+        others: Option<&'static str>,
+    ) -> Option<&str> {
         let place = [
             ("--device-name", self.soft.device_name.is_some()),
             ("--directory", self.soft.directory.is_some()),

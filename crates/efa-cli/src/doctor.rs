@@ -47,8 +47,8 @@ const COPIES_AT_FORK: (u32, u32) = (5, 12);
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Each line is `ok`, `note` (works, could be better), or `BAD` with what to do. The exit code is 1 if \
-the device needs something that is BAD. With --device auto that is an EFA interface if the machine \
-has one, and otherwise the software device.")]
+the device needs something that is BAD. With --device auto that is the software device if \
+--device-name or --directory is given or the machine has no EFA interface, and otherwise the interface.")]
 pub(crate) struct Args {
     /// Print JSON
     #[arg(long)]
@@ -75,7 +75,7 @@ pub(crate) enum DoctorError {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<(), DoctorError> {
-    let machine = Machine { root: "/".into(), directory: args.device.soft.directory.clone() };
+    let machine = Machine { root: "/".into(), directory: args.device.soft.directory() };
     let wanted = args.wanted(&machine);
     let mut lines = machine.hardware();
     lines.extend(efa_verbs::library_reports().iter().map(library));
@@ -115,6 +115,9 @@ impl Args {
             Kind::Verbs => Needs::Verbs,
             Kind::Soft => Needs::Soft,
             Kind::Auto if self.device.interface.is_some() => Needs::Verbs,
+            Kind::Auto if self.device.of_soft(&PropertyArgs::default(), None).is_some() => {
+                Needs::Soft
+            }
             Kind::Auto if machine.interfaces().is_empty() && efa::interfaces().is_err() => {
                 Needs::Soft
             }
@@ -624,6 +627,29 @@ mod tests {
         assert!(found(memory("devices/to-be-made")).ends_with(&devices));
         let (state, found) = memory("absent/to-be-made");
         assert_eq!((state, found.contains("can't write in")), (State::Bad, true), "{found}");
+    }
+
+    #[test]
+    fn checks_of_the_software_device_count_if_one_of_its_options_is_given() {
+        #[derive(clap::Parser)]
+        struct Cli {
+            #[command(flatten)]
+            args: Args,
+        }
+        let device = "sys/bus/pci/devices/0000:00:06.0/";
+        let [vendor, kind] = ["vendor", "device"].map(|file| format!("{device}{file}"));
+        let root = Root::new(&[(vendor.as_str(), VENDOR), (kind.as_str(), "0xefa2")]);
+        let machine = root.machine();
+        assert_eq!(machine.interfaces().len(), 1);
+        let wanted = |options: &str| {
+            let line = ["doctor"].into_iter().chain(options.split_whitespace());
+            <Cli as clap::Parser>::parse_from(line).args.wanted(&machine)
+        };
+        assert_eq!(wanted(""), Needs::Verbs);
+        assert_eq!(wanted("--directory /d"), Needs::Soft);
+        assert_eq!(wanted("--device-name a"), Needs::Soft);
+        assert_eq!(wanted("--device verbs"), Needs::Verbs);
+        assert_eq!(wanted("--interface a"), Needs::Verbs);
     }
 
     #[test]

@@ -233,6 +233,22 @@ fn doctor_of_the_software_device_passes_without_an_interface() {
 }
 
 #[test]
+fn doctor_checks_the_memory_of_the_directory_that_the_environment_names() {
+    let scratch = common::Scratch::new("doctor-directory");
+    std::fs::create_dir(&scratch).unwrap();
+    let line = |arguments: &[&str]| {
+        let mut command = common::efa(["doctor", "--device", "soft"].iter().chain(arguments));
+        let hosts = format!("{}/hosts", scratch.as_str());
+        let command = command.env("FI_EFARS_SHM_DIRECTORY", hosts);
+        let text = common::Running::start(command).finish().success();
+        let line = text.lines().find(|line| line.contains("memory of the device"));
+        line.unwrap().to_owned()
+    };
+    assert!(line(&[]).contains(scratch.as_str()));
+    assert!(!line(&["--directory", DEVICES]).contains(scratch.as_str()));
+}
+
+#[test]
 fn doctor_of_an_absent_interface_fails() {
     let outcome = common::Running::start(&mut common::efa([
         "doctor",
