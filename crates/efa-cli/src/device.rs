@@ -38,11 +38,11 @@ pub(crate) struct DeviceArgs {
 /// Options that choose a software device.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct SoftArgs {
-    /// Name of the software device; programs that give the same one reach each other
+    /// Name of the software device on the shm link; programs that give the same one reach each other
     /// [default: efa]
     #[arg(long, alias = "name", value_name = "NAME")]
     pub(crate) device_name: Option<String>,
-    /// Directory of the software device [default: /dev/shm/efa-<UID>]
+    /// Directory of the software device on the shm link [default: /dev/shm/efa-<UID>]
     #[arg(long, value_name = "DIR")]
     pub(crate) directory: Option<PathBuf>,
 }

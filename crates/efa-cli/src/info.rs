@@ -18,6 +18,8 @@ use crate::environment::Variables;
 use crate::listing::{CapabilityList, Providers};
 use crate::output;
 
+/// Options of the device, which lists don't open.
+const OF_DEVICE: [&str; 5] = ["link", "device", "interface", "device_name", "directory"];
 /// Version of the JSON form.
 const VERSION: u32 = 1;
 
@@ -31,13 +33,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "IP", requires = "link", value_parser = host_address)]
     address: Option<IpAddr>,
     /// List what discovery finds: providers, fabrics and domains, the best first. FI_PROVIDER selects
-    #[arg(long, conflicts_with_all = ["link", "capabilities", "parameters"])]
+    #[arg(long, conflicts_with_all = ["capabilities", "parameters"], conflicts_with_all = OF_DEVICE)]
     providers: bool,
     /// List the capabilities of endpoints
-    #[arg(long, conflicts_with_all = ["link", "parameters"])]
+    #[arg(long, conflicts_with = "parameters", conflicts_with_all = OF_DEVICE)]
     capabilities: bool,
     /// List the environment variables that `efa::Environment` reads, as this tool does, with their values
-    #[arg(long, visible_alias = "env")]
+    #[arg(long, visible_alias = "env", conflicts_with_all = OF_DEVICE)]
     parameters: bool,
     /// Print JSON
     #[arg(long)]

@@ -77,6 +77,19 @@ fn options_of_one_device_are_usage_errors_for_another() {
 }
 
 #[test]
+fn lists_of_info_refuse_options_of_a_device() {
+    for list in ["--providers", "--capabilities", "--parameters"] {
+        for option in
+            ["--device soft", "--interface a", "--link tcp", "--device-name a", "--directory /d"]
+        {
+            let line = format!("info {list} {option}");
+            let error = run(line.split(' ')).usage();
+            assert!(error.contains("cannot be used with"), "{line}: {error}");
+        }
+    }
+}
+
+#[test]
 fn info_prints_device_and_endpoint() {
     let text = run(["info", "--directory", DEVICES, "--device-name", "named"]).success();
     assert!(text.contains("efa-shm-named"), "{text}");
