@@ -331,6 +331,15 @@ impl CaptureFile {
         f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Writes what is still in memory: what a process that is killed later leaves.
+    pub(crate) fn flush(&self) {
+        self.with(|capture| {
+            if let Some(capture) = capture {
+                capture.flush();
+            }
+        });
+    }
+
     /// Ends the file; later packets are not captured.
     pub(crate) fn finish(&self) -> Result<(), CaptureError> {
         match self.with(Option::take) {

@@ -223,6 +223,22 @@ impl<W: Write> Capture<W> {
         Ok(())
     }
 
+    /// Writes what is still in memory, so that a reader finds it now. An error is one of [`finish`](Self::finish).
+    pub fn flush(&mut self) {
+        if self.failed.is_none() {
+            let flushed = self.writer.get_mut().flush();
+            self.keep(flushed.map_err(CaptureError::from));
+        }
+    }
+
+    /// Keeps an error, which ends the capture.
+    fn keep(&mut self, result: Result<(), CaptureError>) {
+        if let Err(error) = result {
+            tracing::warn!(%error, "the capture file is incomplete: writing failed");
+            self.failed = Some(error);
+        }
+    }
+
     /// Flushes and returns the writer.
     ///
     /// # Errors
@@ -238,10 +254,8 @@ impl<W: Write> Capture<W> {
 impl<W: Write + Send> Sink for Capture<W> {
     fn record(&mut self, record: &Record<'_>) {
         if self.failed.is_none() {
-            self.failed = self.write(record).err();
-            if let Some(error) = &self.failed {
-                tracing::warn!(%error, "the capture file is incomplete: writing failed");
-            }
+            let written = self.write(record);
+            self.keep(written);
         }
     }
 }
@@ -513,6 +527,20 @@ mod tests {
         assert_eq!(CaptureReader::open(&path).unwrap().count(), 1);
         Capture::create(&path, "second").unwrap().finish().unwrap();
         assert_eq!(CaptureReader::open(&path).unwrap().count(), 0);
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn flushed_capture_can_be_read_while_it_is_written() {
+        let path = std::env::temp_dir().join(format!("efa-sim-capture-{:016x}", fastrand::u64(..)));
+        let mut capture = Capture::create(&path, "flushed").unwrap();
+        capture.record(&sample());
+        assert!(CaptureReader::open(&path).is_err(), "it is in memory");
+        capture.flush();
+        assert_eq!(CaptureReader::open(&path).unwrap().count(), 1);
+        capture.record(&sample());
+        capture.finish().unwrap();
+        assert_eq!(CaptureReader::open(&path).unwrap().count(), 2);
         std::fs::remove_file(&path).unwrap();
     }
 

@@ -41,7 +41,7 @@ fn as_client(args: &Args, channel: &mut Channel) -> Result<Report, PingpongError
     let address = objects.endpoint.address().to_string();
     channel.send(&Message::Start { plan: plan.clone(), address })?;
     let theirs = channel.receive_ready()?;
-    let mut session = session(objects, &theirs, channel, plan, args)?;
+    let mut session = session(objects, &theirs, channel, plan, &device)?;
     let progress = progress_bar(session.plan.steps.len());
     let rows = client::run(&mut session, &progress);
     progress.finish_and_clear();
@@ -59,7 +59,7 @@ fn as_server(args: &Args, channel: &mut Channel) -> Result<(), PingpongError> {
     let device = Device::open(args, channel.local_address())?;
     let objects = Objects::new(&device.domain, CAPACITY)?;
     let address = objects.endpoint.address().to_string();
-    let mut session = session(objects, &theirs, channel, plan, args)?;
+    let mut session = session(objects, &theirs, channel, plan, &device)?;
     session.channel.send(&Message::Ready { address })?;
     tracing::info!("the run begins");
     server::run(&mut session)?;
@@ -105,7 +105,7 @@ fn describe(error: &dyn std::error::Error) -> String {
 pub(super) struct Device<'a> {
     pub(super) domain: Domain,
     args: &'a Args,
-    capture: Option<CaptureFile>,
+    pub(super) capture: Option<CaptureFile>,
 }
 
 impl<'a> Device<'a> {
@@ -142,13 +142,14 @@ fn session<'a>(
     theirs: &str,
     channel: &'a mut Channel,
     plan: Plan,
-    args: &Args,
+    device: &Device<'_>,
 ) -> Result<Session<'a>, PingpongError> {
     let Objects { endpoint, queue, addresses, link } = objects;
     let theirs: Address = theirs.parse()?;
     let peer = insert(&addresses, link, theirs, endpoint.address())?;
-    let (timeout, early) = (args.timeout(), Early::default());
-    Ok(Session { endpoint, queue, peer, channel, plan, timeout, early })
+    let (timeout, early) = (device.args.timeout(), Early::default());
+    let capture = device.capture.clone();
+    Ok(Session { endpoint, queue, peer, channel, plan, capture, timeout, early })
 }
 
 /// Inserts the other side's endpoint into the address vector.

@@ -18,6 +18,7 @@ use super::fi::FiControlError;
 use super::pattern::{Mismatch, Pattern};
 use super::plan::{Direction, Plan};
 use super::report::readable_size;
+use crate::device::CaptureFile;
 
 /// Polls of the completion queue between two yields of the processor.
 pub(super) const SPINS: u32 = 16;
@@ -160,6 +161,8 @@ pub(crate) struct Session<'a> {
     pub(crate) peer: FiAddr,
     pub(crate) channel: &'a mut Channel,
     pub(crate) plan: Plan,
+    /// The capture of the packets, which is flushed while nothing completes.
+    pub(crate) capture: Option<CaptureFile>,
     /// Longest wait without a completion.
     pub(crate) timeout: Duration,
     /// Completions that no wait has returned yet.
@@ -257,6 +260,7 @@ impl Session<'_> {
             let now = Instant::now();
             if now - checked >= CHECK {
                 checked = now;
+                self.flush_capture();
                 self.channel.check()?;
             }
             if now - begin > self.timeout {
@@ -264,6 +268,13 @@ impl Session<'_> {
             }
         }
         self.channel.receive_done()
+    }
+
+    /// What was captured can be read if this process is killed.
+    fn flush_capture(&self) {
+        if let Some(capture) = &self.capture {
+            capture.flush();
+        }
     }
 
     /// Waits for one completion, and adds it to its queue.
@@ -301,7 +312,7 @@ impl Idle {
         Self { begin, checked: begin }
     }
 
-    /// Yields the processor, and checks timeout and control channel from time to time.
+    /// Yields the processor; from time to time flushes the capture, and checks timeout and control channel.
     fn pass(&mut self, session: &mut Session<'_>) -> Result<(), Problem> {
         thread::yield_now();
         let now = Instant::now();
@@ -309,6 +320,7 @@ impl Idle {
             return Ok(());
         }
         self.checked = now;
+        session.flush_capture();
         session.channel.check()?;
         if now - self.begin > session.timeout {
             return Err(Problem::Stalled { waited: session.timeout });
@@ -322,11 +334,12 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use efa::{AddressVector, Fabric, LocalOptions};
+    use efa_sim::capture::CaptureReader;
 
     use super::super::control::Stream;
     use super::super::plan::{Mode, Step};
     use super::*;
-    use crate::device::Objects;
+    use crate::device::{Objects, PropertyArgs, SoftArgs};
 
     const TIMEOUT: Duration = Duration::from_secs(60);
     const TURN: Turn = Turn { step: 3, number: 5, size: 100, direction: Direction::ToServer };
@@ -354,6 +367,7 @@ mod tests {
                 peer,
                 channel,
                 plan,
+                capture: None,
                 timeout: TIMEOUT,
                 early: Early::default(),
             }
@@ -390,6 +404,34 @@ mod tests {
     }
 
     #[test]
+    fn capture_holds_its_packets_while_the_session_waits() {
+        let name = format!("efa-cli-session-{:016x}", fastrand::u64(..));
+        let directory = std::env::temp_dir().join(name);
+        let file = directory.with_extension("pcapng");
+        let soft = SoftArgs { device_name: None, directory: Some(directory.clone()) };
+        let capture = CaptureFile::default();
+        let domain = soft.open(&PropertyArgs::default(), Some(&capture)).unwrap();
+        capture.start(&file, "test").unwrap();
+        let Objects { endpoint, queue, addresses, .. } = Objects::new(&domain, 8).unwrap();
+        let peer = addresses.insert(endpoint.address()).unwrap();
+        let (a, b) = UnixStream::pair().unwrap();
+        let opened = thread::spawn(|| Channel::open(Stream::Unix(a), TIMEOUT).unwrap());
+        let channel = &mut Channel::open(Stream::Unix(b), TIMEOUT).unwrap();
+        let _other = opened.join().unwrap();
+        let (plan, capture, early) = (plan(true, false), Some(capture), Early::default());
+        let timeout = 2 * CHECK;
+        let mut session = Session { endpoint, queue, peer, channel, plan, capture, timeout, early };
+        session.send(TURN, vec![1; 100]).unwrap();
+        let error = session.received(TURN).unwrap_err().source;
+        assert!(matches!(error, Problem::Stalled { .. }), "{error}");
+        let records: Result<Vec<_>, _> = CaptureReader::open(&file).unwrap().collect();
+        assert_ne!(records.unwrap(), []);
+        drop((session, domain));
+        std::fs::remove_dir_all(&directory).unwrap();
+        std::fs::remove_file(&file).unwrap();
+    }
+
+    #[test]
     fn closed_control_channel_ends_the_wait() {
         let (a, b) = UnixStream::pair().unwrap();
         let opened = thread::spawn(|| Channel::open(Stream::Unix(a), TIMEOUT).unwrap());
@@ -399,7 +441,8 @@ mod tests {
         let peer = addresses.insert(endpoint.address()).unwrap();
         let (channel, plan) = (&mut channel, plan(true, false));
         let (timeout, early) = (TIMEOUT, Early::default());
-        let mut session = Session { endpoint, queue, peer, channel, plan, timeout, early };
+        let capture = None;
+        let mut session = Session { endpoint, queue, peer, channel, plan, capture, timeout, early };
         drop(opened.join().unwrap());
         let error = session.received(TURN).unwrap_err().source;
         assert!(matches!(error, Problem::Control(ControlError::Closed)), "{error}");

@@ -10,6 +10,7 @@ use super::super::plan::{Direction, Plan};
 use super::super::session::{CHECK, Problem, RunError, SPINS, Turn};
 use super::control::{FiControl, FiControlError};
 use super::data;
+use crate::device::CaptureFile;
 
 /// How long to wait for messages of a peer that has closed the control channel: it closes at its end, when its
 /// last message may not have arrived yet.
@@ -24,6 +25,8 @@ pub(super) struct Session {
     pub(super) plan: Plan,
     /// Bytes that arrive before each message. libfabric strips them where it receives, and not where it sends.
     prefix: usize,
+    /// The capture of the packets, which is flushed while nothing completes.
+    capture: Option<CaptureFile>,
     /// Longest wait without a completion.
     timeout: Duration,
     /// Number of messages written, and received, so far.
@@ -57,6 +60,13 @@ impl Early {
     }
 }
 
+/// What was captured can be read if this process is killed.
+fn flush(capture: Option<&CaptureFile>) {
+    if let Some(capture) = capture {
+        capture.flush();
+    }
+}
+
 impl Session {
     /// Creates the session and posts the first receive.
     pub(super) fn new(
@@ -65,14 +75,26 @@ impl Session {
         peer: FiAddr,
         control: FiControl,
         (plan, prefix): (Plan, u16),
+        capture: Option<CaptureFile>,
         timeout: Duration,
     ) -> Result<Self, RunError> {
         let longest = plan.steps.iter().map(|step| step.size).max().unwrap_or(0);
         let prefix = usize::from(prefix);
         let room = prefix + longest.max(data::LEAST_ROOM) as usize;
         let (filled, received, early) = (0, 0, Early::default());
-        let session =
-            Self { endpoint, queue, peer, control, plan, prefix, timeout, filled, received, early };
+        let session = Self {
+            endpoint,
+            queue,
+            peer,
+            control,
+            plan,
+            prefix,
+            capture,
+            timeout,
+            filled,
+            received,
+            early,
+        };
         let first = Turn { step: 0, number: 0, size: longest, direction: Direction::ToServer };
         session.post(first, vec![0; room])?;
         Ok(session)
@@ -84,8 +106,15 @@ impl Session {
         &mut self,
         words: impl FnOnce(&mut FiControl, &mut dyn FnMut()) -> Result<(), FiControlError>,
     ) -> Result<(), FiControlError> {
-        let Self { control, early, queue, .. } = self;
-        words(control, &mut || while early.read(queue) {})
+        let Self { control, early, queue, capture, .. } = self;
+        let mut flushed = Instant::now();
+        words(control, &mut || {
+            while early.read(queue) {}
+            if flushed.elapsed() >= CHECK {
+                flushed = Instant::now();
+                flush(capture.as_ref());
+            }
+        })
     }
 
     /// Writes the bytes of the next message, if they are to be checked.
@@ -191,6 +220,7 @@ impl Session {
                 continue;
             }
             looked = now;
+            flush(self.capture.as_ref());
             if gone.is_none() && self.control.is_closed()? {
                 gone = Some(now);
             }
