@@ -105,6 +105,12 @@ pub enum CaptureError {
         /// The interface's number.
         interface: u32,
     },
+    /// A packet is in a block of another kind, which has neither a source and destination nor an event.
+    #[error("a packet is in {kind}, expected an enhanced packet block")]
+    Block {
+        /// The kind.
+        kind: &'static str,
+    },
     /// The file's link type is another.
     #[error("link type {found}, expected 147 (USER0)")]
     LinkType {
@@ -346,6 +352,12 @@ impl<R: Read> CaptureReader<R> {
                     }
                     continue;
                 }
+                Ok(Block::SimplePacket(_)) => {
+                    return Some(Err(CaptureError::Block { kind: "a simple packet block" }));
+                }
+                Ok(Block::Packet(_)) => {
+                    return Some(Err(CaptureError::Block { kind: "an obsolete packet block" }));
+                }
                 Ok(_) => continue,
                 Err(error) => return Some(Err(error.into())),
             };
@@ -371,9 +383,14 @@ impl<R: Read> CaptureReader<R> {
             InterfaceDescriptionOption::IfTsResol(resolution) => Some(*resolution),
             _ => None,
         });
+        let offset = interface.options.iter().find_map(|option| match option {
+            InterfaceDescriptionOption::IfTsOffset(offset) => Some(offset.cast_signed()),
+            _ => None,
+        });
         // The library gives the file's number as if it always were nanoseconds.
         let ticks = u64::try_from(packet.timestamp.as_nanos()).unwrap_or(u64::MAX);
-        parse(to_time(ticks, resolution.unwrap_or(6))?, &packet.data)
+        let time = to_time(ticks, resolution.unwrap_or(6))?;
+        parse(shifted(time, offset.unwrap_or(0)), &packet.data)
     }
 }
 
@@ -406,6 +423,13 @@ fn to_time(ticks: u64, resolution: u8) -> Result<Time, CaptureError> {
     let Some(per_second) = base.checked_pow(exponent) else { return Err(error) };
     let nanos = u128::from(ticks) * 1_000_000_000 / per_second;
     u64::try_from(nanos).map(Time::from_nanos).map_err(|_| error)
+}
+
+/// The time so many seconds later, or the earliest or latest that there is.
+fn shifted(time: Time, seconds: i64) -> Time {
+    let nanos = i128::from(time.as_nanos()) + i128::from(seconds) * 1_000_000_000;
+    let latest = if nanos < 0 { 0 } else { u64::MAX };
+    Time::from_nanos(u64::try_from(nanos).unwrap_or(latest))
 }
 
 impl<R: Read> Iterator for CaptureReader<R> {
@@ -598,6 +622,54 @@ mod tests {
         assert_eq!(to_time(3, 0x81).unwrap(), Time::from_nanos(1_500_000_000));
         assert!(matches!(to_time(u64::MAX, 0), Err(CaptureError::Time { .. })));
         assert!(matches!(to_time(1, 0x7f), Err(CaptureError::Time { .. })));
+    }
+
+    #[test]
+    fn offset_of_the_interface_is_added_to_times_as_far_as_they_go() {
+        let time = |seconds: i64| {
+            let mut data = Vec::new();
+            emit(&sample(), &mut data);
+            let mut writer = PcapNgWriter::new(Vec::new()).unwrap();
+            let options = vec![
+                InterfaceDescriptionOption::IfTsResol(NANOSECONDS),
+                InterfaceDescriptionOption::IfTsOffset(seconds.cast_unsigned()),
+            ];
+            let interface = InterfaceDescriptionBlock { linktype: LINK_TYPE, snaplen: 0, options };
+            writer.write_pcapng_block(interface).unwrap();
+            let packet = EnhancedPacketBlock {
+                interface_id: 0,
+                timestamp: Duration::from_secs(5),
+                original_len: data.len() as u32,
+                data: data.into(),
+                options: Vec::new(),
+            };
+            writer.write_pcapng_block(packet).unwrap();
+            read(&writer.into_inner()).unwrap()[0].time
+        };
+        assert_eq!(time(0), Time::from_nanos(5_000_000_000));
+        assert_eq!(time(2), Time::from_nanos(7_000_000_000));
+        assert_eq!(time(-2), Time::from_nanos(3_000_000_000));
+        assert_eq!(time(-6), Time::ZERO);
+        assert_eq!(time(i64::MIN), Time::ZERO);
+        assert_eq!(time(i64::MAX), Time::from_nanos(u64::MAX));
+    }
+
+    #[test]
+    fn packets_in_blocks_of_other_kinds_are_errors_that_name_the_kind() {
+        let file = |kind: u32, body: &[u8]| {
+            let length = (12 + body.len() as u32).to_le_bytes();
+            [&write(&[sample()])[..], &kind.to_le_bytes(), &length, body, &length].concat()
+        };
+        for (kind, length, name) in
+            [(3, 8, "a simple packet block"), (2, 20, "an obsolete packet block")]
+        {
+            let bytes = file(kind, &vec![0; length]);
+            let mut records = CaptureReader::new(&bytes[..]).unwrap();
+            assert_eq!(records.next().unwrap().unwrap(), sample());
+            let error = records.next().unwrap().unwrap_err().to_string();
+            assert_eq!(error, format!("a packet is in {name}, expected an enhanced packet block"));
+            assert!(records.next().is_none());
+        }
     }
 
     #[test]
