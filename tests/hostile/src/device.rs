@@ -71,12 +71,18 @@ impl Region for Mem {
         self.0.bytes.borrow_mut()[offset..][..from.len()].copy_from_slice(from);
         from.len()
     }
-    fn update(&self, offset: usize, bytes: &mut [u8], change: impl FnOnce(&mut [u8])) -> usize {
+    fn update(
+        &self,
+        offset: usize,
+        bytes: &mut [u8],
+        mut change: impl FnMut(&mut [u8]) -> bool,
+    ) -> usize {
         let mut memory = self.0.bytes.borrow_mut();
         let place = &mut memory[offset..][..bytes.len()];
         bytes.copy_from_slice(place);
-        change(bytes);
-        place.copy_from_slice(bytes);
+        if change(bytes) {
+            place.copy_from_slice(bytes);
+        }
         bytes.len()
     }
     fn reclaim(self) -> Result<Buffer, Self> {
@@ -323,6 +329,12 @@ impl QueuePair for Wire {
         *count = count.checked_sub(1).expect("an address handle is destroyed once");
     }
 
+    fn gid_of(&self, handle: AddressHandle) -> Option<Gid> {
+        let net = self.net.borrow();
+        let (gid, count) = net.nodes[self.node].handles.get(usize::from(handle.0))?;
+        (*count > 0).then_some(*gid)
+    }
+
     fn allocate_packet(&mut self) -> Result<Buffer, DeviceError> {
         Ok(vec![0; MTU].into())
     }
@@ -472,6 +484,10 @@ impl QueuePair for Port {
 
     fn destroy_address_handle(&mut self, handle: AddressHandle) {
         either!(self, queue_pair => queue_pair.destroy_address_handle(handle));
+    }
+
+    fn gid_of(&self, handle: AddressHandle) -> Option<Gid> {
+        either!(self, queue_pair => queue_pair.gid_of(handle))
     }
 
     fn allocate_packet(&mut self) -> Result<Buffer, DeviceError> {
