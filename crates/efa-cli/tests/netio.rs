@@ -335,6 +335,13 @@ fn message_longer_than_the_buffer_is_a_loss_of_both_sides() {
     assert!(said.contains("a message of 2000 bytes for a buffer of 1000 bytes"), "{said}");
     let said = failed(publisher.finish(), 4);
     assert!(said.contains("a message of 2000 bytes for a buffer of 1000 bytes"), "{said}");
+    // Receipts come also for messages that are dropped behind it.
+    assert!(said.contains(" at least ") && said.contains("; at most "), "{said}");
+    let (receiver, at) = listening(&mut netio(&format!("receive {ANY} --message-size 1000")));
+    let sender = start(&format!("send {at} --message-size 2000 {file}"));
+    let said = failed(sender.finish(), 4);
+    assert!(said.contains("at most ") && said.contains(" at least "), "{said}");
+    failed(receiver.finish(), 4);
 }
 
 #[test]

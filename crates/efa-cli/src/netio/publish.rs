@@ -18,7 +18,8 @@ use super::totals::{Counter, PublisherTotals};
 #[command(after_help = "\
 Where it listens is said on standard error; with port 0 the system chooses one. When all subscribers have \
 everything, their connections are ended, and so are they, with success. A message is counted as delivered when it is \
-in the subscriber's buffer.
+in the subscriber's buffer. After one that is too long for that, those behind it count too if they reached the \
+subscriber, which drops them; the totals then say \"at most\", and \"exact\":false in JSON.
 
   efa netio publish 127.0.0.1:7000 --tag 23 FILE
   seq 1000 | efa netio publish 127.0.0.1:7000 --tag 0x17 --lines --rate 100 --wait-for 2
@@ -113,6 +114,8 @@ pub(super) struct Audience {
     here: u64,
     messages_lost: u64,
     last_lost: Option<ClosedReason>,
+    /// A message was too long for a subscriber, which dropped those behind it.
+    is_cut_off: bool,
 }
 
 impl Audience {
@@ -129,6 +132,7 @@ impl Audience {
                 self.here = self.here.saturating_sub(1);
                 let in_order =
                     matches!(reason, ClosedReason::Disconnected | ClosedReason::DisconnectedByPeer);
+                self.is_cut_off |= matches!(reason, ClosedReason::TooLong { .. });
                 if !in_order {
                     self.totals.subscribers_lost += 1;
                     self.last_lost = Some(reason);
@@ -173,6 +177,7 @@ impl Run<'_> {
         let is_whole = audience.messages_lost == 0 && audience.totals.subscribers_lost == 0;
         let mut totals = self.counter.totals(is_complete && is_whole);
         totals.lost = audience.messages_lost;
+        totals.exact = !audience.is_cut_off;
         totals.publisher = Some(audience.totals.clone());
         totals.print(self.args.link.json)?;
         result.and_then(|()| audience.check())

@@ -15,7 +15,8 @@ use super::totals::Counter;
 /// Arguments of `efa netio send`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-A message counts as sent when it is in the receiver's buffer.
+A message counts as sent when it is in the receiver's buffer. After one that is too long for that, those behind it count \
+too if they reached the receiver, which drops them; the totals then say \"at most\", and \"exact\":false in JSON.
 
   efa netio receive 127.0.0.1:7000 --output COPY &
   efa netio send 127.0.0.1:7000 --retry 5 FILE
@@ -55,6 +56,10 @@ pub(super) fn run(args: &Args) -> Result<(), NetioError> {
     if !matches!(result, Err(NetioError::Connect { .. })) {
         let mut totals = run.counter.totals(result.is_ok());
         totals.lost = run.lost;
+        totals.exact = !matches!(
+            result,
+            Err(NetioError::PeerLost { reason: ClosedReason::TooLong { .. }, .. })
+        );
         totals.print(args.link.json)?;
     }
     result

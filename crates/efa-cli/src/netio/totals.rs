@@ -19,6 +19,9 @@ pub(super) struct Totals {
     pub(super) seconds: f64,
     /// Messages that didn't arrive, each at one receiver.
     pub(super) lost: u64,
+    /// Whether it is known which messages arrived. After one that was too long for a receiver's buffer, some of those
+    /// behind it count as arrived although the receiver dropped them.
+    pub(super) exact: bool,
     /// Whether everything was given or received, up to the end.
     pub(super) complete: bool,
     #[serde(flatten)]
@@ -99,7 +102,7 @@ impl Counter {
         self.bar.finish_and_clear();
         let (messages, bytes) = (self.messages, self.bytes);
         let seconds = self.time().as_secs_f64();
-        Totals { messages, bytes, seconds, lost: 0, complete, publisher: None }
+        Totals { messages, bytes, seconds, lost: 0, exact: true, complete, publisher: None }
     }
 }
 
@@ -110,23 +113,37 @@ impl Totals {
             let text = serde_json::to_string(self)?;
             return output::tolerate_closed(writeln!(io::stdout(), "{text}"));
         }
-        let Self { messages, bytes, seconds, lost, .. } = self;
-        let mut text = format!("{messages} messages, {bytes} bytes in {seconds:.3} s, {lost} lost");
-        if let Some(publisher) = &self.publisher {
-            let PublisherTotals { served, unheard, subscribers, subscribers_lost } = publisher;
-            text += &format!(
-                "; {served} deliveries to {subscribers} subscribers ({subscribers_lost} lost), {unheard} \
-                 messages unheard"
-            );
-        }
-        output::print_error(format_args!("{text}"));
+        output::print_error(format_args!("{}", self.text()));
         Ok(())
+    }
+
+    fn text(&self) -> String {
+        let Self { messages, bytes, seconds, lost, exact, .. } = self;
+        let (most, least) = if *exact { ("", "") } else { ("at most ", "at least ") };
+        let numbers = format!("{bytes} bytes in {seconds:.3} s, {least}{lost} lost");
+        match &self.publisher {
+            None => format!("{most}{messages} messages, {numbers}"),
+            Some(PublisherTotals { served, unheard, subscribers, subscribers_lost }) => format!(
+                "{messages} messages, {numbers}; {most}{served} deliveries to {subscribers} subscribers \
+                 ({subscribers_lost} lost), {unheard} messages unheard"
+            ),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn totals_that_are_not_exact_are_bounds() {
+        let totals = Totals { seconds: 1.0, exact: false, ..Counter::new(None).totals(false) };
+        assert_eq!(totals.text(), "at most 0 messages, 0 bytes in 1.000 s, at least 0 lost");
+        let publisher = Some(PublisherTotals { served: 3, subscribers: 2, ..Default::default() });
+        let text = Totals { publisher, ..totals }.text();
+        assert!(text.starts_with("0 messages, 0 bytes in 1.000 s, at least 0 lost; "), "{text}");
+        assert!(text.contains("; at most 3 deliveries to 2 subscribers"), "{text}");
+    }
 
     #[test]
     fn totals_of_a_publisher_are_one_flat_object() {
