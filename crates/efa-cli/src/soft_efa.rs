@@ -423,7 +423,8 @@ impl Run {
     }
 
     /// The environment variables for the library. Options that are not given leave theirs unchanged, but for
-    /// [`SHM_TRANSFER`], which `--shm-transfer` alone decides; `is_set` tells which are set. Those of name and directory that are not get the values that other commands use.
+    /// [`SHM_TRANSFER`], which `--shm-transfer` alone decides. A name and a directory that neither option nor environment
+    /// gives (`is_set` tells) are those that other commands use.
     fn settings(
         &self,
         is_set: impl Fn(&str) -> bool,

@@ -326,7 +326,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     }
 
     /// Whether the device knows that the sender is on another interface than this address. It does, unless the handle
-    /// of the sender's interface has been destroyed since the packet arrived.
+    /// of the sender's interface has been destroyed since the packet arrived. (If another interface has got its number
+    /// since, an honest packet is dropped.)
     fn is_elsewhere(&self, address: &RawAddress, source: Source) -> bool {
         let by_handle =
             source.address_handle.and_then(|handle| self.transmit.device.gid_of(handle));

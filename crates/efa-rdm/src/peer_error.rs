@@ -138,6 +138,17 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         self.core.give_up(receive.peer, Some(receive.send_id), code);
     }
 
+    /// Ends a peer's write to memory that was revoked meanwhile, and tells the peer if it waits for an answer.
+    #[cold]
+    pub(crate) fn give_up_writing(&mut self, id: OpId) {
+        let Some(receive) = self.receives.get(id) else { return };
+        let error = OperationError::Device(Status::RemoteBadAddress);
+        if receive.receipt || receive.subprotocol == Some(Subprotocol::LongCts) {
+            self.give_up_reading(id, error);
+        }
+        self.end_receive(id, Some(error));
+    }
+
     /// Ends the response to a read of memory that was revoked meanwhile, and tells the reader if it supports that.
     #[cold]
     pub(crate) fn give_up_response(&mut self, id: OpId) {

@@ -144,13 +144,16 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                 transfer.failed.get_or_insert(OperationError::Device(status));
             }
         }
-        let over = transfer.is_over();
+        let mut over = transfer.is_over();
         if let Some(region) = bounce {
             if result.is_ok()
                 && let Owner::Receive(receive) = owner
                 && let Some(receive) = self.receives.get_mut(receive)
+                && !copy_out(&region, length as usize, &mut receive.memory, offset)
             {
-                copy_out(&region, length as usize, &mut receive.memory, offset);
+                let error = OperationError::Device(Status::RemoteBadAddress);
+                transfer.failed.get_or_insert(error);
+                over = transfer.is_over();
             }
             self.core.transmit.recycle_bounce(region);
         }
@@ -257,25 +260,24 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
 /// Bytes copied at a time between a bounce region and a buffer.
 const CHUNK: usize = 4096;
 
+/// Returns whether all bytes were copied: the target may have been revoked.
 fn copy_out<R: Region, B: Payload<R>>(
     from: &R,
     length: usize,
     into: &mut Memory<B, R>,
     offset: u64,
-) {
+) -> bool {
     let mut chunk = [0; CHUNK];
     let mut done = 0;
     while done < length {
         let chunk = &mut chunk[..CHUNK.min(length - done)];
         let count = from.read(done, chunk);
-        if count == 0 {
-            return;
-        }
-        if !into.write(offset + done as u64, &chunk[..count]) {
-            return;
+        if count == 0 || !into.write(offset + done as u64, &chunk[..count]) {
+            return false;
         }
         done += count;
     }
+    true
 }
 
 fn copy_in<R: Region, B: Payload<R>>(from: &Memory<B, R>, offset: u64, length: usize, into: &R) {

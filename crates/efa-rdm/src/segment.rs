@@ -4,10 +4,9 @@
 //!   send ── the next bytes ──► header │ bytes ── device ──► coverage: new? ──► buffer of the receive
 //! ```
 
-use efa_device::{Destination, QueuePair, Region, Status};
+use efa_device::{Destination, QueuePair, Region};
 use efa_proto::{EmitError, OpId, PacketType};
 
-use crate::completion::OperationError;
 use crate::core::Core;
 use crate::coverage::Covered;
 use crate::event::DropReason;
@@ -163,11 +162,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         match taken {
             Ok(Segment::Last) => self.end_receive(id, None),
             Ok(Segment::Partial) => {}
-            Ok(Segment::Revoked) => {
-                let error = OperationError::Device(Status::RemoteBadAddress);
-                self.give_up_reading(id, error);
-                self.end_receive(id, Some(error));
-            }
+            Ok(Segment::Revoked) => self.give_up_writing(id),
             Err(reason) => self.core.drop_packet(Some(peer), reason),
         }
     }

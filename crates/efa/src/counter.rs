@@ -131,8 +131,9 @@ struct Shared {
     sets: AtomicU64,
     /// The state of the value that a reader has seen, and that of the errors.
     seen: [AtomicU64; 2],
-    /// Whether the program reads the errors: if not, who sees the value has seen them.
-    reads_errors: AtomicBool,
+    /// Whether the program reads the value, and whether it reads the errors. Who sees one of them has seen the other too
+    /// if the program never reads that.
+    is_read: [AtomicBool; 2],
     endpoints: BoundEndpoints,
     /// What the threads wait for that may sleep.
     awaited: Mutex<Vec<Awaited>>,
@@ -189,7 +190,7 @@ impl Counter {
             errors: AtomicU64::new(0),
             sets: AtomicU64::new(0),
             seen: [const { AtomicU64::new(0) }; 2],
-            reads_errors: AtomicBool::new(false),
+            is_read: [const { AtomicBool::new(false) }; 2],
             endpoints: BoundEndpoints::default(),
             awaited: Mutex::default(),
             wait,
@@ -209,24 +210,19 @@ impl Counter {
     }
 
     /// Returns the number of operations that completed without error (`fi_cntr_read`).
+    ///
+    /// For waits, the value has something to be read until this was called after it changed. So have the
+    /// [errors](Self::errors) of a program that ever reads them.
     #[must_use]
     pub fn value(&self) -> u64 {
-        let before = self.0.states();
-        self.0.endpoints.progress();
-        self.0.see(VALUE, before);
-        if !self.0.reads_errors.load(Ordering::Relaxed) {
-            self.0.see(ERRORS, before);
-        }
+        self.0.look(VALUE, ERRORS);
         self.0.value.load(Ordering::Acquire)
     }
 
-    /// Returns the number of operations that failed (`fi_cntr_readerr`).
+    /// Returns the number of operations that failed (`fi_cntr_readerr`). For waits see [`value`](Self::value).
     #[must_use]
     pub fn errors(&self) -> u64 {
-        self.0.reads_errors.store(true, Ordering::Relaxed);
-        let before = self.0.states();
-        self.0.endpoints.progress();
-        self.0.see(ERRORS, before);
+        self.0.look(ERRORS, VALUE);
         self.0.errors.load(Ordering::Acquire)
     }
 
@@ -352,6 +348,19 @@ impl Shared {
         let value = self.value.load(Ordering::Acquire);
         let errors = self.errors.load(Ordering::Acquire);
         awaited.iter().any(|awaited| value >= awaited.threshold || errors != awaited.errors)
+    }
+
+    /// Progresses for a program that reads one of both.
+    fn look(&self, read: usize, other: usize) {
+        if !self.is_read[read].load(Ordering::Relaxed) {
+            self.is_read[read].store(true, Ordering::Relaxed);
+        }
+        let before = self.states();
+        self.endpoints.progress();
+        self.see(read, before);
+        if !self.is_read[other].load(Ordering::Relaxed) {
+            self.see(other, before);
+        }
     }
 
     /// Notes that a reader sees the value or the errors, as they were before it looked: what comes meanwhile is news

@@ -26,7 +26,7 @@ use crate::info::{Info, Link};
 use crate::link_options::{LinkOptions, SHM_NAME};
 #[cfg(feature = "sim")]
 use crate::resolve;
-use crate::wait::{TryWaitError, WaitSet, Waitable};
+use crate::wait::{self, TryWaitError, WaitSet, Waitable};
 
 /// A network (`fi_fabric`). Clones are handles to the same network.
 ///
@@ -190,7 +190,7 @@ impl Fabric {
     /// [`TryWaitError::Pending`]: an object has something to be read now.
     /// [`TryWaitError::NotWaitable`], [`TryWaitError::Device`].
     pub fn try_wait(&self, objects: &[&dyn Waitable]) -> Result<(), TryWaitError> {
-        objects.iter().try_for_each(|object| object.source().prepare())
+        objects.iter().try_for_each(|object| wait::prepare(object.source().as_ref()))
     }
 
     /// A set of objects to be waited on together (`fi_wait_open`); they join it by

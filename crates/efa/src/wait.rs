@@ -294,6 +294,19 @@ pub(crate) fn is_readable(descriptor: &OwnedFd) -> Result<bool, DeviceError> {
     sleep(descriptor, Duration::ZERO)
 }
 
+/// Prepares an object for sleep. If it has something to be read, all that sleep on it are woken: it may be for them, and
+/// the eventfd was emptied.
+pub(crate) fn prepare(source: &dyn Source) -> Result<(), TryWaitError> {
+    let wait = source.wait_object();
+    wait.into_iter().for_each(WaitObject::enter);
+    let prepared = source.prepare();
+    if prepared.is_err() {
+        wait.into_iter().for_each(WaitObject::wake_others);
+    }
+    wait.into_iter().for_each(WaitObject::leave);
+    prepared
+}
+
 // ---- wait sets ----------------------------------------------------------------------------------
 
 /// Completion queues, event queues and counters that are waited on together (`fi_wait`). Objects join it when
@@ -328,7 +341,7 @@ impl WaitSet {
     /// # Errors
     /// The device failed.
     pub fn wait(&self, timeout: Duration) -> Result<bool, DeviceError> {
-        // It sleeps on each of them, so that others that empty an eventfd wake it again.
+        // It sleeps on each of them, so others that empty an eventfd wake it again.
         let members = self.0.members.lock().clone();
         let each = |enter_or_leave: fn(&WaitObject)| {
             let members = members.iter().filter_map(Weak::upgrade);
@@ -363,13 +376,7 @@ impl WaitSet {
     pub fn try_wait(&self) -> Result<(), TryWaitError> {
         self.0.members.lock().retain(|member| member.strong_count() > 0);
         let members: Vec<_> = self.0.members.lock().iter().filter_map(Weak::upgrade).collect();
-        members.iter().try_for_each(|member| {
-            let prepared = member.prepare();
-            if prepared.is_err() {
-                member.wait_object().into_iter().for_each(WaitObject::wake_others);
-            }
-            prepared
-        })
+        members.iter().try_for_each(|member| prepare(member.as_ref()))
     }
 }
 

@@ -207,7 +207,11 @@ pub(super) enum Next {
     End,
 }
 
-/// A rate that messages don't exceed. Time in which there was none to give lets no later ones follow faster.
+/// What a thread that sleeps until a message is due may be late by; it is made up for.
+const LATE: Duration = Duration::from_millis(10);
+
+/// A rate that messages don't exceed. Time in which there was none to give lets no later ones follow faster, but for
+/// [`LATE`].
 struct Pace {
     interval: Duration,
     /// When the next message may be given.
@@ -227,7 +231,8 @@ impl Pace {
 
     /// A message was given.
     fn given(&mut self, now: Instant) {
-        self.due = Some(self.due.map_or(now, |due| due.max(now)) + self.interval);
+        let earliest = now.checked_sub(LATE).unwrap_or(now);
+        self.due = Some(self.due.map_or(now, |due| due.max(earliest)) + self.interval);
     }
 }
 
@@ -321,7 +326,14 @@ mod tests {
         assert_eq!(pace.left(begin + interval), Duration::ZERO);
         let later = begin + Duration::from_secs(10);
         pace.given(later);
-        assert_eq!(pace.left(later), interval, "the idle time is no credit");
+        assert_eq!(pace.left(later), interval - LATE, "the idle time is no more credit than that");
+        let late = later + interval - LATE + Duration::from_millis(3);
+        pace.given(late);
+        assert_eq!(
+            pace.left(late),
+            interval - Duration::from_millis(3),
+            "what was late is made up for"
+        );
     }
 
     #[test]

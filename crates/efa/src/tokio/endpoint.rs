@@ -144,6 +144,8 @@ struct Shared {
     permits: [Semaphore; 2],
     /// Something has completed, or has been looked for, so an operation that the engine had no room for may start.
     turn: Notify,
+    /// A message was kept, so a receive that waits for a permit or a turn may take it.
+    kept: Notify,
     /// What the endpoint's sends take a share of, if it has one.
     budget: Option<SendBudget>,
 }
@@ -181,8 +183,8 @@ impl EndpointBuilder {
         let endpoint = self.bind_completion_queue(&queue, Direction::Both).report_all().enable()?;
         let (sender, others) = mpsc::channel(OTHERS);
         let permits = [UNDER_WAY; 2].map(Semaphore::new);
-        let (state, turn) = (Mutex::default(), Notify::new());
-        let shared = Arc::new(Shared { state, permits, turn, budget });
+        let (state, turn, kept) = (Mutex::default(), Notify::new(), Notify::new());
+        let shared = Arc::new(Shared { state, permits, turn, kept, budget });
         let runtime = Handle::current();
         let reader = Reader { shared: Arc::clone(&shared), others: sender };
         let reader = runtime.spawn(reader.run(completions)).abort_handle();
@@ -259,10 +261,6 @@ impl AsyncEndpoint {
         buffer: impl Into<ReceiveBuffer>,
     ) -> Result<Completion, AsyncError> {
         let ReceiveBuffer(buffer) = buffer.into();
-        let kept = self.0.shared.state.lock().slots.take_kept(&receive);
-        if let Some(entry) = kept {
-            return Ok(entry?);
-        }
         let start = |endpoint: &Endpoint, buffer: Buffer, context| {
             endpoint.receive(receive, ReceiveBuffer(buffer), context).map(Some)
         };
@@ -386,10 +384,24 @@ impl Inner {
         mut start: impl FnMut(&Endpoint, Buffer, u64) -> Result<Option<ReceiveId>, Refused>,
     ) -> Result<Completion, AsyncError> {
         let side = if receive.is_some() { RECEIVE } else { TRANSMIT };
-        let Ok(permit) = self.shared.permits[side].acquire().await else {
-            return Err(self.shared.why_ended().into());
+        let mut acquire = pin!(self.shared.permits[side].acquire());
+        let permit = loop {
+            let mut kept = pin!(self.shared.kept.notified());
+            if let Some(entry) = receive.and_then(|receive| self.shared.take_kept(&receive)) {
+                return Ok(entry?);
+            }
+            let first = poll_fn(|cx| match acquire.as_mut().poll(cx) {
+                Poll::Ready(permit) => Poll::Ready(Some(permit)),
+                Poll::Pending => kept.as_mut().poll(cx).map(|()| None),
+            });
+            match first.await {
+                Some(Ok(permit)) => break permit,
+                Some(Err(_)) => return Err(self.shared.why_ended().into()),
+                None => {}
+            }
         };
         loop {
+            let kept = self.shared.kept.notified();
             // What completes from now on gives a turn, also that of another endpoint with the same budget.
             let turn = self.shared.turn.notified();
             let share = self.shared.budget.as_ref().map(SendBudget::turn);
@@ -404,8 +416,8 @@ impl Inner {
                 Err(error) => return Err(error),
             };
             match share {
-                Some(share) => either(turn, share).await,
-                None => turn.await,
+                Some(share) => either(either(turn, share), kept).await,
+                None => either(turn, kept).await,
             }
         }
     }
@@ -431,8 +443,7 @@ impl Inner {
                 Ok(Started::Operation(Ticket { inner: self, key, receive, is_done: false }))
             }
             Err(refused) => {
-                let woken = self.shared.state.lock().slots.not_started(key);
-                woken.into_iter().for_each(Waker::wake);
+                self.shared.change(|slots| slots.not_started(key));
                 Err(refused.into())
             }
         }
@@ -508,10 +519,15 @@ impl Drop for Ticket<'_> {
         if self.is_done {
             return;
         }
-        let (left, woken, dropped) = self.inner.shared.state.lock().slots.dropped(self.key);
+        let mut what_is_left = (Left::Nothing, None);
+        self.inner.shared.change(|slots| {
+            let (left, woken, dropped) = slots.dropped(self.key);
+            what_is_left = (left, dropped);
+            woken
+        });
+        let (left, dropped) = what_is_left;
         drop(dropped);
         self.inner.give_up(left, self.receive);
-        woken.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -525,6 +541,21 @@ impl Shared {
         wakers.into_iter().for_each(Waker::wake);
         self.permits.iter().for_each(Semaphore::close);
         self.turn.notify_waiters();
+    }
+
+    fn take_kept(&self, receive: &Receive) -> Option<Entry> {
+        self.state.lock().slots.take_kept(receive)
+    }
+
+    /// Changes the slots; wakes the future that `change` returns, and those for which it kept a message.
+    fn change(&self, change: impl FnOnce(&mut Slots) -> Option<Waker>) {
+        let mut state = self.state.lock();
+        let (woken, is_newly_kept) = (change(&mut state.slots), state.slots.take_newly_kept());
+        drop(state);
+        woken.into_iter().for_each(Waker::wake);
+        if is_newly_kept {
+            self.kept.notify_waiters();
+        }
     }
 
     /// Has operations try again that found no room, also those of endpoints with the same budget.
@@ -589,8 +620,7 @@ impl Reader {
             return;
         };
         let side = if of(&entry).kind == Kind::Receive { RECEIVE } else { TRANSMIT };
-        let woken = self.shared.state.lock().slots.completed(key as usize, entry);
-        woken.into_iter().for_each(Waker::wake);
+        self.shared.change(|slots| slots.completed(key as usize, entry));
         self.shared.permits[side].add_permits(1);
         self.shared.give_turns();
     }

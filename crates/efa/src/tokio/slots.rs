@@ -28,6 +28,8 @@ pub(super) struct Slots {
     slots: Slab<Slot>,
     /// Messages whose futures are gone, and that no future waits for.
     kept: VecDeque<(Receive, Entry)>,
+    /// Whether there is one that futures don't know of that have no slot yet.
+    is_newly_kept: bool,
     started: u64,
 }
 
@@ -63,6 +65,11 @@ impl Slots {
         let fits = |(old, entry): &(Receive, Entry)| matches(receive, old, of(entry));
         let index = self.kept.iter().position(fits)?;
         self.kept.remove(index).map(|(_, entry)| entry)
+    }
+
+    /// Whether a message was kept since the last call: it may be for a receive that has no slot yet.
+    pub(super) fn take_newly_kept(&mut self) -> bool {
+        std::mem::take(&mut self.is_newly_kept)
     }
 
     /// A slot for an operation that is about to start, with its key.
@@ -166,6 +173,7 @@ impl Slots {
         let waiting = self.slots.iter_mut().map(|(_, slot)| slot).filter(|slot| fits(slot));
         let Some(slot) = waiting.min_by_key(|slot| slot.number) else {
             self.kept.push_back((old, entry));
+            self.is_newly_kept = true;
             return None;
         };
         match std::mem::replace(&mut slot.future, Future::Has(Box::new(entry))) {
