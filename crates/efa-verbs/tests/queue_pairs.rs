@@ -375,12 +375,14 @@ fn regions_are_found_by_key_and_reclaimed() {
         let key = region.remote_key();
         let found = a.region(key).unwrap();
         assert_eq!((found.length(), a.region(key ^ 1).is_none()), (10, true));
-        let mut word = *b"....";
-        let count = found.update(8, &mut word, |bytes| {
+        let upper = |bytes: &mut [u8]| {
             bytes.make_ascii_uppercase();
             true
-        });
-        assert_eq!(count, 2);
+        };
+        assert_eq!(found.update(8, &mut [0; 2], upper), 2);
+        let beyond_the_end = |_: &mut [u8]| panic!("called");
+        assert_eq!(found.update(8, &mut [0; 4], beyond_the_end), 0);
+        assert_eq!(found.update(0, &mut [0; 4], |_| false), 4);
         let region = region.reclaim().unwrap_err();
         drop(found);
         assert_eq!(*region.reclaim().unwrap(), *b"some bytES");
