@@ -299,11 +299,17 @@ pub(crate) fn is_readable(descriptor: &OwnedFd) -> Result<bool, DeviceError> {
 pub(crate) fn prepare(source: &dyn Source) -> Result<(), TryWaitError> {
     let wait = source.wait_object();
     wait.into_iter().for_each(WaitObject::enter);
+    let prepared = prepare_entered(source);
+    wait.into_iter().for_each(WaitObject::leave);
+    prepared
+}
+
+/// The same for one that has [entered](WaitObject::enter).
+fn prepare_entered(source: &dyn Source) -> Result<(), TryWaitError> {
     let prepared = source.prepare();
     if prepared.is_err() {
-        wait.into_iter().for_each(WaitObject::wake_others);
+        source.wait_object().into_iter().for_each(WaitObject::wake_others);
     }
-    wait.into_iter().for_each(WaitObject::leave);
     prepared
 }
 
@@ -356,7 +362,7 @@ impl WaitSet {
     fn sleep(&self, timeout: Duration) -> Result<bool, DeviceError> {
         let begin = std::time::Instant::now();
         loop {
-            match self.try_wait() {
+            match self.look(prepare_entered) {
                 Ok(()) => {}
                 Err(TryWaitError::Device(error)) => return Err(error),
                 Err(_) => return Ok(true),
@@ -374,6 +380,13 @@ impl WaitSet {
     /// # Errors
     /// [`TryWaitError::Pending`] if one has something to be read; [`TryWaitError::Device`].
     pub fn try_wait(&self) -> Result<(), TryWaitError> {
+        self.look(prepare)
+    }
+
+    fn look(
+        &self,
+        prepare: fn(&dyn Source) -> Result<(), TryWaitError>,
+    ) -> Result<(), TryWaitError> {
         self.0.members.lock().retain(|member| member.strong_count() > 0);
         let members: Vec<_> = self.0.members.lock().iter().filter_map(Weak::upgrade).collect();
         members.iter().try_for_each(|member| prepare(member.as_ref()))

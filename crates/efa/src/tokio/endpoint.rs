@@ -443,7 +443,7 @@ impl Inner {
                 Ok(Started::Operation(Ticket { inner: self, key, receive, is_done: false }))
             }
             Err(refused) => {
-                self.shared.change(|slots| slots.not_started(key));
+                self.shared.change(|slots| ((), slots.not_started(key)));
                 Err(refused.into())
             }
         }
@@ -519,13 +519,10 @@ impl Drop for Ticket<'_> {
         if self.is_done {
             return;
         }
-        let mut what_is_left = (Left::Nothing, None);
-        self.inner.shared.change(|slots| {
+        let (left, dropped) = self.inner.shared.change(|slots| {
             let (left, woken, dropped) = slots.dropped(self.key);
-            what_is_left = (left, dropped);
-            woken
+            ((left, dropped), woken)
         });
-        let (left, dropped) = what_is_left;
         drop(dropped);
         self.inner.give_up(left, self.receive);
     }
@@ -547,15 +544,18 @@ impl Shared {
         self.state.lock().slots.take_kept(receive)
     }
 
-    /// Changes the slots; wakes the future that `change` returns, and those for which it kept a message.
-    fn change(&self, change: impl FnOnce(&mut Slots) -> Option<Waker>) {
+    /// Changes the slots; wakes the future that `change` returns beside its result, and those for which it kept a
+    /// message.
+    fn change<T>(&self, change: impl FnOnce(&mut Slots) -> (T, Option<Waker>)) -> T {
         let mut state = self.state.lock();
-        let (woken, is_newly_kept) = (change(&mut state.slots), state.slots.take_newly_kept());
+        let (result, woken) = change(&mut state.slots);
+        let is_newly_kept = state.slots.take_newly_kept();
         drop(state);
         woken.into_iter().for_each(Waker::wake);
         if is_newly_kept {
             self.kept.notify_waiters();
         }
+        result
     }
 
     /// Has operations try again that found no room, also those of endpoints with the same budget.
@@ -620,7 +620,7 @@ impl Reader {
             return;
         };
         let side = if of(&entry).kind == Kind::Receive { RECEIVE } else { TRANSMIT };
-        self.shared.change(|slots| slots.completed(key as usize, entry));
+        self.shared.change(|slots| ((), slots.completed(key as usize, entry)));
         self.shared.permits[side].add_permits(1);
         self.shared.give_turns();
     }
