@@ -603,29 +603,27 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.core_mut().statistics.unverified += 1;
         let peer =
             source.address_handle.and_then(|h| self.core_mut().peers.by_source(h, source.qpn));
-        let is_refused = peer.is_none() && self.core().refuses_strangers();
-        if is_refused {
+        if peer.is_none() && self.core().refuses_strangers() {
             self.core_mut().drop_packet(None, DropReason::Stranger);
+            return self.put_user_packet(packet);
         }
         let cq_data = immediate.map(u64::from);
         let Some(in_place) = self.in_place.as_deref_mut() else { return };
-        if is_refused {
-            if let Some(user) = &mut in_place.user {
-                user.spare.put(packet);
-            }
-            return;
-        }
         if in_place.receives.is_empty() {
             // A message on the protocol's queue pair took the receive.
             let bytes = packet.as_ref().get(..length).unwrap_or_default();
             self.store_unexpected_in_place(peer, cq_data, Ok(bytes));
-            if let Some(user) = self.in_place.as_deref_mut().and_then(|it| it.user.as_mut()) {
-                user.spare.put(packet);
-            }
-            return;
+            return self.put_user_packet(packet);
         }
         let message = MessageInPlace { packet, begin: 0, length };
         self.received_in_place(peer, cq_data, Ok(message));
+    }
+
+    /// Keeps a packet of the user queue pair that has been read, for the next receive.
+    fn put_user_packet(&mut self, packet: Q::Packet) {
+        if let Some(user) = self.in_place.as_deref_mut().and_then(|it| it.user.as_mut()) {
+            user.spare.put(packet);
+        }
     }
 
     /// Posts the application's packets to the user queue pair, one for each posted receive. Without

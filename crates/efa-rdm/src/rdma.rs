@@ -144,7 +144,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                 transfer.failed.get_or_insert(OperationError::Device(status));
             }
         }
-        let mut over = transfer.is_over();
         if let Some(region) = bounce {
             if result.is_ok()
                 && let Owner::Receive(receive) = owner
@@ -153,10 +152,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             {
                 let error = OperationError::Device(Status::RemoteBadAddress);
                 transfer.failed.get_or_insert(error);
-                over = transfer.is_over();
             }
             self.core.transmit.recycle_bounce(region);
         }
+        let over = transfer.is_over();
         if result.is_ok()
             && retried
             && let Some(active) = self.core.peers.active_mut(peer)
