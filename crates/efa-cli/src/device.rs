@@ -331,7 +331,7 @@ impl CaptureFile {
         f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Writes what is still in memory: what a process that is killed later leaves.
+    /// Writes what is still in memory, if it was started: what a process that is killed later leaves.
     pub(crate) fn flush(&self) {
         self.with(|capture| {
             if let Some(capture) = capture {

@@ -70,10 +70,12 @@ impl Sink {
         Ok(())
     }
 
-    /// Everything was received: a file has nothing else, also if that were no messages.
-    pub(super) fn finish(&mut self) -> Result<(), NetioError> {
-        self.begin()?;
-        self.flush().map(drop)
+    /// Writes what was kept back, whether or not everything was received. If so, a file has nothing else, also if that
+    /// were no messages.
+    pub(super) fn end(&mut self, received: Result<(), NetioError>) -> Result<(), NetioError> {
+        let begun = if received.is_ok() { self.begin() } else { Ok(()) };
+        let flushed = self.flush().map(drop);
+        received.and(begun).and(flushed)
     }
 
     /// Writes what was kept back.
@@ -135,9 +137,9 @@ mod tests {
         let mut written = sink();
         written.put(0, b"a").unwrap();
         written.put(0, b"b").unwrap();
-        written.finish().unwrap();
+        written.end(Ok(())).unwrap();
         assert_eq!(has(), "ab");
-        sink().finish().unwrap();
+        sink().end(Ok(())).unwrap();
         assert_eq!(has(), "", "no message was received, up to the end");
         std::fs::remove_file(&path).unwrap();
     }

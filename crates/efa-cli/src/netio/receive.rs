@@ -56,8 +56,7 @@ pub(super) fn run(args: &Args) -> Result<(), NetioError> {
         counter = counter.hide_on_terminal();
     }
     let result = receive_all(&mut netio, early, &mut sink, &mut counter);
-    let flushed = sink.flush();
-    let result = result.and_then(|()| flushed.map(drop)).and_then(|()| sink.finish());
+    let result = sink.end(result);
     counter.totals(result.is_ok()).print(args.link.json)?;
     result
 }

@@ -129,9 +129,8 @@ pub(super) fn run(args: &Args) -> Result<(), NetioError> {
         counter = counter.hide_on_terminal();
     }
     let mut run = Run { args, netio, socket, sink, counter, attempts, is_leaving: false };
-    let result = run.receive_all();
-    let flushed = run.sink.flush();
-    let result = result.and_then(|()| flushed.map(drop)).and_then(|()| run.sink.finish());
+    let received = run.receive_all();
+    let result = run.sink.end(received);
     if !matches!(result, Err(NetioError::Connect { .. })) {
         run.counter.totals(result.is_ok()).print(args.link.json)?;
     }

@@ -105,7 +105,7 @@ fn describe(error: &dyn std::error::Error) -> String {
 pub(super) struct Device<'a> {
     pub(super) domain: Domain,
     args: &'a Args,
-    pub(super) capture: Option<CaptureFile>,
+    capture: Option<CaptureFile>,
 }
 
 impl<'a> Device<'a> {
@@ -120,6 +120,11 @@ impl<'a> Device<'a> {
             capture.start(file, &device.soft.name()).map_err(failed)?;
         }
         Ok(Self { domain, args, capture })
+    }
+
+    /// The capture of its packets, for who flushes it; one that was never started if there is none.
+    pub(super) fn capture(&self) -> CaptureFile {
+        self.capture.clone().unwrap_or_default()
     }
 
     /// Closes the endpoint, and ends the capture.
@@ -148,7 +153,7 @@ fn session<'a>(
     let theirs: Address = theirs.parse()?;
     let peer = insert(&addresses, link, theirs, endpoint.address())?;
     let (timeout, early) = (device.args.timeout(), Early::default());
-    let capture = device.capture.clone();
+    let capture = device.capture();
     Ok(Session { endpoint, queue, peer, channel, plan, capture, timeout, early })
 }
 

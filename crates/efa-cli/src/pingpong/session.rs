@@ -162,7 +162,7 @@ pub(crate) struct Session<'a> {
     pub(crate) channel: &'a mut Channel,
     pub(crate) plan: Plan,
     /// The capture of the packets, which is flushed while nothing completes.
-    pub(crate) capture: Option<CaptureFile>,
+    pub(crate) capture: CaptureFile,
     /// Longest wait without a completion.
     pub(crate) timeout: Duration,
     /// Completions that no wait has returned yet.
@@ -260,7 +260,7 @@ impl Session<'_> {
             let now = Instant::now();
             if now - checked >= CHECK {
                 checked = now;
-                self.flush_capture();
+                self.capture.flush();
                 self.channel.check()?;
             }
             if now - begin > self.timeout {
@@ -268,13 +268,6 @@ impl Session<'_> {
             }
         }
         self.channel.receive_done()
-    }
-
-    /// What was captured can be read if this process is killed.
-    fn flush_capture(&self) {
-        if let Some(capture) = &self.capture {
-            capture.flush();
-        }
     }
 
     /// Waits for one completion, and adds it to its queue.
@@ -320,7 +313,7 @@ impl Idle {
             return Ok(());
         }
         self.checked = now;
-        session.flush_capture();
+        session.capture.flush();
         session.channel.check()?;
         if now - self.begin > session.timeout {
             return Err(Problem::Stalled { waited: session.timeout });
@@ -367,7 +360,7 @@ mod tests {
                 peer,
                 channel,
                 plan,
-                capture: None,
+                capture: CaptureFile::default(),
                 timeout: TIMEOUT,
                 early: Early::default(),
             }
@@ -418,7 +411,7 @@ mod tests {
         let opened = thread::spawn(|| Channel::open(Stream::Unix(a), TIMEOUT).unwrap());
         let channel = &mut Channel::open(Stream::Unix(b), TIMEOUT).unwrap();
         let _other = opened.join().unwrap();
-        let (plan, capture, early) = (plan(true, false), Some(capture), Early::default());
+        let (plan, early) = (plan(true, false), Early::default());
         let timeout = 2 * CHECK;
         let mut session = Session { endpoint, queue, peer, channel, plan, capture, timeout, early };
         session.send(TURN, vec![1; 100]).unwrap();
@@ -441,7 +434,7 @@ mod tests {
         let peer = addresses.insert(endpoint.address()).unwrap();
         let (channel, plan) = (&mut channel, plan(true, false));
         let (timeout, early) = (TIMEOUT, Early::default());
-        let capture = None;
+        let capture = CaptureFile::default();
         let mut session = Session { endpoint, queue, peer, channel, plan, capture, timeout, early };
         drop(opened.join().unwrap());
         let error = session.received(TURN).unwrap_err().source;

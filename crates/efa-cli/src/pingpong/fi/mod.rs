@@ -43,7 +43,7 @@ pub(super) fn measure(args: &Args, stream: Stream) -> Result<Report, PingpongErr
     let peer = insert(&addresses, link, theirs, endpoint.address())?;
     let plan = (args.fi_plan(), args.fi_prefix);
     let ours = endpoint.address();
-    let (capture, timeout) = (device.capture.clone(), args.timeout());
+    let (capture, timeout) = (device.capture(), args.timeout());
     let mut session = Session::new(endpoint, queue, peer, control, plan, capture, timeout)?;
     session.control.send_name(ours)?;
     let progress = progress_bar(session.plan.steps.len());
@@ -85,7 +85,7 @@ pub(super) fn serve(args: &Args, stream: Stream) -> Result<(), PingpongError> {
     let theirs = control.receive_name()?;
     let peer = insert(&addresses, link, theirs, endpoint.address())?;
     let plan = (args.fi_plan(), args.fi_prefix);
-    let (capture, timeout) = (device.capture.clone(), args.timeout());
+    let (capture, timeout) = (device.capture(), args.timeout());
     let mut session = Session::new(endpoint, queue, peer, control, plan, capture, timeout)?;
     tracing::info!("the run begins");
     answer(&mut session)?;

@@ -26,7 +26,7 @@ pub(super) struct Session {
     /// Bytes that arrive before each message. libfabric strips them where it receives, and not where it sends.
     prefix: usize,
     /// The capture of the packets, which is flushed while nothing completes.
-    capture: Option<CaptureFile>,
+    capture: CaptureFile,
     /// Longest wait without a completion.
     timeout: Duration,
     /// Number of messages written, and received, so far.
@@ -60,13 +60,6 @@ impl Early {
     }
 }
 
-/// What was captured can be read if this process is killed.
-fn flush(capture: Option<&CaptureFile>) {
-    if let Some(capture) = capture {
-        capture.flush();
-    }
-}
-
 impl Session {
     /// Creates the session and posts the first receive.
     pub(super) fn new(
@@ -75,7 +68,7 @@ impl Session {
         peer: FiAddr,
         control: FiControl,
         (plan, prefix): (Plan, u16),
-        capture: Option<CaptureFile>,
+        capture: CaptureFile,
         timeout: Duration,
     ) -> Result<Self, RunError> {
         let longest = plan.steps.iter().map(|step| step.size).max().unwrap_or(0);
@@ -112,7 +105,7 @@ impl Session {
             while early.read(queue) {}
             if flushed.elapsed() >= CHECK {
                 flushed = Instant::now();
-                flush(capture.as_ref());
+                capture.flush();
             }
         })
     }
@@ -220,7 +213,7 @@ impl Session {
                 continue;
             }
             looked = now;
-            flush(self.capture.as_ref());
+            self.capture.flush();
             if gone.is_none() && self.control.is_closed()? {
                 gone = Some(now);
             }
