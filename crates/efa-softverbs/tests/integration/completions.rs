@@ -171,6 +171,8 @@ fn work_completes_although_its_address_handle_is_destroyed() {
     let (into, local) =
         (b.register(&buffer, ALL_ACCESS), a.register(&local_memory, IBV_ACCESS_LOCAL_WRITE));
     let handle = a.handle(b.gid());
+    // Reads are for peers that the target has a handle for, whenever the device carries them out.
+    let handle_of_target = b.handle(a.gid());
     let to = (handle, b.number(), b.qkey);
     for wr_id in 0..COUNT {
         assert_eq!(a.post_send(wr_id, to, &[inline(b"x")], IBV_SEND_INLINE), 0);
@@ -190,6 +192,7 @@ fn work_completes_although_its_address_handle_is_destroyed() {
     for wr_id in 0..COUNT {
         assert_eq!(b.wait().wr_id, wr_id);
     }
+    destroy(handle_of_target);
     [into, local].into_iter().for_each(deregister);
 }
 
