@@ -11,8 +11,9 @@ use crate::world::{World, options};
 
 /// Random bytes that depend on `salt`.
 pub(crate) fn pattern(length: usize, salt: u64) -> Vec<u8> {
-    let mut random = fastrand::Rng::with_seed(salt);
-    std::iter::repeat_with(|| random.u8(..)).take(length).collect()
+    let mut bytes = vec![0; length];
+    fastrand::Rng::with_seed(salt).fill(&mut bytes);
+    bytes
 }
 
 /// [`options`] with settings of the engine changed.

@@ -168,8 +168,8 @@ fn packets_of_copied_messages_are_posted_again() {
         config.max_receive_buffers = 8;
     });
     // Before the HANDSHAKE the senders do not know the user queue pair.
-    let mut setup = Setup::new(LocalOptions::default(), &vec![Config::default(); 40], config);
-    for from in 0..40 {
+    let mut setup = Setup::new(LocalOptions::default(), &vec![Config::default(); 12], config);
+    for from in 0..12 {
         setup.post(0..1);
         setup.send(from, pattern(80, from as u64));
         setup.idle(Duration::from_millis(1));
