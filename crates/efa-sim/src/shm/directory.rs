@@ -28,7 +28,8 @@ use rustix::fs::{
 use rustix::io::{Errno, retry_on_intr};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::fork::Opener;
+use super::mailbox::PeerMailbox;
+use crate::fork::{Descriptor, Opener};
 use crate::link::system;
 
 const FILE_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
@@ -223,7 +224,7 @@ impl HostDirectory {
     }
 
     /// Creates a file of `length` zero bytes with allocated storage.
-    pub(super) fn create(&self, name: FileName, length: usize) -> Result<OwnedFd, DeviceError> {
+    pub(super) fn create(&self, name: FileName, length: usize) -> Result<Descriptor, DeviceError> {
         self.create_new(name, length)?.ok_or_else(|| self.creating(Errno::EXIST))
     }
 
@@ -233,12 +234,13 @@ impl HostDirectory {
     }
 
     /// As [`create`](Self::create); `None` if there is a file with this name.
-    fn create_new(&self, name: FileName, length: usize) -> Result<Option<OwnedFd>, DeviceError> {
+    fn create_new(&self, name: FileName, length: usize) -> Result<Option<Descriptor>, DeviceError> {
         self.check_process()?;
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
-        let file = match openat(&self.file, name.to_string(), flags, FILE_MODE) {
+        // At once, as a forked child would share its lock, too.
+        let file: Descriptor = match openat(&self.file, name.to_string(), flags, FILE_MODE) {
             Err(Errno::EXIST) => return Ok(None),
-            created => created.map_err(|errno| self.creating(errno))?,
+            created => created.map_err(|errno| self.creating(errno))?.into(),
         };
         // The umask may have taken bits.
         fchmod(&file, FILE_MODE).map_err(|errno| self.creating(errno))?;
@@ -319,7 +321,7 @@ impl HostDirectory {
         &self,
         name: impl Fn(u64) -> FileName,
         length: usize,
-    ) -> Result<(FileName, OwnedFd), DeviceError> {
+    ) -> Result<(FileName, Descriptor), DeviceError> {
         self.lock_new(|nonce| {
             let name = name(nonce);
             Ok(self.create_new(name, length)?.map(|file| (name, file)))
@@ -327,7 +329,7 @@ impl HostDirectory {
     }
 
     /// Creates a locked FIFO, open for reading and writing: so neither end ever finds the other closed.
-    pub(super) fn create_fifo(&self) -> Result<(FileName, OwnedFd), DeviceError> {
+    pub(super) fn create_fifo(&self) -> Result<(FileName, Descriptor), DeviceError> {
         self.lock_new(|nonce| {
             self.check_process()?;
             let name = FileName::Wake(nonce);
@@ -342,7 +344,7 @@ impl HostDirectory {
                 Err(Errno::NOENT) => return Ok(None),
                 changed => changed.map_err(creating)?,
             }
-            Ok(self.find_fifo(name)?.map(|file| (name, file)))
+            Ok(self.find_fifo(name)?.map(|file| (name, file.into())))
         })
     }
 
@@ -355,8 +357,8 @@ impl HostDirectory {
     /// another process has the same number: the generators of two that start at the same instant may go alike.
     fn lock_new(
         &self,
-        create: impl Fn(u64) -> Result<Option<(FileName, OwnedFd)>, DeviceError>,
-    ) -> Result<(FileName, OwnedFd), DeviceError> {
+        create: impl Fn(u64) -> Result<Option<(FileName, Descriptor)>, DeviceError>,
+    ) -> Result<(FileName, Descriptor), DeviceError> {
         // A sweep of another process may remove the file before it is locked, if this process is slow.
         for _ in 0..ATTEMPTS {
             let Some((name, file)) = create(fastrand::u64(1..))? else { continue };
@@ -381,8 +383,8 @@ impl HostDirectory {
     fn name_new<T>(
         &self,
         length: usize,
-        give_name: impl Fn(FileName, &OwnedFd) -> Result<Option<T>, DeviceError>,
-    ) -> Result<(OwnedFd, T), DeviceError> {
+        give_name: impl Fn(FileName, &Descriptor) -> Result<Option<T>, DeviceError>,
+    ) -> Result<(Descriptor, T), DeviceError> {
         // A sweep of another process may remove the file before it has its name.
         for _ in 0..ATTEMPTS {
             let (name, file) = self.create_locked(FileName::New, length)?;
@@ -405,9 +407,9 @@ impl HostDirectory {
     pub(super) fn create_queue_pair<T>(
         &self,
         length: usize,
-        fill: impl Fn(&OwnedFd) -> Result<T, Errno>,
+        fill: impl Fn(&Descriptor) -> Result<T, Errno>,
         publish: impl Fn(&T, Qpn),
-    ) -> Result<(OwnedFd, T, Qpn), DeviceError> {
+    ) -> Result<(Descriptor, T, Qpn), DeviceError> {
         let (file, (filled, qpn)) = self.name_new(length, |name, file| {
             let filled = fill(file).map_err(|errno| self.error("mapping", name, errno))?;
             let qpn = self.link_queue_pair(name, |qpn| publish(&filled, qpn))?;
@@ -421,10 +423,10 @@ impl HostDirectory {
     pub(super) fn replace_queue_pair<T>(
         &self,
         length: usize,
-        fill: impl Fn(&OwnedFd) -> Result<T, Errno>,
+        fill: impl Fn(&Descriptor) -> Result<T, Errno>,
         publish: impl Fn(&T, Qpn),
         qpn: Qpn,
-    ) -> Result<(OwnedFd, T), DeviceError> {
+    ) -> Result<(Descriptor, T), DeviceError> {
         self.check_process()?;
         let target = FileName::QueuePair(qpn);
         self.name_new(length, |name, file| {
@@ -521,6 +523,16 @@ impl HostDirectory {
         Ok(names)
     }
 
+    /// Removes files of dead processes, after one was found dead or has ended.
+    #[cold]
+    pub(super) fn sweep_after_end(&self) {
+        if self.opener.is_this()
+            && let Err(error) = self.sweep()
+        {
+            tracing::warn!(%error, "can't remove files of dead processes");
+        }
+    }
+
     /// Removes files of dead processes.
     fn sweep(&self) -> Result<(), DeviceError> {
         for name in self.names()? {
@@ -549,7 +561,7 @@ impl HostDirectory {
         }
     }
 
-    /// Removes rings to queue pairs that don't exist, once in as many calls as the directory has files: reading it
+    /// Removes rings that no receiver will map, once in as many calls as the directory has files: reading it
     /// each time would make queue pairs dearer the more there are. A ring that is left does no harm: only its sender
     /// names it to a receiver.
     fn sweep_rings_in_turn(&self) -> Result<(), DeviceError> {
@@ -566,15 +578,31 @@ impl HostDirectory {
         let names = self.names()?;
         self.until_sweep.store(names.len().max(SWEEP_AFTER), Ordering::Relaxed);
         for name in names {
-            if let FileName::Ring { to, .. } = name {
-                let target = FileName::QueuePair(to).to_string();
-                let there = statat(&self.file, target, AtFlags::SYMLINK_NOFOLLOW);
-                if there.is_err_and(|errno| errno == Errno::NOENT) {
-                    self.remove(name);
-                }
+            if let FileName::Ring { to, from, nonce } = name
+                && (self.lacks(to) || self.is_abandoned(to, from, nonce))
+            {
+                self.remove(name);
             }
         }
         Ok(())
+    }
+
+    fn lacks(&self, qpn: Qpn) -> bool {
+        let name = FileName::QueuePair(qpn).to_string();
+        let there = statat(&self.file, name, AtFlags::SYMLINK_NOFOLLOW);
+        there.is_err_and(|errno| errno == Errno::NOENT)
+    }
+
+    /// Whether the sender of a ring ended before it announced the ring. Nobody else will.
+    fn is_abandoned(&self, to: Qpn, from: Qpn, nonce: u64) -> bool {
+        let [sender, receiver] = [from, to].map(|qpn| PeerMailbox::open(self, qpn));
+        matches!((sender, receiver), (Ok(None), Ok(Some(receiver))) if !receiver.names(nonce))
+    }
+}
+
+impl Drop for HostDirectory {
+    fn drop(&mut self) {
+        self.sweep_after_end();
     }
 }
 

@@ -27,7 +27,7 @@
 //! the owner notes that a sender is attached. Once attached, the ring itself says whether it is watched
 //! and until when; the first page counts for senders that aren't attached only.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
@@ -122,7 +122,7 @@ struct Board {
 }
 
 impl Board {
-    fn new(file: &OwnedFd, peers: usize) -> Result<Self, Errno> {
+    fn new(file: impl AsFd, peers: usize) -> Result<Self, Errno> {
         let map = Map::part(file, board_at(), board_length(peers))?;
         Ok(Self { map: WatchedMap::new(map, DOORBELL), peers })
     }
@@ -183,7 +183,7 @@ impl Mailbox {
         let length = board_at() + board_length(peers);
         let store =
             |header: &Map, at, value| header.words::<1>(at)[0].store(value, Ordering::Release);
-        let fill = |file: &OwnedFd| {
+        let fill = |file: &Descriptor| {
             let (header, board) = (Map::new(file, HEADER)?, Board::new(file, peers)?);
             store(&header, 8, VERSION);
             store(&header, PEERS, peers as u64 | (mtu as u64) << 32);
@@ -208,7 +208,7 @@ impl Mailbox {
             name.is_replaced.store(true, Ordering::Relaxed);
         }
         let (directory, is_replaced) = (Arc::clone(directory), AtomicBool::new(false));
-        let name = Name { directory, qpn, is_replaced, _file: file.into() };
+        let name = Name { directory, qpn, is_replaced, _file: file };
         Ok(Self { header, board, name: Arc::new(name), generation })
     }
 
@@ -419,6 +419,15 @@ impl PeerMailbox {
         let (state, from, ring) = self.board.entry(slot);
         let known = matches!(state, EntryState::Announced | EntryState::Attached);
         known && (from, ring) == (sender, nonce)
+    }
+
+    /// Whether an entry leads the owner to the ring with `nonce`, or led it there.
+    pub(super) fn names(&self, nonce: u64) -> bool {
+        let known = |state| matches!(state, EntryState::Announced | EntryState::Attached);
+        (0..self.board.peers).any(|slot| {
+            let (state, _, ring) = self.board.entry(slot);
+            known(state) && ring == nonce
+        })
     }
 
     /// Frees the entry if the owner refused the ring of `sender`. Returns whether it did.

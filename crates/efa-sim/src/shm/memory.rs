@@ -123,7 +123,7 @@ impl HostMemory {
         allow_all_to_trace();
         let keys = KeyTable::with_slots(limit, max_size, Rng::new(), Some(slots));
         let (directory, peers) = (Arc::clone(directory), Mutex::default());
-        let (file, next) = (Arc::new(file.into()), Mutex::new(LENGTH as u64));
+        let (file, next) = (Arc::new(file), Mutex::new(LENGTH as u64));
         Ok(Self { directory, keys, name, file, next, namespace, copies, peers })
     }
 

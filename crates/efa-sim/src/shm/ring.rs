@@ -36,7 +36,7 @@
 //! against the layout that was checked when the file was mapped, and no word is read twice.
 
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use efa_device::{CopySource, CopyTarget, Qkey, Qpn, RemoteMemory, Status};
@@ -215,7 +215,7 @@ impl RingSender {
 
     /// Creates a ring in a new file of that length, all zero.
     pub(super) fn create(
-        file: &OwnedFd,
+        file: impl AsFd,
         slots: usize,
         mtu: usize,
         from: Qpn,

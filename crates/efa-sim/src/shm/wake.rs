@@ -30,7 +30,7 @@ pub(super) struct Fifo {
 impl Fifo {
     pub(super) fn create(directory: &Arc<HostDirectory>) -> Result<Self, DeviceError> {
         let (name, file) = directory.create_fifo()?;
-        Ok(Self { directory: Arc::clone(directory), name, file: file.into() })
+        Ok(Self { directory: Arc::clone(directory), name, file })
     }
 
     /// The number in its name, not 0.

@@ -55,6 +55,37 @@ fn open_removes_files_of_dead_processes_only() {
     assert_eq!(left, living);
 }
 
+/// Its process ended before it announced the ring.
+#[test]
+fn ring_of_a_dead_sender_that_no_entry_names_is_removed_and_others_stay() {
+    let directory = Directory::new();
+    let (mut a, b) = pair(&directory);
+    let to = destination(&mut a, b.address());
+    send(&mut a, to, 1, b"").unwrap();
+    let living = files(&directory);
+    let (a, b) = (a.address().qpn.0, b.address().qpn.0);
+    let write =
+        |name: String| std::fs::write(directory.path().join("host").join(name), "").unwrap();
+    let of_living = format!("ring-{b}-{a}-00000000000000ff");
+    write(of_living.clone());
+    write(format!("ring-{b}-77-00000000000000ff"));
+    drop(ShmDevice::open(options(&directory)).unwrap());
+    let left = files(&directory);
+    assert!(living.iter().all(|name| left.contains(name)), "{living:?} {left:?}");
+    assert!(left.contains(&of_living) && left.len() == living.len() + 1, "{left:?}");
+}
+
+#[test]
+fn last_device_of_a_process_removes_files_of_dead_processes() {
+    let directory = Directory::new();
+    let device = ShmDevice::open(options(&directory)).unwrap();
+    for name in ["qp-77", "mem-0000000000000001"] {
+        std::fs::write(directory.path().join("host").join(name), [0; 100]).unwrap();
+    }
+    drop(device);
+    assert_eq!(files(&directory), ["gid"]);
+}
+
 #[test]
 fn error_names_a_file_that_is_not_a_queue_pair() {
     let directory = Directory::new();
