@@ -39,7 +39,8 @@
 //! | a shorter buffer | [`Status::RemoteBadLength`]; the buffer stays posted |
 //! | no such queue pair, or one that is dropped or retired, or another queue key | [`Status::BadDestinationQpn`] |
 //! | a process that died | [`Status::UnresponsiveRemote`] |
-//! | a live process that doesn't poll | no completion until it polls |
+//! | a live process that doesn't poll | no completion until it polls, but for the next line |
+//! | the same for a second, while the send queue is full | [`Status::ReceiverNotReady`], if the ring had no room for the packet; never for `rnr_retry` 7 |
 //! | [`max_peers`](ShmOptions::max_peers) other senders for [`attach_timeout`](ShmOptions::attach_timeout) | [`Status::UnreachableRemote`] |
 //! | another GID | [`Status::UnreachableRemote`] |
 //!

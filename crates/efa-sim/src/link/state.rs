@@ -237,7 +237,7 @@ impl QueueState {
 
     /// Whether there is space in the send queue.
     #[inline]
-    pub(super) fn check_depth(&self) -> Result<(), DeviceError> {
+    pub(crate) fn check_depth(&self) -> Result<(), DeviceError> {
         let depth = self.attributes.max_send;
         if self.sends >= depth { Err(DeviceError::QueueFull { depth }) } else { Ok(()) }
     }

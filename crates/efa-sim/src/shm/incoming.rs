@@ -10,6 +10,7 @@ use super::directory::{FileName, HostDirectory};
 use super::mailbox::Sender;
 use super::memory::HostMemory;
 use super::operation::PIECE;
+use super::requests::CHUNK;
 use super::ring::{ADDRESS, Arrived, Awaited, Broken, Kind, Push, RingReceiver, WRITTEN};
 use super::wake::Waker;
 use crate::keys::{Slots, Use};
@@ -287,6 +288,9 @@ impl Incoming {
         let memory = RemoteMemory { address: self.ring.requested_address(), key: arrived.qkey.0 };
         let is_read = arrived.kind == Kind::Read;
         let length = if is_read { arrived.immediate as usize } else { arrived.length - ADDRESS };
+        if length > CHUNK {
+            return self.reject(Status::RemoteBadLength);
+        }
         let bytes = &mut self.passing;
         bytes.resize(length, 0);
         // All of a host have the same GID.

@@ -32,7 +32,7 @@ use super::incoming::Incoming;
 use super::mailbox::Mailbox;
 use super::memory::HostMemory;
 use super::operation::Operation;
-use super::outgoing::{Local, Outgoing};
+use super::outgoing::{Local, Outgoing, Polled};
 use super::requests::Requests;
 use super::ring::Awaited;
 use super::sharing::Ticket;
@@ -217,13 +217,19 @@ impl ShmLink {
         for key in self.active.clone() {
             let Some(outgoing) = self.outgoing.get_mut(key) else { continue };
             let peer = QueuePairId { gid: self.me.gid, qpn: outgoing.peer() };
-            let there = outgoing.poll_before_sleep(now, |finished| {
+            let polled = outgoing.poll_before_sleep(now, |finished| {
                 complete(state, &mut self.requests, peer, finished)
             });
-            if !there {
-                self.forget(key);
+            match polled {
+                Polled::There => {}
+                Polled::Stalled if state.check_depth().is_ok() => {}
+                Polled::Stalled => outgoing
+                    .return_waiting(|finished| complete(state, &mut self.requests, peer, finished)),
+                Polled::Gone => self.forget(key),
             }
         }
+        let outgoing = &self.outgoing;
+        self.active.retain(|&key| outgoing.get(key).is_some_and(|outgoing| !outgoing.is_idle()));
         self.go_on_with_requests(state);
         (!state.has_completions()).then_some(until)
     }

@@ -21,10 +21,14 @@ use super::requests::{CHUNK, REQUESTS};
 use super::ring::{ADDRESS, Kind, Push, RingSender};
 use super::sharing::{Answer, Asked, Ticket};
 use super::wake::Waker;
-use crate::link::{Piece, Step, system};
+use crate::link::{Piece, RNR_RETRY_INFINITE, Step, system};
 
 /// Polls without acknowledgement between two checks of the receiver.
 const CHECK_EVERY: u32 = 32;
+
+/// How long a receiver may acknowledge nothing before packets that wait for space in its ring leave a send queue that is
+/// full. One that runs stands still for less.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A send that was accepted.
 #[derive(Debug)]
@@ -88,6 +92,16 @@ impl Purpose {
             Self::Requests => (REQUESTS, REQUESTS, ADDRESS + CHUNK),
         }
     }
+}
+
+/// What a poll found of the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Polled {
+    There,
+    /// It has acknowledged nothing for [`PATIENCE`], and [packets wait](Outgoing::return_waiting) for space in the ring.
+    Stalled,
+    /// It is gone, and the ring with it.
+    Gone,
 }
 
 /// The outcome of a check.
@@ -337,19 +351,22 @@ impl Outgoing {
         }
     }
 
-    /// Takes acknowledgements. Returns false if the peer is gone, and the ring with it.
+    /// Takes acknowledgements.
     #[inline]
-    pub(super) fn poll(&mut self, now: Time, mut finish: impl FnMut(Finished)) -> bool {
+    pub(super) fn poll(&mut self, now: Time, mut finish: impl FnMut(Finished)) -> Polled {
         let Ok(count) = self.ring.acknowledgements() else {
             self.fail(Status::BadStatus, finish);
-            return false;
+            return Polled::Gone;
         };
         if count == 0 {
             self.idle_polls = self.idle_polls.wrapping_add(1);
-            return !self.idle_polls.is_multiple_of(CHECK_EVERY) || self.check(now, finish);
+            return match self.idle_polls.is_multiple_of(CHECK_EVERY) {
+                true => self.check(now, finish),
+                false => Polled::There,
+            };
         }
         self.take_acknowledgements(count, &mut finish);
-        true
+        Polled::There
     }
 
     #[inline(always)]
@@ -462,25 +479,40 @@ impl Outgoing {
     }
 
     /// Takes acknowledgements, and checks the receiver if there is none, as this side may sleep next.
-    /// Returns false if the peer is gone, and the ring with it.
-    pub(super) fn poll_before_sleep(&mut self, now: Time, finish: impl FnMut(Finished)) -> bool {
+    pub(super) fn poll_before_sleep(&mut self, now: Time, finish: impl FnMut(Finished)) -> Polled {
         self.idle_polls = CHECK_EVERY - 1;
         self.poll(now, finish)
     }
 
-    /// Checks the receiver. Returns false if it is gone.
+    /// Checks the receiver.
     #[cold]
-    fn check(&mut self, now: Time, mut finish: impl FnMut(Finished)) -> bool {
+    fn check(&mut self, now: Time, mut finish: impl FnMut(Finished)) -> Polled {
         match self.check_peer(now) {
-            Check::Alive => true,
+            Check::Alive if self.is_stalled(now) => Polled::Stalled,
+            Check::Alive => Polled::There,
             Check::Gone(status) => {
                 // It may have acknowledged packets before it ended.
                 if let Ok(count) = self.ring.acknowledgements() {
                     self.take_acknowledgements(count, &mut finish);
                 }
                 self.fail(status, finish);
-                false
+                Polled::Gone
             }
+        }
+    }
+
+    fn is_stalled(&self, now: Time) -> bool {
+        self.purpose == Purpose::Datagrams
+            && self.local.rnr_retry < RNR_RETRY_INFINITE
+            && !self.queued.is_empty()
+            && self.stalled.is_some_and(|since| now - since >= PATIENCE)
+    }
+
+    /// Ends packets that wait for space in the ring as those of a receiver that is not ready.
+    #[cold]
+    pub(super) fn return_waiting(&mut self, mut finish: impl FnMut(Finished)) {
+        for posted in self.queued.drain(..) {
+            finish((posted, Err(Status::ReceiverNotReady)));
         }
     }
 
@@ -502,6 +534,7 @@ impl Outgoing {
         if now - since >= self.local.probe_after {
             self.probed = now;
             if !self.mailbox.is_alive() {
+                self.local.directory.sweep_after_end();
                 return Check::Gone(Status::UnresponsiveRemote);
             }
         }

@@ -75,6 +75,40 @@ fn receiver_that_reposts_each_buffer_causes_no_rnr() {
     }
 }
 
+/// A receiver that doesn't poll, as one that is stopped, must not hold up sends to others.
+#[test]
+fn packets_beyond_the_ring_of_a_stalled_receiver_fail_with_rnr_once_the_send_queue_is_full() {
+    let directory = Directory::new();
+    let device = ShmDevice::open(options(&directory)).unwrap();
+    for (rnr_retry, count, returned) in [(3, 20, 12), (3, 19, 0), (7, 20, 0)] {
+        let options = QueuePairOptions::default().with(|options| {
+            options.qkey = KEY;
+            options.send_depth = 20;
+            options.rnr_retry = rnr_retry;
+        });
+        let mut a = device.create_queue_pair(options).unwrap();
+        let mut stalled = queue_pair(&device);
+        let to = destination(&mut a, stalled.address());
+        for id in 0..count {
+            send(&mut a, to, id, &[id as u8]).unwrap();
+        }
+        assert!(poll(&mut a, at(0)).sends.is_empty());
+        assert!(poll(&mut a, at(999)).sends.is_empty());
+        let failed: Vec<_> = poll(&mut a, at(1000)).sends.into();
+        let expected: Vec<_> =
+            (8..8 + returned).map(|id| (id, Err(Status::ReceiverNotReady))).collect();
+        assert_eq!(failed, expected, "{count} sends with {rnr_retry} retries");
+        // What is in its ring is delivered once it polls, and what waits goes on.
+        post_receives(&mut stalled, 20);
+        let (mut sent, mut received) = (0, 0);
+        while sent < (count - returned) as usize {
+            received += poll(&mut stalled, at(2000)).receives.len();
+            sent += poll(&mut a, at(2000)).sends.len();
+        }
+        assert_eq!(received, sent);
+    }
+}
+
 fn queue_pair_with(device: &ShmDevice, rnr_retry: u8) -> ShmQueuePair {
     let options = QueuePairOptions::default().with(|options| {
         options.qkey = KEY;

@@ -40,7 +40,7 @@ impl ShmLink {
             Ok(Found::Packets) => {}
             Ok(Found::Left) => self.left = Some(slot),
             // One ring may stay: looking at it costs no more than looking at the doorbell.
-            Ok(Found::Nothing) if self.watched.len() > 1 => self.unwatch(slot),
+            Ok(Found::Nothing) if self.watched.len() > 1 => self.neglect(slot),
             Ok(Found::Nothing) => {}
             Ok(Found::End) => self.detach(slot),
             Err(broken) => {
@@ -65,7 +65,18 @@ impl ShmLink {
             && !incoming.is_watched()
         {
             incoming.set_watched(true);
-            self.watched.push(slot);
+            if !self.watched.contains(&slot) {
+                self.watched.push(slot);
+            }
+        }
+    }
+
+    /// Tells the sender of a ring that has been empty for long to ring the doorbell from now on; the second time, looks at
+    /// the ring no longer. A sender that was told too late, and so rang no doorbell, has published its packet by then.
+    fn neglect(&mut self, slot: usize) {
+        match self.incoming.get_mut(slot) {
+            Some(Some(incoming)) if incoming.is_watched() => incoming.set_watched(false),
+            _ => self.unwatch(slot),
         }
     }
 
@@ -151,6 +162,7 @@ impl ShmLink {
     pub(super) fn sweep(&mut self, now: Time) {
         self.next_sweep = now + SWEEP_EVERY;
         self.forget_useless();
+        let mut has_dead = false;
         for slot in 0..self.mailbox.peers() {
             let (state, sender, _) = self.mailbox.entry(slot);
             match (self.incoming.get_mut(slot).and_then(Option::as_mut), state) {
@@ -168,8 +180,10 @@ impl ShmLink {
                 (Some(incoming), _) if incoming.has_packets() => self.look_at_entry(slot),
                 (Some(incoming), _) => {
                     let attached = incoming.sender();
-                    let gone = incoming.is_finished()
-                        || (incoming.was_quiet() && !is_alive(&self.local.directory, attached));
+                    let is_dead =
+                        incoming.was_quiet() && !is_alive(&self.local.directory, attached);
+                    let gone = is_dead || incoming.is_finished();
+                    has_dead |= is_dead;
                     self.repair_entry(slot, attached, state, sender);
                     let Some(incoming) = self.incoming(slot) else { continue };
                     // Checked again: it may have sent just before it died.
@@ -178,6 +192,9 @@ impl ShmLink {
                     }
                 }
             }
+        }
+        if has_dead {
+            self.local.directory.sweep_after_end();
         }
     }
 }

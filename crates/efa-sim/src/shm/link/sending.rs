@@ -2,7 +2,7 @@
 
 use efa_device::{AddressHandle, DeviceError, Qkey, Qpn, SendRequest, Status};
 
-use super::super::outgoing::{Content, Finished, Outgoing, Posted, Purpose};
+use super::super::outgoing::{Content, Finished, Outgoing, Polled, Posted, Purpose};
 use super::super::requests::Requests;
 use super::{Delayed, ShmLink};
 use crate::link::{Link, Packet, Path, QueueState, RNR_RETRY_INFINITE};
@@ -18,14 +18,17 @@ impl ShmLink {
         let Some(&key) = self.active.get(self.next_active) else { return };
         let Some(outgoing) = self.outgoing.get_mut(key) else { return };
         let peer = QueuePairId { gid: self.me.gid, qpn: outgoing.peer() };
-        let there = outgoing
+        let polled = outgoing
             .poll(state.now(), |finished| complete(state, &mut self.requests, peer, finished));
-        if there && !outgoing.is_idle() {
+        if polled == Polled::Stalled && state.check_depth().is_err() {
+            outgoing.return_waiting(|finished| complete(state, &mut self.requests, peer, finished));
+        }
+        if polled != Polled::Gone && !outgoing.is_idle() {
             self.next_active += 1;
             return;
         }
         self.active.swap_remove(self.next_active);
-        if !there {
+        if polled == Polled::Gone {
             self.forget(key);
         }
     }

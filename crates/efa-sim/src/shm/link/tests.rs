@@ -201,7 +201,7 @@ fn idle_ring_is_unwatched_and_rings_the_doorbell_again() {
     deliver(&mut a, &mut c);
     deliver(&mut b, &mut c);
     assert_eq!(c.link.watched.len(), 2);
-    for _ in 0..10_000 {
+    for _ in 0..20_000 {
         assert!(c.poll(Time::ZERO).is_none());
     }
     assert_eq!(c.link.watched.len(), 1);
@@ -209,6 +209,56 @@ fn idle_ring_is_unwatched_and_rings_the_doorbell_again() {
         deliver(from, &mut c);
     }
     assert_eq!(c.link.watched.len(), 2);
+}
+
+/// As that of a sender that has read just before that the ring is watched.
+#[test]
+fn packet_without_doorbell_arrives_when_its_ring_has_just_become_idle() {
+    let host = Host::new();
+    let device = host.device();
+    let mut c = queue_pair(&device);
+    let mut senders = [queue_pair(&device), queue_pair(&device)];
+    for from in &mut senders {
+        let destination = reach(from, &c);
+        send(from, destination);
+        post_buffer(&mut c);
+        assert!((0..10).any(|_| c.poll(Time::ZERO).is_some()));
+    }
+    let is_watched = |c: &ShmQueuePair, slot: usize| {
+        c.link.incoming[slot].as_ref().is_some_and(Incoming::is_watched)
+    };
+    let idle = loop {
+        assert!(c.poll(Time::ZERO).is_none());
+        if let Some(idle) = (0..2).find(|&slot| !is_watched(&c, slot)) {
+            break idle;
+        }
+    };
+    let of_idle = c.link.incoming[idle].as_ref().unwrap().sender().qpn;
+    let from = senders.iter_mut().find(|from| from.address().qpn == of_idle).unwrap();
+    while from.poll(Time::ZERO).is_none() {}
+    let destination = reach(from, &c);
+    send(from, destination);
+    c.link.mailbox.take_rung(|_| {});
+    post_buffer(&mut c);
+    assert!((0..10).any(|_| c.poll(Time::ZERO).is_some()));
+}
+
+#[test]
+fn rings_with_sends_are_listed_once_however_often_a_sleep_is_prepared() {
+    let host = Host::new();
+    let device = host.device();
+    let options = QueuePairOptions::default().with(|options| options.waitable = true);
+    let mut a = device.create_queue_pair(options).unwrap();
+    let mut b = queue_pair(&device);
+    let destination = reach(&mut a, &b);
+    for _ in 0..10 {
+        send(&mut a, destination);
+        post_buffer(&mut b);
+        assert!((0..10).any(|_| b.poll(Time::ZERO).is_some()));
+        assert_eq!(a.arm(Time::ZERO).unwrap(), Armed::Pending);
+        assert!(a.link.active.is_empty());
+        assert!(matches!(a.poll(Time::ZERO), Some(Completion::Send { result: Ok(()), .. })));
+    }
 }
 
 #[test]
