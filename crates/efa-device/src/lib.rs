@@ -110,6 +110,7 @@ mod lent;
 mod region;
 mod status;
 mod tag_list;
+mod zeroed;
 
 use std::fmt;
 use std::ops::{Add, AddAssign, Range, Sub};
@@ -123,6 +124,7 @@ pub use lent::{Lending, LentBytes, LentBytesMut};
 pub use region::{Access, NoRegion, Region, RegionRange, RegisterError, RemoteMemory, RemoteRange};
 pub use status::Status;
 pub use tag_list::{NoTagList, TagChange, TagCommand, TagList, TagListLimits, TagReport};
+pub use zeroed::zeroed;
 
 /// A point in time, in nanoseconds since an origin that the caller chooses.
 ///
@@ -745,9 +747,9 @@ pub trait Device {
     /// such memory, as the box of [`register`](Self::register) otherwise.
     ///
     /// # Errors
-    /// As for [`register`](Self::register).
+    /// As for [`register`](Self::register); [`DeviceError::System`] for want of memory.
     fn allocate(&self, length: usize, access: Access) -> Result<Self::Region, DeviceError> {
-        self.register(vec![0; length].into(), access).map_err(|refused| refused.error)
+        self.register(zeroed(length)?, access).map_err(|refused| refused.error)
     }
 
     /// Registers memory that somebody else owns, where it is. The region holds a handle of it.

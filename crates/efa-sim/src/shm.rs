@@ -181,7 +181,8 @@ pub struct ShmOptions {
     /// temporary files if there is no `/dev/shm`. It is created, with mode 0700, if it doesn't exist; its
     /// parent must exist.
     pub directory: Option<PathBuf>,
-    /// Largest datagram in bytes, at most 1 MiB.
+    /// Largest datagram in bytes, at most 1 MiB. Devices of a host should have the same: a longer datagram than the
+    /// receiver's fails with [`Status::RemoteBadLength`](efa_device::Status::RemoteBadLength).
     pub mtu: usize,
     /// Slots of each ring, a power of two up to 65,536; more packets wait in the send queue. A ring takes
     /// this many times the MTU of memory.

@@ -236,10 +236,14 @@ impl MemoryRegion {
         self
     }
 
-    /// Ends the registration although other handles may exist, in slices or operations under way (`fi_mr_close`):
-    /// those of this process fail or move no more bytes, and so do accesses of peers. Its key is free. Returns whether
-    /// nothing accesses the memory any more: it is false if a thread, or another process of the host, doesn't go on in the
-    /// middle of an access, and always for memory that belongs to the region, which stays registered.
+    /// Ends the registration of memory that somebody else owns ([`Domain::register_foreign`]) although other handles may
+    /// exist, in slices or operations under way (`fi_mr_close`): those of this process fail or move no more bytes, and so
+    /// do accesses of peers. Its key is free.
+    ///
+    /// Returns whether nothing accesses the memory any more. If not, a thread, or another process of the host, doesn't go
+    /// on in the middle of an access; or the memory belongs to the region. Then nothing is changed: peers access it until
+    /// the last handle of the region is dropped.
+    #[must_use = "after `false`, peers may still access the memory"]
     pub fn revoke(&self) -> bool {
         let is_revoked = self.0.region.revoke();
         if let (true, Some(key)) = (is_revoked, &self.0.key) {

@@ -239,9 +239,10 @@ impl Mailbox {
 
     /// Clears the doorbell and calls `f` with each entry that rang.
     pub(super) fn take_rung(&self, mut f: impl FnMut(usize)) {
-        // First the doorbell, then the words; senders set them in the opposite order. So a bit that is set
-        // meanwhile is either seen now or sets the doorbell again.
+        // First the doorbell, then the words; senders set them in the opposite order, with a fence between them. So a bit
+        // that is set meanwhile is either seen now or sets the doorbell again.
         let mut words = self.board.doorbell().swap(0, Ordering::Acquire);
+        fence(Ordering::SeqCst);
         while words != 0 {
             let word = words.trailing_zeros() as usize;
             words &= words - 1;
@@ -409,6 +410,7 @@ impl PeerMailbox {
         if bits.load(Ordering::Relaxed) & bit == 0 {
             bits.fetch_or(bit, Ordering::Release);
         }
+        fence(Ordering::SeqCst);
         if self.board.doorbell().load(Ordering::Relaxed) & (1 << word) == 0 {
             self.board.doorbell().fetch_or(1 << word, Ordering::Release);
         }

@@ -40,7 +40,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use efa_device::{Access, DeviceError, Qpn, RemoteMemory, Status};
+use efa_device::{Access, DeviceError, Qpn, RemoteMemory, Status, zeroed};
 use fastrand::Rng;
 use rustix::fs::{fstatvfs, stat};
 use rustix::io::Errno;
@@ -187,7 +187,7 @@ impl HostMemory {
         match self.reserve(length) {
             Some(part) => self.keys.register_part(part, access),
             None => {
-                let registered = self.keys.register(vec![0; length].into(), access);
+                let registered = self.keys.register(zeroed(length)?, access);
                 registered.map_err(|refused| refused.error)
             }
         }

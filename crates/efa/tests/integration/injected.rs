@@ -229,7 +229,7 @@ fn access_to_a_revoked_region_is_refused_and_told() {
     let region = world.ends[BOB].domain.register_foreign(&foreign(8), BOTH, LocalAccess::all());
     let region = region.unwrap();
     let rma = Rma::at(to_bob, region.remote());
-    region.revoke();
+    assert!(region.revoke());
     world.end(ALICE).inject_write(rma, &[1; 8]).unwrap();
     world.drive();
     let mut events = std::iter::from_fn(|| world.end(BOB).event());
