@@ -35,8 +35,11 @@
 //! | `sockets`, `publish`, `subscribe` | the kinds of sockets |
 //! | `connection`, `ends` | what they have in common: a connection, and its ends |
 //! | `table` | who has subscribed to what |
-//! | `wire` | what the two sides of a connection say besides messages |
+//! | `wire` | what the two sides of a connection tell each other besides messages |
+//! | `hosts` | looking up hosts, and the addresses that are tried in turn |
+//! | `timers` | what is due at a time |
 //! | `memory`, `delivery` | what is sent and received |
+//! | `shelf` | the buffers that a receiving socket makes itself |
 
 #![forbid(unsafe_code)]
 

@@ -7,7 +7,7 @@
 //!      ├─ some are owed ──► Partial(token) ─ resume ─► Partial, … UnderWay      (or the context resumes)
 //!      └─ all took it ────► UnderWay
 //!   a send completes, or its connection ends ─► served or lost, counted
-//!      └─ the last one, and nobody is owed ─► Published{key, served, lost}; the object is free again
+//!      └─ the last one, and nobody is owed ─► Published{message, served, lost}; the object is free again
 //! ```
 
 use std::collections::VecDeque;
@@ -171,8 +171,8 @@ impl Publisher {
     }
 }
 
-/// What a publication of this tag is, to the endpoint.
-fn what(tag: Tag, level: efa::Level) -> efa::Message {
+/// The message without its bytes, as endpoints take it.
+fn publication_message(tag: Tag, level: efa::Level) -> efa::Message {
     efa::Message::to(MsgEndpoint::PEER).with_data(tag).level(level)
 }
 
@@ -261,7 +261,7 @@ impl Netio {
         let tag = lookup.tag();
         let header = publisher.header(object, &message.header);
         let (mut sends, mut lost, mut owed) = (0, 0, SmallVec::new());
-        let what = what(tag, publisher.level());
+        let envelope = publication_message(tag, publisher.level());
         let key = self.publications.insert_with_key(|key| {
             let only = message.only(&header);
             for &target in targets {
@@ -271,7 +271,7 @@ impl Netio {
                     Some(part) => part.buffer(),
                     None => message.buffer(header.clone()),
                 };
-                match post(connection, &mut self.operations, op, what, buffer) {
+                match post(connection, &mut self.operations, op, envelope, buffer) {
                     Post::Sent => sends += 1,
                     Post::Owed => owed.push(target),
                     Post::Gone => lost += 1,
@@ -357,9 +357,9 @@ impl Netio {
         let publisher = &self.publishers[publication.socket];
         let header = publisher.header(publication.object, &publication.message.header);
         let op = || Op::Publish { connection: target, publication: key };
-        let what = what(publication.tag, publisher.level());
+        let envelope = publication_message(publication.tag, publisher.level());
         let buffer = || publication.message.buffer(header);
-        match connection.send(&mut self.operations, op, what, buffer) {
+        match connection.send(&mut self.operations, op, envelope, buffer) {
             Posted::Done => publication.sends += 1,
             Posted::Full => return false,
             Posted::Failed(_) => publication.lost += 1,
@@ -647,13 +647,13 @@ fn post(
     connection: &mut Connection,
     operations: &mut slab::Slab<Op>,
     op: impl FnOnce() -> Op,
-    what: efa::Message,
+    envelope: efa::Message,
     buffer: impl FnOnce() -> efa::Buffer,
 ) -> Post {
     if !connection.owed.is_empty() {
         return Post::Owed;
     }
-    match connection.send(operations, op, what, buffer) {
+    match connection.send(operations, op, envelope, buffer) {
         Posted::Done => Post::Sent,
         Posted::Full => Post::Owed,
         Posted::Failed(_) => Post::Gone,
