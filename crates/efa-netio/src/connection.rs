@@ -249,7 +249,6 @@ impl Connection {
     /// Posts a receive for a message of the program. A buffer that can't be posted comes back.
     pub(crate) fn post(
         &mut self,
-        key: ConnectionKey,
         operations: &mut Slab<Op>,
         buffer: Vec<u8>,
     ) -> Result<(), Vec<u8>> {
@@ -261,7 +260,7 @@ impl Connection {
         match endpoint.receive(Receive::untagged(), buffer, entry.key() as u64 + 1) {
             Ok(_) => {
                 let place = self.first + self.receives.len() as u64;
-                entry.insert(Op::Receive { connection: key, place });
+                entry.insert(Op::Receive { connection: self.key, place });
                 self.receives.push_back(None);
                 self.operations += 1;
                 self.posted += 1;
@@ -286,12 +285,7 @@ impl Connection {
     }
 
     /// Posts a receive for a control message.
-    pub(crate) fn post_control(
-        &mut self,
-        key: ConnectionKey,
-        operations: &mut Slab<Op>,
-        buffer: Vec<u8>,
-    ) {
+    pub(crate) fn post_control(&mut self, operations: &mut Slab<Op>, buffer: Vec<u8>) {
         let Some(endpoint) = &self.endpoint else { return };
         // A subscriber always hears its publisher, so that one of the two goes on.
         if self.unsaid.len() >= UNSAID && !self.owner.receives() {
@@ -300,23 +294,23 @@ impl Connection {
         let entry = operations.vacant_entry();
         let posted = endpoint.receive(Receive::tagged(CONTROL), buffer, entry.key() as u64 + 1);
         if posted.is_ok() {
-            entry.insert(Op::ReceiveControl { connection: key });
+            entry.insert(Op::ReceiveControl { connection: self.key });
             self.operations += 1;
         }
     }
 
     /// Posts the receives for control messages that were held back, if there is room for answers.
-    pub(crate) fn post_held(&mut self, key: ConnectionKey, operations: &mut Slab<Op>) {
+    pub(crate) fn post_held(&mut self, operations: &mut Slab<Op>) {
         if self.unsaid.len() < UNSAID {
             for buffer in std::mem::take(&mut self.held) {
-                self.post_control(key, operations, buffer);
+                self.post_control(operations, buffer);
             }
         }
     }
 
-    pub(crate) fn post_controls(&mut self, key: ConnectionKey, operations: &mut Slab<Op>) {
+    pub(crate) fn post_controls(&mut self, operations: &mut Slab<Op>) {
         for _ in 0..CONTROLS {
-            self.post_control(key, operations, vec![0; LENGTH]);
+            self.post_control(operations, vec![0; LENGTH]);
         }
     }
 
@@ -448,14 +442,7 @@ impl Connection {
 /// Whether an operation failed because the other side is gone. The device may know it before the event queue does.
 fn is_of_peer(error: OperationError) -> bool {
     match error {
-        OperationError::Device(status) => matches!(
-            status,
-            Status::RemoteAbort
-                | Status::BadDestinationQpn
-                | Status::UnresponsiveRemote
-                | Status::UnknownPeer
-                | Status::UnreachableRemote
-        ),
+        OperationError::Device(status) => status.is_peer_gone() || status == Status::UnknownPeer,
         OperationError::PeerRestarted | OperationError::PeerRemoved => true,
         _ => false,
     }

@@ -173,7 +173,7 @@ impl Netio {
     fn has_room(&mut self, key: ConnectionKey) {
         let connection = &mut self.connections[key];
         connection.say_rest();
-        connection.post_held(key, &mut self.operations);
+        connection.post_held(&mut self.operations);
         if std::mem::take(&mut connection.is_full) {
             match connection.owner {
                 Owner::Publish(socket) => self.publisher_writable(key, socket),
@@ -201,7 +201,7 @@ impl Netio {
                 (true, true) => self.has_room(key),
                 (true, false) => connection.be_stuck(),
                 (false, _) => {
-                    connection.post_held(key, &mut self.operations);
+                    connection.post_held(&mut self.operations);
                     connection.tell_end();
                 }
             }
@@ -267,7 +267,7 @@ impl Netio {
         while self.wants_buffers(key) {
             let socket = self.connections[key].owner.into();
             let Some(buffer) = self.shelf(socket).and_then(Shelf::take) else { return };
-            let posted = self.connections[key].post(key, &mut self.operations, buffer);
+            let posted = self.connections[key].post(&mut self.operations, buffer);
             if let (Err(buffer), Some(shelf)) = (posted, self.shelf(socket)) {
                 return shelf.put(buffer);
             }
@@ -347,7 +347,7 @@ impl Netio {
             Some(control) => self.controlled_by(key, control),
             None => self.counts.ignored += 1,
         }
-        self.connections[key].post_control(key, &mut self.operations, buffer);
+        self.connections[key].post_control(&mut self.operations, buffer);
     }
 
     /// The other side of a connection says something.

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 
-use efa::{ConnectError, EnableError, OperationError, StartConnectError, StartError};
+use efa::{ConnectError, OperationError, StartConnectError, StartError};
 
 use crate::delivery::Delivery;
 use crate::ids::{
@@ -284,9 +284,4 @@ pub enum Error {
     /// A range of memory.
     #[error(transparent)]
     Range(#[from] efa::OutOfRegion),
-}
-
-/// Why an accepted connection has no endpoint.
-pub(crate) fn enable_failed(error: &EnableError) {
-    tracing::warn!(%error, "a connection can't be accepted");
 }

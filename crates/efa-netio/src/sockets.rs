@@ -109,25 +109,19 @@ impl Netio {
         at: SocketAddr,
     ) -> Result<ConnectionKey, RefusedReason> {
         let Self { link, connections, operations, returns, .. } = self;
-        let mut called = Err(RefusedReason::Rejected(Rejection::Lacking));
         let key = connections.try_insert_with_key(|key| {
             let endpoint = link.endpoint(key, owner).enable().map_err(StartConnectError::from)?;
             let mut made =
                 Connection::new((key, &*returns), owner, endpoint, at, Phase::Connecting);
-            made.post_controls(key, operations);
+            made.post_controls(operations);
             Ok::<_, StartConnectError>(made)
-        });
-        if let Ok(key) = &key
-            && let Some(endpoint) = &connections[*key].endpoint
-        {
-            called = endpoint.connect(at, &role.hello()).map(|()| *key).map_err(Into::into);
-        } else if let Err(error) = key {
+        })?;
+        let called = connections[key].endpoint.as_ref().map(|it| it.connect(at, &role.hello()));
+        if let Some(Err(error)) = called {
+            self.forget_silently(key);
             return Err(error.into());
         }
-        if let (Err(_), Ok(key)) = (&called, key) {
-            self.forget_silently(key);
-        }
-        called
+        Ok(key)
     }
 
     /// Sends a message. It comes back with [`Event::SendCompleted`], or with the answer.
@@ -146,13 +140,13 @@ impl Netio {
         let Some((key, connection)) = open else {
             return Sent::Refused(SocketError::NotConnected.into(), message);
         };
-        let mut what = efa::Message::to(MsgEndpoint::PEER).level(options.completion.into());
+        let mut envelope = efa::Message::to(MsgEndpoint::PEER).level(options.completion.into());
         if let Some(data) = message.data {
-            what = what.with_data(data);
+            envelope = envelope.with_data(data);
         }
         let op = || Op::Send { connection: key, key: message.key, data: message.data };
         let buffer = || message.buffer(None);
-        match connection.send(&mut self.operations, op, what, buffer) {
+        match connection.send(&mut self.operations, op, envelope, buffer) {
             Posted::Done => Sent::Accepted,
             Posted::Full => Sent::Again(message),
             Posted::Failed(error) => Sent::Refused(SendError::Start(error), message),
@@ -304,13 +298,13 @@ impl Netio {
         let made = connections.try_insert_with_key(|key| {
             let endpoint = link.endpoint(key, owner).enable()?;
             let mut made = Connection::new((key, &*returns), owner, endpoint, from, Phase::Open);
-            made.post_controls(key, operations);
+            made.post_controls(operations);
             Ok::<_, efa::EnableError>(made)
         });
         let key = match made {
             Ok(key) => key,
             Err(error) => {
-                crate::event::enable_failed(&error);
+                tracing::warn!(%error, "a connection can't be accepted");
                 self.reject(request, Rejection::Lacking);
                 return None;
             }
@@ -347,7 +341,7 @@ impl Netio {
             return Err(refused(SocketError::OwnBuffers, buffer));
         }
         let key = receiver.connection;
-        let posted = self.connections[key].post(key, &mut self.operations, buffer);
+        let posted = self.connections[key].post(&mut self.operations, buffer);
         posted.map_err(|buffer| refused(SocketError::Closed, buffer))
     }
 
