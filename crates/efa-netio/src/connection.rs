@@ -142,12 +142,12 @@ pub(crate) struct Connection {
     /// A publication found others that the connection is owed before it.
     pub(crate) is_awaited: bool,
     /// Control messages that found no room.
-    pub(crate) unsaid: VecDeque<Control>,
+    pub(crate) queued_controls: VecDeque<Control>,
     /// The context knows that it waits for room of which no completion tells.
     pub(crate) is_stuck: bool,
     /// Nothing can be sent to the other side any more, as far as the device knows.
     pub(crate) is_unreachable: bool,
-    /// Buffers for control messages, while those that answer them find no room.
+    /// Buffers of receives for control messages that are posted when there is room for answers.
     held: Vec<Vec<u8>>,
     /// When its end is due.
     pub(crate) deadline: Option<Deadline>,
@@ -169,10 +169,10 @@ pub(crate) struct Connection {
     pub(crate) complete_before: u64,
 }
 
-/// Receives for control messages that are posted.
+/// Most receives for control messages that are posted.
 pub(crate) const CONTROLS: usize = 8;
-/// Most answers that find no room, until the other side has to wait with what it says.
-const UNSAID: usize = 64;
+/// Most control messages that wait for room. Then no more of the other side's are received until some are sent.
+const MAX_QUEUED: usize = 64;
 
 impl Connection {
     pub(crate) fn new(
@@ -199,7 +199,7 @@ impl Connection {
             owed: VecDeque::new(),
             is_full: false,
             is_awaited: false,
-            unsaid: VecDeque::new(),
+            queued_controls: VecDeque::new(),
             is_stuck: false,
             is_unreachable: false,
             held: Vec::new(),
@@ -223,8 +223,8 @@ impl Connection {
 
     /// Whether somebody waits for room.
     #[inline]
-    pub(crate) fn has_to_say(&self) -> bool {
-        self.is_full || !self.unsaid.is_empty()
+    pub(crate) fn waits_for_room(&self) -> bool {
+        self.is_full || !self.queued_controls.is_empty()
     }
 
     /// Whether a message may still come for a receive.
@@ -287,8 +287,8 @@ impl Connection {
     /// Posts a receive for a control message.
     pub(crate) fn post_control(&mut self, operations: &mut Slab<Op>, buffer: Vec<u8>) {
         let Some(endpoint) = &self.endpoint else { return };
-        // A subscriber always hears its publisher, so that one of the two goes on.
-        if self.unsaid.len() >= UNSAID && !self.owner.receives() {
+        // A subscriber always receives what its publisher sends, so that one of the two goes on.
+        if self.queued_controls.len() >= MAX_QUEUED && !self.owner.receives() {
             return self.held.push(buffer);
         }
         let entry = operations.vacant_entry();
@@ -301,7 +301,7 @@ impl Connection {
 
     /// Posts the receives for control messages that were held back, if there is room for answers.
     pub(crate) fn post_held(&mut self, operations: &mut Slab<Op>) {
-        if self.unsaid.len() < UNSAID {
+        if self.queued_controls.len() < MAX_QUEUED {
             for buffer in std::mem::take(&mut self.held) {
                 self.post_control(operations, buffer);
             }
@@ -375,18 +375,18 @@ impl Connection {
     }
 
     /// Sends a control message, now or when there is room.
-    pub(crate) fn say(&mut self, control: Control) {
-        self.unsaid.push_back(control);
-        self.say_rest();
+    pub(crate) fn send_control(&mut self, control: Control) {
+        self.queued_controls.push_back(control);
+        self.flush_controls();
     }
 
     /// Sends control messages for which there was no room.
-    pub(crate) fn say_rest(&mut self) {
-        let Some(endpoint) = &self.endpoint else { return self.unsaid.clear() };
-        while let Some(control) = self.unsaid.front() {
+    pub(crate) fn flush_controls(&mut self) {
+        let Some(endpoint) = &self.endpoint else { return self.queued_controls.clear() };
+        while let Some(control) = self.queued_controls.front() {
             let to = efa::Message::to(MsgEndpoint::PEER).tagged(CONTROL);
             match endpoint.inject(to, &control.emit()) {
-                Ok(()) => drop(self.unsaid.pop_front()),
+                Ok(()) => drop(self.queued_controls.pop_front()),
                 // A caller may not have heard yet that it was accepted.
                 Err(StartError::NotConnected) if self.phase != Phase::Draining => {
                     return self.be_stuck();
@@ -395,8 +395,8 @@ impl Connection {
                     return self.be_stuck();
                 }
                 Err(error) => {
-                    tracing::debug!(%error, ?control, "not said");
-                    self.unsaid.clear();
+                    tracing::debug!(%error, ?control, "a control message is not sent");
+                    self.queued_controls.clear();
                     return self.not_reached(&error);
                 }
             }
@@ -417,14 +417,14 @@ impl Connection {
         matches!(found, Some(Ok(Some(_))))
     }
 
-    /// Tells the other side how many messages there were, once all are out.
-    pub(crate) fn tell_end(&mut self) {
+    /// Sends END, which has the number of messages, once all are out.
+    pub(crate) fn send_end(&mut self) {
         if self.phase == (Phase::Ending { is_told: false })
             && self.sends == 0
             && self.owed.is_empty()
         {
             self.phase = Phase::Ending { is_told: true };
-            self.say(Control::End { messages: self.sent() });
+            self.send_control(Control::End { messages: self.sent() });
         }
     }
 

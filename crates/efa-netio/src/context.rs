@@ -116,8 +116,8 @@ pub struct Netio {
     pub(crate) retry: Duration,
     /// Connections that have ended with nothing under way.
     pub(crate) idle: Vec<ConnectionKey>,
-    /// Connections that have given the program a message, and want another buffer to be posted.
-    pub(crate) hungry: Vec<ConnectionKey>,
+    /// Connections that have given the program a message, and have fewer buffers posted than are wanted.
+    pub(crate) short_of_buffers: Vec<ConnectionKey>,
     pub(crate) events: VecDeque<Event>,
     pub(crate) counts: Counts,
     stops: bool,
@@ -184,7 +184,7 @@ impl Link {
         // Before it nobody knows whether the other side's device can read.
         protocol.messages_after_handshake = true;
         protocol.max_sends = self.options.sends;
-        // A side that sends messages hears control messages only.
+        // A side that sends messages receives control messages only.
         let unexpected = match owner.receives() {
             true => self.options.unexpected,
             false => self.options.unexpected.min(UNEXPECTED_CONTROL),
@@ -237,7 +237,7 @@ impl Netio {
             stuck: Vec::new(),
             retry: RETRY,
             idle: Vec::new(),
-            hungry: Vec::new(),
+            short_of_buffers: Vec::new(),
             events: VecDeque::new(),
             counts: Counts::default(),
             stops: false,
@@ -354,7 +354,7 @@ impl Netio {
     /// The context [doesn't sleep](Options::sleeps), or the system fails.
     pub fn try_sleep(&mut self) -> Result<bool, TryWaitError> {
         let set = self.link.set.clone().ok_or(TryWaitError::NotWaitable)?;
-        let is_due = !self.idle.is_empty() || !self.hungry.is_empty();
+        let is_due = !self.idle.is_empty() || !self.short_of_buffers.is_empty();
         if !self.events.is_empty() || is_due || !self.returns.fall_asleep() {
             return Ok(false);
         }
@@ -441,8 +441,8 @@ impl Netio {
         if !self.idle.is_empty() {
             self.forget_idle();
         }
-        if !self.hungry.is_empty() {
-            self.feed();
+        if !self.short_of_buffers.is_empty() {
+            self.post_returned();
         }
         let mut entry: Option<Entry> = None;
         let mut found = 0;
@@ -476,9 +476,9 @@ impl Netio {
 
     /// Posts buffers: those that the program has given back by now before others, which left the processor's cache.
     #[inline(never)]
-    fn feed(&mut self) {
+    fn post_returned(&mut self) {
         self.take_returns();
-        while let Some(key) = self.hungry.pop() {
+        while let Some(key) = self.short_of_buffers.pop() {
             self.post_buffers(key);
         }
     }

@@ -45,8 +45,8 @@ impl Netio {
         }
     }
 
-    /// A control message has failed: it was injected, has no context, and would have no completion otherwise. What it said
-    /// the other side never learns, and may be what somebody waits for.
+    /// A control message has failed: it was injected, has no context, and would have no completion otherwise. The other
+    /// side never learns what is in it, and somebody may wait for that.
     #[cold]
     fn control_failed(&mut self, entry: &Option<Entry>) {
         let Some(Err(CompletionError { error, completion, .. })) = entry else { return };
@@ -89,7 +89,7 @@ impl Netio {
         connection.operations -= 1;
         connection.sends -= 1;
         connection.complete += 1;
-        let is_plain = connection.is_open() && !connection.has_to_say();
+        let is_plain = connection.is_open() && !connection.waits_for_room();
         self.publication_served(publication, true);
         if !is_plain {
             self.goes_on(key);
@@ -164,7 +164,7 @@ impl Netio {
     #[inline]
     fn goes_on(&mut self, key: ConnectionKey) {
         let connection = &self.connections[key];
-        if connection.has_to_say() || connection.phase != Phase::Open {
+        if connection.waits_for_room() || connection.phase != Phase::Open {
             self.has_room(key);
         }
     }
@@ -172,7 +172,7 @@ impl Netio {
     #[cold]
     fn has_room(&mut self, key: ConnectionKey) {
         let connection = &mut self.connections[key];
-        connection.say_rest();
+        connection.flush_controls();
         connection.post_held(&mut self.operations);
         if std::mem::take(&mut connection.is_full) {
             match connection.owner {
@@ -183,7 +183,7 @@ impl Netio {
                 _ => {}
             }
         }
-        self.connections[key].tell_end();
+        self.connections[key].send_end();
     }
 
     /// Looks whether connections have room of which no completion tells.
@@ -195,14 +195,14 @@ impl Netio {
                 self.not_reachable(key);
                 continue;
             }
-            connection.say_rest();
+            connection.flush_controls();
             let waits_to_send = connection.is_full && connection.sends == 0;
             match (waits_to_send, connection.has_room()) {
                 (true, true) => self.has_room(key),
                 (true, false) => connection.be_stuck(),
                 (false, _) => {
                     connection.post_held(&mut self.operations);
-                    connection.tell_end();
+                    connection.send_end();
                 }
             }
             if !self.connections.get(key).is_some_and(|connection| connection.is_stuck) {
@@ -241,7 +241,7 @@ impl Netio {
             }
         }
         if self.wants_buffers(key) {
-            self.hungry.push(key);
+            self.short_of_buffers.push(key);
         }
         self.end_if_all_arrived(key);
     }
@@ -300,7 +300,7 @@ impl Netio {
                 if connection.phase != Phase::Open {
                     return self.end_now(key, reason);
                 }
-                connection.say(Control::TooLong { length, capacity });
+                connection.send_control(Control::TooLong { length, capacity });
                 // The other side closes the connection when it knows.
                 connection.phase = Phase::Ending { is_told: true };
                 connection.why = Some(reason);
@@ -344,14 +344,14 @@ impl Netio {
             Some(_) => return,
         };
         match control {
-            Some(control) => self.controlled_by(key, control),
+            Some(control) => self.handle_control(key, control),
             None => self.counts.ignored += 1,
         }
         self.connections[key].post_control(&mut self.operations, buffer);
     }
 
-    /// The other side of a connection says something.
-    fn controlled_by(&mut self, key: ConnectionKey, control: Control) {
+    /// A control message of the other side has arrived.
+    fn handle_control(&mut self, key: ConnectionKey, control: Control) {
         let connection = &mut self.connections[key];
         if connection.endpoint.is_none() {
             return;
@@ -367,11 +367,11 @@ impl Netio {
                 self.end_now(key, ClosedReason::TooLong { length, capacity });
             }
             (Owner::Publish(socket), control) if connection.phase == Phase::Open => {
-                self.subscriber_said(key, socket, control);
+                self.control_of_subscriber(key, socket, control);
             }
-            // The subscriber hears that the connection ends.
+            // The subscriber learns from END that the connection ends.
             (Owner::Publish(_), Control::Subscribe { .. } | Control::Unsubscribe { .. }) => {}
-            (Owner::Subscribe(socket), control) => self.publisher_said(socket, control),
+            (Owner::Subscribe(socket), control) => self.control_of_publisher(socket, control),
             _ => self.counts.ignored += 1,
         }
     }
@@ -418,8 +418,8 @@ impl Netio {
             return;
         }
         if connection.phase != Phase::Connecting {
-            // What was said before the caller was ready.
-            return connection.say_rest();
+            // Control messages that were queued before the caller was ready.
+            return connection.flush_controls();
         }
         connection.phase = Phase::Open;
         let owner = connection.owner;
@@ -455,7 +455,7 @@ impl Netio {
             return self.end_now(key, reason);
         }
         connection.phase = Phase::Draining;
-        connection.unsaid.clear();
+        connection.queued_controls.clear();
         self.end_if_all_arrived(key);
     }
 
@@ -468,7 +468,7 @@ impl Netio {
         connection.phase = Phase::Ending { is_told: false };
         connection.why = Some(reason);
         connection.complete_before = connection.complete;
-        connection.tell_end();
+        connection.send_end();
         if let Owner::Publish(socket) = connection.owner {
             self.unsubscribe_all(key, socket);
         }
@@ -515,7 +515,7 @@ impl Netio {
     fn drop_endpoint(&mut self, key: ConnectionKey) {
         let connection = &mut self.connections[key];
         drop(connection.endpoint.take());
-        connection.unsaid.clear();
+        connection.queued_controls.clear();
         self.timers.remove(connection.deadline.take());
         let owner = connection.owner;
         if let Owner::Publish(socket) = owner {

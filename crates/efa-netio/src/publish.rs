@@ -367,7 +367,7 @@ impl Netio {
         publication.owed.retain(|owed| *owed != target);
         connection.owed.pop_front();
         self.next_may_go(target);
-        self.connections[target].tell_end();
+        self.connections[target].send_end();
         self.finish_publication(key);
         true
     }
@@ -451,7 +451,7 @@ impl Netio {
         for target in owed {
             self.connections[target].owed.retain(|other| *other != key);
             self.next_may_go(target);
-            self.connections[target].tell_end();
+            self.connections[target].send_end();
         }
         self.finish_publication(key);
     }
@@ -519,8 +519,8 @@ impl Netio {
         self.events.push_back(Event::SubscriberConnected { socket, peer });
     }
 
-    /// A subscriber says something.
-    pub(crate) fn subscriber_said(
+    /// A control message of a subscriber has arrived.
+    pub(crate) fn control_of_subscriber(
         &mut self,
         target: ConnectionKey,
         socket: PublishSocket,
@@ -542,13 +542,15 @@ impl Netio {
                     publisher.table.insert(tag, target);
                     self.events.push_back(Event::Subscriber { socket, tag, peer });
                 }
-                self.connections[target].say(Control::Answer { serial, tag, answer, messages });
+                let reply = Control::Answer { serial, tag, answer, messages };
+                self.connections[target].send_control(reply);
             }
             Control::Unsubscribe { serial, tag } => {
                 let was_known = connection.tags.remove(&tag);
                 let is_last = connection.tags.is_empty();
                 let (answer, messages) = (Answer::Done, connection.sent());
-                self.connections[target].say(Control::Answer { serial, tag, answer, messages });
+                let reply = Control::Answer { serial, tag, answer, messages };
+                self.connections[target].send_control(reply);
                 if was_known {
                     self.unsubscribe_one(target, socket, tag);
                     self.events.push_back(Event::Unsubscriber { socket, tag, peer });

@@ -1,5 +1,5 @@
-//! Subscribe sockets. A socket knows what it wants, and says so on each connection that it makes; it has one while it
-//! wants anything.
+//! Subscribe sockets. A socket keeps its tags, and subscribes to them on each connection that it makes; it has one while
+//! it has tags.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ pub(crate) struct Subscriber {
     pub(crate) site: Site,
     pub(crate) search: Search,
     pub(crate) connection: Option<ConnectionKey>,
-    /// What is wanted, and the serial of the message that said so on this connection; `None` before.
+    /// What is wanted, and the serial of its SUBSCRIBE on this connection; `None` before that is sent.
     wanted: BTreeMap<Tag, Option<u32>>,
     /// Ends of subscriptions that have no answer yet.
     leaving: BTreeMap<u32, Tag>,
@@ -87,7 +87,7 @@ impl Netio {
         let is_new = !subscriber.wanted.contains_key(&tag);
         subscriber.wanted.entry(tag).or_default();
         if is_new && let Some(key) = subscriber.connection {
-            self.say_wanted(socket, key, tag);
+            self.send_subscribe(socket, key, tag);
         }
         self.reconnect(socket)?;
         Ok(if is_new { Subscription::Requested } else { Subscription::Already })
@@ -111,7 +111,7 @@ impl Netio {
                 let serial = subscriber.next_serial();
                 subscriber.leaving.insert(serial, tag);
                 subscriber.is_emptied |= is_empty;
-                self.connections[key].say(Control::Unsubscribe { serial, tag });
+                self.connections[key].send_control(Control::Unsubscribe { serial, tag });
             }
             (None, Some(key)) if is_empty => self.give_up_connecting(socket, key),
             _ => {}
@@ -169,22 +169,22 @@ impl Netio {
     /// A connection is made: the publisher learns what is wanted.
     pub(crate) fn subscriber_connected(&mut self, socket: SubscribeSocket, key: ConnectionKey) {
         let wanted: Vec<Tag> = self.subscribers[socket].wanted.keys().copied().collect();
-        wanted.into_iter().for_each(|tag| self.say_wanted(socket, key, tag));
+        wanted.into_iter().for_each(|tag| self.send_subscribe(socket, key, tag));
     }
 
-    fn say_wanted(&mut self, socket: SubscribeSocket, key: ConnectionKey, tag: Tag) {
+    fn send_subscribe(&mut self, socket: SubscribeSocket, key: ConnectionKey, tag: Tag) {
         let (subscriber, connection) = (&mut self.subscribers[socket], &self.connections[key]);
-        // On a connection that ends it would not be heard; it is said on the next one.
+        // On a connection that ends it would be ignored; it is sent on the next one.
         if connection.phase != Phase::Open || subscriber.is_emptied {
             return;
         }
         let serial = subscriber.next_serial();
         subscriber.wanted.insert(tag, Some(serial));
-        self.connections[key].say(Control::Subscribe { serial, tag });
+        self.connections[key].send_control(Control::Subscribe { serial, tag });
     }
 
-    /// The publisher says something.
-    pub(crate) fn publisher_said(&mut self, socket: SubscribeSocket, control: Control) {
+    /// A control message of the publisher has arrived.
+    pub(crate) fn control_of_publisher(&mut self, socket: SubscribeSocket, control: Control) {
         let Control::Answer { serial, tag, answer, messages } = control else {
             self.counts.ignored += 1;
             return;
@@ -217,7 +217,7 @@ impl Netio {
             && !std::mem::replace(&mut subscriber.is_emptied, true)
         {
             let serial = subscriber.next_serial();
-            self.connections[key].say(Control::Unsubscribe { serial, tag });
+            self.connections[key].send_control(Control::Unsubscribe { serial, tag });
         }
     }
 
