@@ -8,16 +8,25 @@
 //!                                         └─ the last one: the socket learns that it is closed
 //! ```
 
-use std::collections::VecDeque;
+mod controls;
+mod receives;
+mod sends;
+mod subscriptions;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use efa::{Buffer, MsgEndpoint, OperationError, Receive, Refused, StartError, Status, Time};
-use hashbrown::HashSet;
+use efa::{Buffer, MsgEndpoint, OperationError, Receive, Refused, StartError, Status};
 use slab::Slab;
 
+use controls::Controls;
+pub(crate) use receives::Arrival;
+use receives::Receives;
+use sends::Sends;
+use subscriptions::Subscriptions;
+
 use crate::delivery::{Return, Returns};
-use crate::event::{ClosedReason, RefusedReason, Tag};
+use crate::event::{ClosedReason, RefusedReason};
 use crate::ids::{
     AnySocket, ConnectionKey, PublicationKey, PublishSocket, ReceiveSocket, SendSocket,
     SubscribeSocket,
@@ -97,13 +106,6 @@ impl Op {
     }
 }
 
-/// A receive that has completed.
-pub(crate) struct Arrival {
-    pub(crate) buffer: Vec<u8>,
-    /// Length of the message, and what came beside it; or why there is none.
-    pub(crate) result: Result<(usize, Option<u64>), OperationError>,
-}
-
 /// What became of a send.
 pub(crate) enum Posted {
     Done,
@@ -122,33 +124,19 @@ pub(crate) struct Connection {
     pub(crate) phase: Phase,
     /// All in the context's table.
     pub(crate) operations: u32,
-    /// Messages under way.
-    pub(crate) sends: u32,
-    /// Messages that have arrived.
-    pub(crate) received: u64,
-    /// Receives for messages of the program, in the order in which they were posted and match messages. Those that have
-    /// completed wait for the ones before them.
-    pub(crate) receives: VecDeque<Option<Arrival>>,
-    /// The place of the first one.
-    pub(crate) first: u64,
-    /// Of the receives, those that have not completed.
-    pub(crate) posted: u32,
-    /// How many messages the other side says that it sent in all.
-    pub(crate) expected: Option<u64>,
-    /// Publications that the connection gets before any other, the oldest first.
-    pub(crate) owed: VecDeque<PublicationKey>,
+    /// Messages of the program, out.
+    pub(crate) sends: Sends,
+    /// Messages of the program, in.
+    pub(crate) receives: Receives,
+    pub(crate) controls: Controls,
+    /// Of a subscriber, at its publisher.
+    pub(crate) subscriptions: Subscriptions,
     /// A message found no room.
     pub(crate) is_full: bool,
-    /// A publication found others that the connection is owed before it.
-    pub(crate) is_awaited: bool,
-    /// Control messages that found no room.
-    pub(crate) queued_controls: VecDeque<Control>,
     /// The context knows that it waits for room of which no completion tells.
     pub(crate) is_stuck: bool,
     /// Nothing can be sent to the other side any more, as far as the device knows.
     pub(crate) is_unreachable: bool,
-    /// Buffers of receives for control messages that are posted when there is room for answers.
-    held: Vec<Vec<u8>>,
     /// When its end is due.
     pub(crate) deadline: Option<Deadline>,
     /// Why it ends.
@@ -157,22 +145,10 @@ pub(crate) struct Connection {
     pub(crate) is_silent: bool,
     /// Why it was never made.
     pub(crate) refused: Option<RefusedReason>,
-    /// Tags of a subscriber, at its publisher.
-    pub(crate) tags: HashSet<Tag>,
-    /// Messages that are complete.
-    pub(crate) complete: u64,
-    /// How many were when the publisher last looked whether the subscriber takes anything, and since when it has taken
-    /// nothing although it could.
-    pub(crate) looked_at: u64,
-    pub(crate) slow_since: Option<Time>,
-    /// How many were when the end was last due.
-    pub(crate) complete_before: u64,
 }
 
 /// Most receives for control messages that are posted.
 pub(crate) const CONTROLS: usize = 8;
-/// Most control messages that wait for room. Then no more of the other side's are received until some are sent.
-const MAX_QUEUED: usize = 64;
 
 impl Connection {
     pub(crate) fn new(
@@ -190,28 +166,17 @@ impl Connection {
             peer,
             phase,
             operations: 0,
-            sends: 0,
-            received: 0,
-            receives: VecDeque::new(),
-            first: 0,
-            posted: 0,
-            expected: None,
-            owed: VecDeque::new(),
+            sends: Sends::default(),
+            receives: Receives::default(),
+            controls: Controls::default(),
+            subscriptions: Subscriptions::default(),
             is_full: false,
-            is_awaited: false,
-            queued_controls: VecDeque::new(),
             is_stuck: false,
             is_unreachable: false,
-            held: Vec::new(),
             deadline: None,
             why: None,
             is_silent: false,
             refused: None,
-            tags: HashSet::new(),
-            complete: 0,
-            looked_at: 0,
-            slow_since: None,
-            complete_before: 0,
         }
     }
 
@@ -224,7 +189,7 @@ impl Connection {
     /// Whether somebody waits for room.
     #[inline]
     pub(crate) fn waits_for_room(&self) -> bool {
-        self.is_full || !self.queued_controls.is_empty()
+        self.is_full || !self.controls.is_empty()
     }
 
     /// Whether a message may still come for a receive.
@@ -259,37 +224,20 @@ impl Connection {
         let entry = operations.vacant_entry();
         match endpoint.receive(Receive::untagged(), buffer, entry.key() as u64 + 1) {
             Ok(_) => {
-                let place = self.first + self.receives.len() as u64;
-                entry.insert(Op::Receive { connection: self.key, place });
-                self.receives.push_back(None);
+                entry.insert(Op::Receive { connection: self.key, place: self.receives.post() });
                 self.operations += 1;
-                self.posted += 1;
                 Ok(())
             }
             Err(refused) => Err(refused.buffer.into_vec()),
         }
     }
 
-    /// A receive has completed.
-    pub(crate) fn arrived(&mut self, place: u64, arrival: Arrival) {
-        self.posted -= 1;
-        self.receives[(place - self.first) as usize] = Some(arrival);
-    }
-
-    /// The next receive in order, if it has completed.
-    pub(crate) fn next_arrival(&mut self) -> Option<Arrival> {
-        let arrival = self.receives.front_mut()?.take()?;
-        self.receives.pop_front();
-        self.first += 1;
-        Some(arrival)
-    }
-
     /// Posts a receive for a control message.
     pub(crate) fn post_control(&mut self, operations: &mut Slab<Op>, buffer: Vec<u8>) {
         let Some(endpoint) = &self.endpoint else { return };
         // A subscriber always receives what its publisher sends, so that one of the two goes on.
-        if self.queued_controls.len() >= MAX_QUEUED && !self.owner.receives() {
-            return self.held.push(buffer);
+        if self.controls.is_full() && !self.owner.receives() {
+            return self.controls.hold(buffer);
         }
         let entry = operations.vacant_entry();
         let posted = endpoint.receive(Receive::tagged(CONTROL), buffer, entry.key() as u64 + 1);
@@ -301,10 +249,8 @@ impl Connection {
 
     /// Posts the receives for control messages that were held back, if there is room for answers.
     pub(crate) fn post_held(&mut self, operations: &mut Slab<Op>) {
-        if self.queued_controls.len() < MAX_QUEUED {
-            for buffer in std::mem::take(&mut self.held) {
-                self.post_control(operations, buffer);
-            }
+        for buffer in self.controls.take_held() {
+            self.post_control(operations, buffer);
         }
     }
 
@@ -312,11 +258,6 @@ impl Connection {
         for _ in 0..CONTROLS {
             self.post_control(operations, vec![0; LENGTH]);
         }
-    }
-
-    /// Messages of the program so far.
-    pub(crate) fn sent(&self) -> u64 {
-        self.complete + u64::from(self.sends)
     }
 
     /// Sends a message of the program.
@@ -337,7 +278,7 @@ impl Connection {
             Ok(()) => {
                 entry.insert(op());
                 self.operations += 1;
-                self.sends += 1;
+                self.sends.begin();
                 Posted::Done
             }
             Err(Refused { error, .. }) => self.not_sent(error),
@@ -349,7 +290,7 @@ impl Connection {
         match error.is_busy() || error.shortage().is_some() {
             true => {
                 self.is_full = true;
-                if self.sends == 0 {
+                if !self.sends.are_under_way() {
                     self.be_stuck();
                 }
                 Posted::Full
@@ -376,17 +317,17 @@ impl Connection {
 
     /// Sends a control message, now or when there is room.
     pub(crate) fn send_control(&mut self, control: Control) {
-        self.queued_controls.push_back(control);
+        self.controls.queue(control);
         self.flush_controls();
     }
 
     /// Sends control messages for which there was no room.
     pub(crate) fn flush_controls(&mut self) {
-        let Some(endpoint) = &self.endpoint else { return self.queued_controls.clear() };
-        while let Some(control) = self.queued_controls.front() {
+        let Some(endpoint) = &self.endpoint else { return self.controls.clear() };
+        while let Some(control) = self.controls.next() {
             let to = efa::Message::to(MsgEndpoint::PEER).tagged(CONTROL);
             match endpoint.inject(to, &control.emit()) {
-                Ok(()) => drop(self.queued_controls.pop_front()),
+                Ok(()) => self.controls.sent(),
                 // A caller may not have heard yet that it was accepted.
                 Err(StartError::NotConnected) if self.phase != Phase::Draining => {
                     return self.be_stuck();
@@ -396,7 +337,7 @@ impl Connection {
                 }
                 Err(error) => {
                     tracing::debug!(%error, ?control, "a control message is not sent");
-                    self.queued_controls.clear();
+                    self.controls.clear();
                     return self.not_reached(&error);
                 }
             }
@@ -420,11 +361,11 @@ impl Connection {
     /// Sends END, which has the number of messages, once all are out.
     pub(crate) fn send_end(&mut self) {
         if self.phase == (Phase::Ending { is_told: false })
-            && self.sends == 0
-            && self.owed.is_empty()
+            && !self.sends.are_under_way()
+            && !self.subscriptions.are_owed()
         {
             self.phase = Phase::Ending { is_told: true };
-            self.send_control(Control::End { messages: self.sent() });
+            self.send_control(Control::End { messages: self.sends.count() });
         }
     }
 

@@ -87,8 +87,7 @@ impl Netio {
         // A connection stays until its last operation.
         let connection = &mut self.connections[key];
         connection.operations -= 1;
-        connection.sends -= 1;
-        connection.complete += 1;
+        connection.sends.complete();
         let is_plain = connection.is_open() && !connection.waits_for_room();
         self.publication_served(publication, true);
         if !is_plain {
@@ -125,7 +124,7 @@ impl Netio {
                     Some(error) => Err(error),
                 };
                 let buffer = completion.buffer.into_vec();
-                connection.arrived(place, Arrival { buffer, result });
+                connection.receives.arrived(place, Arrival { buffer, result });
                 self.deliver(key);
             }
             Op::ReceiveControl { .. } => {
@@ -149,8 +148,7 @@ impl Netio {
     #[inline]
     fn sent(&mut self, key: ConnectionKey, error: Option<OperationError>) {
         let connection = &mut self.connections[key];
-        connection.sends -= 1;
-        connection.complete += 1;
+        connection.sends.complete();
         if let Some(error) = error {
             if let Some(reason) = connection.failed(error) {
                 self.end_now(key, reason);
@@ -196,7 +194,7 @@ impl Netio {
                 continue;
             }
             connection.flush_controls();
-            let waits_to_send = connection.is_full && connection.sends == 0;
+            let waits_to_send = connection.is_full && !connection.sends.are_under_way();
             match (waits_to_send, connection.has_room()) {
                 (true, true) => self.has_room(key),
                 (true, false) => connection.be_stuck(),
@@ -214,13 +212,13 @@ impl Netio {
     /// Gives the program the messages that have arrived, in order.
     fn deliver(&mut self, key: ConnectionKey) {
         let owner = self.connections[key].owner;
-        while let Some(Arrival { buffer, result }) = self.connections[key].next_arrival() {
+        while let Some(Arrival { buffer, result }) = self.connections[key].receives.next_arrival() {
             match result {
                 Ok(_) if !self.connections[key].delivers() => {
                     self.buffer_returned(owner.into(), buffer)
                 }
                 Ok((length, data)) => {
-                    self.connections[key].received += 1;
+                    self.connections[key].receives.count_message();
                     if let Some(shelf) = self.shelf(owner.into()) {
                         shelf.arrived(length);
                     }
@@ -258,7 +256,7 @@ impl Netio {
     /// Whether fewer of them are posted than are wanted.
     fn wants_buffers(&mut self, key: ConnectionKey) -> bool {
         let Some(connection) = self.connections.get(key) else { return false };
-        let (posted, socket) = (connection.posted as usize, connection.owner.into());
+        let (posted, socket) = (connection.receives.posted() as usize, connection.owner.into());
         self.shelf(socket).is_some_and(|shelf| posted < shelf.wanted())
     }
 
@@ -320,11 +318,10 @@ impl Netio {
         if connection.endpoint.is_none() || !connection.owner.receives() {
             return;
         }
-        let has_all = connection.expected.is_some_and(|count| connection.received >= count);
         let is_drained = connection.phase == Phase::Draining
-            && connection.posted == 0
+            && connection.receives.posted() == 0
             && !connection.has_unexpected();
-        if has_all {
+        if connection.receives.have_all() {
             self.end_now(key, ClosedReason::DisconnectedByPeer);
         } else if is_drained {
             self.end_now(key, ClosedReason::PeerGone);
@@ -358,9 +355,8 @@ impl Netio {
         }
         match (connection.owner, control) {
             (owner, Control::End { messages })
-                if owner.receives() && connection.expected.is_none() =>
+                if owner.receives() && connection.receives.expect(messages) =>
             {
-                connection.expected = Some(messages);
                 self.end_if_all_arrived(key);
             }
             (Owner::Send(_) | Owner::Publish(_), Control::TooLong { length, capacity }) => {
@@ -455,7 +451,7 @@ impl Netio {
             return self.end_now(key, reason);
         }
         connection.phase = Phase::Draining;
-        connection.queued_controls.clear();
+        connection.controls.clear();
         self.end_if_all_arrived(key);
     }
 
@@ -467,7 +463,7 @@ impl Netio {
         }
         connection.phase = Phase::Ending { is_told: false };
         connection.why = Some(reason);
-        connection.complete_before = connection.complete;
+        connection.sends.note_deadline();
         connection.send_end();
         if let Owner::Publish(socket) = connection.owner {
             self.unsubscribe_all(key, socket);
@@ -489,9 +485,7 @@ impl Netio {
             return;
         }
         // While messages go on to complete, the other side goes on.
-        if std::mem::replace(&mut connection.complete_before, connection.complete)
-            < connection.complete
-        {
+        if connection.sends.note_deadline() {
             return self.end_later(key);
         }
         match connection.why.clone() {
@@ -515,7 +509,7 @@ impl Netio {
     fn drop_endpoint(&mut self, key: ConnectionKey) {
         let connection = &mut self.connections[key];
         drop(connection.endpoint.take());
-        connection.queued_controls.clear();
+        connection.controls.clear();
         self.timers.remove(connection.deadline.take());
         let owner = connection.owner;
         if let Owner::Publish(socket) = owner {

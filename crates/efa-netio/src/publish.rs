@@ -305,12 +305,12 @@ impl Netio {
             publisher.objects.push(publication.object);
             let Some(undone) = self.publications.remove(key) else { return Published::UnderWay };
             for target in undone.owed {
-                self.connections[target].is_awaited = true;
+                self.connections[target].subscriptions.be_awaited();
             }
             return Published::Again(undone.message);
         }
         for target in &publication.owed {
-            self.connections[*target].owed.push_back(key);
+            self.connections[*target].subscriptions.owe(key);
         }
         match when_full {
             WhenFull::Return => Published::Partial(self.token(key)),
@@ -350,7 +350,7 @@ impl Netio {
     /// more.
     fn offer_owed(&mut self, target: ConnectionKey, key: PublicationKey) -> bool {
         let Some(connection) = self.connections.get_mut(target) else { return false };
-        if connection.owed.front() != Some(&key) {
+        if connection.subscriptions.next_owed() != Some(key) {
             return false;
         }
         let publication = &mut self.publications[key];
@@ -365,7 +365,7 @@ impl Netio {
             Posted::Failed(_) => publication.lost += 1,
         }
         publication.owed.retain(|owed| *owed != target);
-        connection.owed.pop_front();
+        connection.subscriptions.next_is_done();
         self.next_may_go(target);
         self.connections[target].send_end();
         self.finish_publication(key);
@@ -376,11 +376,7 @@ impl Netio {
     fn next_may_go(&mut self, target: ConnectionKey) {
         let connection = &mut self.connections[target];
         let Owner::Publish(socket) = connection.owner else { return };
-        let is_awaited = match connection.owed.is_empty() {
-            true => std::mem::take(&mut connection.is_awaited),
-            false => true,
-        };
-        if is_awaited && !connection.is_full {
+        if connection.subscriptions.next_may_go() && !connection.is_full {
             self.writable(socket);
         }
     }
@@ -403,7 +399,7 @@ impl Netio {
 
     /// Offers a connection what it is owed, in order.
     fn offer_all_owed(&mut self, target: ConnectionKey) {
-        while let Some(key) = self.connections[target].owed.front().copied() {
+        while let Some(key) = self.connections[target].subscriptions.next_owed() {
             if !self.offer_owed(target, key) {
                 return;
             }
@@ -449,7 +445,7 @@ impl Netio {
         let owed = std::mem::take(&mut publication.owed);
         publication.lost += owed.len() as u32;
         for target in owed {
-            self.connections[target].owed.retain(|other| *other != key);
+            self.connections[target].subscriptions.give_up(key);
             self.next_may_go(target);
             self.connections[target].send_end();
         }
@@ -463,10 +459,7 @@ impl Netio {
         }
         let publications = &self.publications;
         let is_left = |key: &PublicationKey| publications.get(*key).is_some_and(|it| it.tag == tag);
-        let (left, owed) = std::mem::take(&mut self.connections[target].owed)
-            .into_iter()
-            .partition::<VecDeque<_>, _>(is_left);
-        self.connections[target].owed = owed;
+        let left = self.connections[target].subscriptions.take_owed(is_left);
         if !left.is_empty() {
             self.next_may_go(target);
         }
@@ -485,7 +478,7 @@ impl Netio {
 
     /// A subscriber gets no publication that begins from now on.
     pub(crate) fn unsubscribe_all(&mut self, target: ConnectionKey, socket: PublishSocket) {
-        let tags = std::mem::take(&mut self.connections[target].tags);
+        let tags = self.connections[target].subscriptions.take_tags();
         let Some(publisher) = self.publishers.get_mut(socket) else { return };
         tags.iter().for_each(|tag| publisher.table.remove(*tag, target));
     }
@@ -493,8 +486,8 @@ impl Netio {
     /// A subscriber gets nothing more: what it is owed is lost.
     pub(crate) fn subscriber_ends(&mut self, target: ConnectionKey, socket: PublishSocket) {
         let connection = &mut self.connections[target];
-        let owed = std::mem::take(&mut connection.owed);
-        let is_awaited = connection.is_full || connection.is_awaited;
+        let owed = connection.subscriptions.take_owed(|_| true);
+        let is_awaited = connection.is_full || connection.subscriptions.is_awaited();
         self.unsubscribe_all(target, socket);
         self.lose_owed(target, owed);
         if is_awaited {
@@ -531,14 +524,15 @@ impl Netio {
         let peer = connection.peer;
         match control {
             Control::Subscribe { serial, tag } => {
-                let is_known = connection.tags.contains(&tag);
-                let answer = match is_known || connection.tags.len() < publisher.options.tags {
-                    true => Answer::Done,
-                    false => Answer::TooManyTags,
-                };
-                let messages = connection.sent();
+                let is_known = connection.subscriptions.has(tag);
+                let answer =
+                    match is_known || connection.subscriptions.len() < publisher.options.tags {
+                        true => Answer::Done,
+                        false => Answer::TooManyTags,
+                    };
+                let messages = connection.sends.count();
                 if !is_known && answer == Answer::Done {
-                    connection.tags.insert(tag);
+                    connection.subscriptions.insert(tag);
                     publisher.table.insert(tag, target);
                     self.events.push_back(Event::Subscriber { socket, tag, peer });
                 }
@@ -546,9 +540,9 @@ impl Netio {
                 self.connections[target].send_control(reply);
             }
             Control::Unsubscribe { serial, tag } => {
-                let was_known = connection.tags.remove(&tag);
-                let is_last = connection.tags.is_empty();
-                let (answer, messages) = (Answer::Done, connection.sent());
+                let was_known = connection.subscriptions.remove(tag);
+                let is_last = connection.subscriptions.len() == 0;
+                let (answer, messages) = (Answer::Done, connection.sends.count());
                 let reply = Control::Answer { serial, tag, answer, messages };
                 self.connections[target].send_control(reply);
                 if was_known {
@@ -584,18 +578,11 @@ impl Netio {
         let late = now - publisher.looks_at;
         for key in publisher.subscribers.clone() {
             let connection = &mut self.connections[key];
-            let waits = connection.sends > 0 || connection.is_full || !connection.owed.is_empty();
-            let takes = connection.complete != connection.looked_at;
-            connection.looked_at = connection.complete;
-            match connection.slow_since {
-                Some(since) if waits && !takes => {
-                    let since = since + late;
-                    connection.slow_since = Some(since);
-                    if now - since >= after {
-                        self.end_now(key, ClosedReason::Slow);
-                    }
-                }
-                _ => connection.slow_since = waits.then_some(now),
+            let Connection { sends, is_full, subscriptions, .. } = connection;
+            let waits = sends.are_under_way() || *is_full || subscriptions.are_owed();
+            let slow = subscriptions.look(waits, sends.completed(), (now, late));
+            if slow.is_some_and(|slow| slow >= after) {
+                self.end_now(key, ClosedReason::Slow);
             }
         }
         self.look_again(socket);
@@ -652,7 +639,7 @@ fn post(
     envelope: efa::Message,
     buffer: impl FnOnce() -> efa::Buffer,
 ) -> Post {
-    if !connection.owed.is_empty() {
+    if connection.subscriptions.are_owed() {
         return Post::Owed;
     }
     match connection.send(operations, op, envelope, buffer) {

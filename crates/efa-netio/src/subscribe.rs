@@ -225,7 +225,7 @@ impl Netio {
     pub(crate) fn report_left(&mut self, socket: SubscribeSocket) {
         let Some(subscriber) = self.subscribers.get_mut(socket) else { return };
         let connection = subscriber.connection.and_then(|key| self.connections.get(key));
-        let received = connection.map_or(u64::MAX, |connection| connection.received);
+        let received = connection.map_or(u64::MAX, |connection| connection.receives.received());
         while let Some((_, tag)) =
             subscriber.left.front().filter(|left| left.0 <= received).copied()
         {
