@@ -32,7 +32,7 @@ use crate::ids::{
     SubscribeSocket,
 };
 use crate::timers::Deadline;
-use crate::wire::{CONTROL, Control, LENGTH};
+use crate::wire::{CONTROL, Control, Features, LENGTH};
 
 /// The socket of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,6 +121,8 @@ pub(crate) struct Connection {
     /// `None` from the end on, while operations come back.
     pub(crate) endpoint: Option<MsgEndpoint>,
     pub(crate) peer: SocketAddr,
+    /// Of the other side; none before the connection is made.
+    pub(crate) features: Features,
     pub(crate) phase: Phase,
     /// All in the context's table.
     pub(crate) operations: u32,
@@ -164,6 +166,7 @@ impl Connection {
             owner,
             endpoint: Some(endpoint),
             peer,
+            features: Features::default(),
             phase,
             operations: 0,
             sends: Sends::default(),

@@ -12,7 +12,7 @@ use crate::memory::Message;
 use crate::shelf::Shelf;
 use crate::sockets::Acceptor;
 use crate::timers::Due;
-use crate::wire::{Control, Rejection, Role};
+use crate::wire::{Control, Features, Rejection, Role};
 
 impl Netio {
     // ---- completions ----------------------------------------------------------------------------
@@ -294,11 +294,12 @@ impl Netio {
             // The first one counts.
             OperationError::Truncated { .. } if connection.is_cut_off() => {}
             OperationError::Truncated { length, capacity } => {
-                let reason = ClosedReason::TooLong { length, capacity };
+                let reason = ClosedReason::TooLong { length, capacity, lost: None };
                 if connection.phase != Phase::Open {
                     return self.end_now(key, reason);
                 }
-                connection.send_control(Control::TooLong { length, capacity });
+                let received = connection.features.received_before(connection.receives.received());
+                connection.send_control(Control::TooLong { length, capacity, received });
                 // The other side closes the connection when it knows.
                 connection.phase = Phase::Ending { is_told: true };
                 connection.why = Some(reason);
@@ -359,8 +360,13 @@ impl Netio {
             {
                 self.end_if_all_arrived(key);
             }
-            (Owner::Send(_) | Owner::Publish(_), Control::TooLong { length, capacity }) => {
-                self.end_now(key, ClosedReason::TooLong { length, capacity });
+            (
+                Owner::Send(_) | Owner::Publish(_),
+                Control::TooLong { length, capacity, received },
+            ) => {
+                let sent = connection.sends.count();
+                let lost = received.and_then(|received| received.lost(sent));
+                self.end_now(key, ClosedReason::TooLong { length, capacity, lost });
             }
             (Owner::Publish(socket), control) if connection.phase == Phase::Open => {
                 self.control_of_subscriber(key, socket, control);
@@ -379,7 +385,9 @@ impl Netio {
         let key = |context| ConnectionKey::from(KeyData::from_ffi(context));
         match event {
             Ok(ControlEvent::ConnectionRequest(request)) => self.requested(request),
-            Ok(ControlEvent::Connected { context, .. }) => self.connected(key(context)),
+            Ok(ControlEvent::Connected { context, data, .. }) => {
+                self.connected(key(context), Features::of_acceptance(&data));
+            }
             Ok(ControlEvent::Shutdown { context, .. }) => self.peer_gone(key(context)),
             Err(ControlError { context, error, .. }) => {
                 let reason = match error {
@@ -408,7 +416,7 @@ impl Netio {
         }
     }
 
-    fn connected(&mut self, key: ConnectionKey) {
+    fn connected(&mut self, key: ConnectionKey, features: Features) {
         let Some(connection) = self.connections.get_mut(key) else { return };
         if connection.endpoint.is_none() {
             return;
@@ -418,6 +426,7 @@ impl Netio {
             return connection.flush_controls();
         }
         connection.phase = Phase::Open;
+        connection.features = features;
         let owner = connection.owner;
         self.events.push_back(Event::Connected(owner.into()));
         if let Owner::Subscribe(socket) = owner {

@@ -198,6 +198,9 @@ pub enum ClosedReason {
         length: u64,
         /// Length of the receiver's buffer.
         capacity: u64,
+        /// How many of the messages that this side sent on the connection were not received: that message, and those behind
+        /// it, which may have completed. `None` at the receiver, and if the receiver is of a version that doesn't tell.
+        lost: Option<u64>,
     },
     /// The other side took nothing for too long ([`Slow::Disconnect`](crate::Slow::Disconnect)).
     #[error("the other side took nothing for too long")]

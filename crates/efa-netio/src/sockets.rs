@@ -15,7 +15,7 @@ use crate::ids::{
 use crate::memory::{Message, MessageError};
 use crate::options::{ListenOptions, SendOptions};
 use crate::shelf::Shelf;
-use crate::wire::{Rejection, Role};
+use crate::wire::{Features, Rejection, Role};
 
 pub(crate) struct Sender {
     options: SendOptions,
@@ -294,10 +294,11 @@ impl Netio {
         request: efa::ConnectionRequest,
     ) -> Option<ConnectionKey> {
         let Self { link, connections, operations, returns, .. } = self;
-        let from = request.caller();
+        let (from, features) = (request.caller(), Features::of_request(request.data()));
         let made = connections.try_insert_with_key(|key| {
             let endpoint = link.endpoint(key, owner).enable()?;
             let mut made = Connection::new((key, &*returns), owner, endpoint, from, Phase::Open);
+            made.features = features;
             made.post_controls(operations);
             Ok::<_, efa::EnableError>(made)
         });
@@ -309,7 +310,10 @@ impl Netio {
                 return None;
             }
         };
-        let accepted = connections[key].endpoint.as_ref().map(|it| it.accept(request, b""));
+        let accepted = connections[key]
+            .endpoint
+            .as_ref()
+            .map(|it| it.accept(request, &Features::acceptance()));
         if let Some(Err(error)) = accepted {
             tracing::warn!(error = %error.error, "a connection can't be accepted");
             self.reject(*error.request, Rejection::Lacking);

@@ -2,18 +2,20 @@
 //!
 //! ```text
 //!   caller                                      listener
-//!   request, HELLO{version, role} ────────────►  accepts, or rejects with a REASON
+//!   request, HELLO{version, role, features} ──►  accepts, with its features, or rejects with a REASON
 //!
 //!   tagged messages of 24 bytes, all integers little-endian:
 //!   byte 0   2   version, 1
 //!        2   1   kind
 //!        3   1   status of an ANSWER, else 0
-//!        4   4   serial of a (un)subscription and of its answer, else 0
+//!        4   4   serial of a (un)subscription and of its answer, messages received before TOO_LONG, else 0
 //!        8   8   first: tag, count of messages, or length
 //!       16   8   second: messages sent before an ANSWER, capacity of a buffer, else 0
 //! ```
 //!
 //! The program's messages are untagged. A published one has its tag as CQ data.
+
+use std::num::NonZeroU32;
 
 /// The tag of control messages.
 pub(crate) const CONTROL: u64 = 0x6e65_7469_6f00_0001;
@@ -38,6 +40,7 @@ impl Role {
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4..6].copy_from_slice(&VERSION.to_le_bytes());
         bytes[6] = self as u8;
+        bytes[7] = Features::OURS.0;
         bytes
     }
 
@@ -56,6 +59,58 @@ impl Role {
             2 => Ok(Self::Subscribe),
             _ => Err(Rejection::WrongRole),
         }
+    }
+}
+
+/// What a side of a connection understands besides version 1. The caller says it in its request, the listener as it
+/// accepts; sides that know of none say 0, or nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Features(u8);
+
+impl Features {
+    /// It reads the number of messages in TOO_LONG. Others ignore a TOO_LONG that has one.
+    const RECEIVED_BEFORE: u8 = 1;
+    const OURS: Self = Self(Self::RECEIVED_BEFORE);
+
+    /// Those of the caller.
+    pub(crate) fn of_request(hello: &[u8]) -> Self {
+        Self(hello.get(7).copied().unwrap_or_default())
+    }
+
+    /// The data of an acceptance.
+    pub(crate) fn acceptance() -> [u8; 1] {
+        [Self::OURS.0]
+    }
+
+    /// Those of the listener.
+    pub(crate) fn of_acceptance(data: &[u8]) -> Self {
+        Self(data.first().copied().unwrap_or_default())
+    }
+
+    /// How many messages were received before TOO_LONG, for a side that reads it.
+    pub(crate) fn received_before(self, received: u64) -> Option<ReceivedBefore> {
+        (self.0 & Self::RECEIVED_BEFORE != 0).then(|| ReceivedBefore::of(received))
+    }
+}
+
+/// A number of received messages, of which 32 bits are enough: it is at most the number of sent ones, and far less than
+/// 2^32 below it. It isn't 0, by which sides that don't say it can be told: from 1 on it is counted up to 2^32 - 1, and
+/// then from 1 on again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ReceivedBefore(NonZeroU32);
+
+impl ReceivedBefore {
+    const PERIOD: u64 = u32::MAX as u64;
+
+    fn of(received: u64) -> Self {
+        Self(NonZeroU32::MIN.saturating_add((received % Self::PERIOD) as u32))
+    }
+
+    /// How many of the messages that were `sent` were not received. `None` if that can't be.
+    pub(crate) fn lost(self, sent: u64) -> Option<u64> {
+        let received = u64::from(self.0.get() - 1);
+        let lost = (sent % Self::PERIOD + Self::PERIOD - received) % Self::PERIOD;
+        (1..=sent).contains(&lost).then_some(lost)
     }
 }
 
@@ -126,8 +181,8 @@ pub(crate) enum Control {
     /// Sender to receiver: so many messages were sent on this connection, and no more follow. The receiver closes the
     /// connection when it has them.
     End { messages: u64 },
-    /// Receiver to sender: a message was longer than its buffer, and the connection ends.
-    TooLong { length: u64, capacity: u64 },
+    /// Receiver to sender: a message was longer than its buffer, and the connection ends. Those behind it are dropped.
+    TooLong { length: u64, capacity: u64, received: Option<ReceivedBefore> },
 }
 
 impl Control {
@@ -139,7 +194,9 @@ impl Control {
                 (3, answer as u8, serial, tag, messages)
             }
             Self::End { messages } => (4, 0, 0, messages, 0),
-            Self::TooLong { length, capacity } => (5, 0, 0, length, capacity),
+            Self::TooLong { length, capacity, received } => {
+                (5, 0, received.map_or(0, |received| received.0.get()), length, capacity)
+            }
         };
         let mut bytes = [0; LENGTH];
         bytes[..2].copy_from_slice(&VERSION.to_le_bytes());
@@ -169,7 +226,10 @@ impl Control {
                 Self::Answer { serial, tag: first, answer, messages: second }
             }
             (4, 0) => Self::End { messages: first },
-            (5, 0) => Self::TooLong { length: first, capacity: second },
+            (5, 0) => {
+                let received = NonZeroU32::new(serial).map(ReceivedBefore);
+                Self::TooLong { length: first, capacity: second, received }
+            }
             _ => return None,
         };
         (found.emit() == *bytes).then_some(found)
@@ -191,8 +251,10 @@ mod tests {
                 Control::Answer { serial, tag, answer, messages }
             }),
             any::<u64>().prop_map(|messages| Control::End { messages }),
-            any::<(u64, u64)>()
-                .prop_map(|(length, capacity)| Control::TooLong { length, capacity }),
+            any::<(u64, u64, u32)>().prop_map(|(length, capacity, received)| {
+                let received = NonZeroU32::new(received).map(ReceivedBefore);
+                Control::TooLong { length, capacity, received }
+            }),
         ]
     }
 
@@ -218,6 +280,37 @@ mod tests {
             let mut bytes = control.emit();
             bytes[at] ^= change;
             prop_assert_ne!(Control::parse(&bytes), Some(control));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn count_of_received_messages_in_32_bits_tells_how_many_were_lost(
+            received in prop_oneof![0..10_u64, u64::from(u32::MAX) - 5..u64::from(u32::MAX) + 5, any::<u64>()],
+            lost in 1..u64::from(u32::MAX),
+        ) {
+            let sent = received.saturating_add(lost);
+            prop_assert_eq!(ReceivedBefore::of(received).lost(sent), Some(sent - received).filter(|lost| *lost > 0));
+        }
+    }
+
+    #[test]
+    fn count_of_more_received_messages_than_were_sent_tells_nothing() {
+        assert_eq!(ReceivedBefore::of(3).lost(2), None);
+        assert_eq!(ReceivedBefore::of(3).lost(3), None, "one was too long");
+        assert_eq!(ReceivedBefore::of(3).lost(4), Some(1));
+    }
+
+    #[test]
+    fn side_that_names_no_features_gets_no_count() {
+        for old in [Features::of_request(b"nio1\x01\0\x01\0"), Features::of_acceptance(b"")] {
+            assert_eq!(old.received_before(7), None);
+        }
+        for new in [
+            Features::of_request(&Role::Send.hello()),
+            Features::of_acceptance(&Features::acceptance()),
+        ] {
+            assert_eq!(new.received_before(7), Some(ReceivedBefore::of(7)));
         }
     }
 

@@ -216,6 +216,53 @@ fn message_behind_the_end_that_does_not_fit_is_nothing_to_the_socket() {
 }
 
 #[test]
+fn program_that_does_not_read_counts_gets_none_with_a_message_too_long() {
+    // A caller that names no features, and one that reads counts.
+    for (hello, expected) in [(SENDS, 0), (&b"nio1\x01\0\x01\x01"[..], 3)] {
+        let mut world = World::new(1, 1);
+        let (_, port) = world.listener(0, crate::pairs::buffers(4, 10));
+        let program = Program::new(&world);
+        program.connect(port, hello);
+        assert!(matches!(program.event(&mut world), Ok(ControlEvent::Connected { .. })));
+        program.endpoint.receive(Receive::tagged(CONTROL), vec![0; 24], 1).unwrap();
+        for bytes in [&b"one"[..], b"two", &[0; 11], b"behind"] {
+            program.say(&mut world, Message::to(MsgEndpoint::PEER), bytes);
+        }
+        let too_long = world.until("TOO_LONG", |_| {
+            let completion = program.queue.read()?.ok()?;
+            (completion.context == 1).then(|| completion.buffer.into_vec())
+        });
+        let mut bytes = [0; 24];
+        (bytes[0], bytes[2], bytes[4], bytes[8], bytes[16]) = (1, 5, expected, 11, 10);
+        assert_eq!(too_long, bytes, "{hello:?}");
+    }
+}
+
+#[test]
+fn receiver_that_tells_no_count_leaves_the_number_of_lost_messages_open() {
+    let mut world = World::new(1, 1);
+    let program = Program::new(&world);
+    let options = PassiveEndpointOptions::default();
+    let passive = program.domain.fabric().passive_endpoint(&program.events, options);
+    let listener = passive.listen((HOST.parse::<std::net::IpAddr>().unwrap(), 9).into()).unwrap();
+    let netio = world.netio(0);
+    let socket = netio.send_socket(SendOptions::default());
+    netio.connect(socket, HOST, listener.local_address().port()).unwrap();
+    match program.event(&mut world) {
+        Ok(ControlEvent::ConnectionRequest(request)) => {
+            program.endpoint.accept(request, b"").unwrap();
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(program.event(&mut world), Ok(ControlEvent::Connected { .. })));
+    let mut too_long = [0; 24];
+    (too_long[0], too_long[2], too_long[8], too_long[16]) = (1, 5, 11, 10);
+    program.say(&mut world, control(), &too_long);
+    let reason = ClosedReason::TooLong { length: 11, capacity: 10, lost: None };
+    assert_eq!(closed(&mut world, 0, socket.into()).1, reason);
+}
+
+#[test]
 fn subscriber_that_takes_no_answers_has_to_wait_with_what_it_says() {
     let options = Options::default().with(|options| options.sends = 16);
     let mut world = World::with(1, options, |options| options.seed = 1);

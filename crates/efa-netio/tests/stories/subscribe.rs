@@ -523,9 +523,10 @@ fn message_longer_than_the_subscribers_buffers_ends_its_connection_only() {
                 let published = world.netio(0).publish(publisher, 7, message);
                 assert!(matches!(published, Published::UnderWay));
             }
-            let reason = ClosedReason::TooLong { length: length as u64, capacity: 1_000 };
-            assert_eq!(closed(&mut world, 1, socket), reason, "seed {seed}, {length} bytes");
-            assert_eq!(subscriber_closed(&mut world, 0), reason);
+            let reason =
+                |lost| ClosedReason::TooLong { length: length as u64, capacity: 1_000, lost };
+            assert_eq!(closed(&mut world, 1, socket), reason(None), "seed {seed}, {length} bytes");
+            assert_eq!(subscriber_closed(&mut world, 0), reason(Some(3)));
             let short: Vec<_> = messages(&mut world, 1).iter().map(|found| found.1.len()).collect();
             assert_eq!(short, [1_000], "nothing behind the one that is missing");
             world.rest();
@@ -552,9 +553,9 @@ fn too_long_message_to_a_subscriber_that_leaves_is_told_without_a_timeout() {
         let published = world.netio(0).publish(publisher, 7, part(&pool, 0, 2_000));
         assert!(matches!(published, Published::UnderWay));
         world.netio(1).unsubscribe(socket, 7).unwrap();
-        let reason = ClosedReason::TooLong { length: 2_000, capacity: 1_000 };
-        assert_eq!(closed(&mut world, 1, socket), reason);
-        assert_eq!(subscriber_closed(&mut world, 0), reason);
+        let reason = |lost| ClosedReason::TooLong { length: 2_000, capacity: 1_000, lost };
+        assert_eq!(closed(&mut world, 1, socket), reason(None));
+        assert_eq!(subscriber_closed(&mut world, 0), reason(Some(1)));
     }
 }
 
