@@ -26,7 +26,7 @@ use sends::Sends;
 use subscriptions::Subscriptions;
 
 use crate::delivery::{Return, Returns};
-use crate::event::{ClosedReason, RefusedReason};
+use crate::event::{ClosedReason, PostRefused, RefusedReason, SocketError};
 use crate::ids::{
     AnySocket, ConnectionKey, PublicationKey, PublishSocket, ReceiveSocket, SendSocket,
     SubscribeSocket,
@@ -219,11 +219,11 @@ impl Connection {
         &mut self,
         operations: &mut Slab<Op>,
         buffer: Vec<u8>,
-    ) -> Result<(), Vec<u8>> {
-        if !self.takes_receives() {
-            return Err(buffer);
-        }
-        let Some(endpoint) = &self.endpoint else { return Err(buffer) };
+    ) -> Result<(), PostRefused> {
+        let endpoint = match &self.endpoint {
+            Some(endpoint) if self.takes_receives() => endpoint,
+            _ => return Err(PostRefused { error: SocketError::NotConnected.into(), buffer }),
+        };
         let entry = operations.vacant_entry();
         match endpoint.receive(Receive::untagged(), buffer, entry.key() as u64 + 1) {
             Ok(_) => {
@@ -231,7 +231,9 @@ impl Connection {
                 self.operations += 1;
                 Ok(())
             }
-            Err(refused) => Err(refused.buffer.into_vec()),
+            Err(Refused { error, buffer }) => {
+                Err(PostRefused { error: error.into(), buffer: buffer.into_vec() })
+            }
         }
     }
 

@@ -266,8 +266,8 @@ impl Netio {
             let socket = self.connections[key].owner.into();
             let Some(buffer) = self.shelf(socket).and_then(Shelf::take) else { return };
             let posted = self.connections[key].post(&mut self.operations, buffer);
-            if let (Err(buffer), Some(shelf)) = (posted, self.shelf(socket)) {
-                return shelf.put(buffer);
+            if let (Err(refused), Some(shelf)) = (posted, self.shelf(socket)) {
+                return shelf.put(refused.buffer);
             }
         }
     }

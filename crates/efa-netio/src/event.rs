@@ -239,9 +239,21 @@ pub enum SocketError {
 #[error("{error}")]
 pub struct PostRefused {
     /// Why.
-    pub error: SocketError,
+    pub error: PostError,
     /// The buffer.
     pub buffer: Vec<u8>,
+}
+
+/// Why a buffer isn't posted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PostError {
+    /// The socket.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// The endpoint.
+    #[error(transparent)]
+    Start(#[from] StartError),
 }
 
 /// The answer to [`Netio::send`](crate::Netio::send).

@@ -64,7 +64,8 @@ mod wire;
 pub use context::{Counts, Netio, Wait};
 pub use delivery::{Delivery, Signal};
 pub use event::{
-    ClosedReason, Error, Event, PostRefused, RefusedReason, SendError, Sent, SocketError, Tag,
+    ClosedReason, Error, Event, PostError, PostRefused, RefusedReason, SendError, Sent,
+    SocketError, Tag,
 };
 pub use handler::Handler;
 pub use ids::{

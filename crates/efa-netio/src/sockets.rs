@@ -335,9 +335,10 @@ impl Netio {
     /// message, and belongs to the program again with [`Event::Received`].
     ///
     /// # Errors
-    /// The socket is closed, or makes its buffers itself; the buffer comes back.
+    /// The socket is closed, makes its buffers itself, or gets no more messages; the endpoint has as many receives as it may
+    /// have. The buffer comes back.
     pub fn post(&mut self, socket: ReceiveSocket, buffer: Vec<u8>) -> Result<(), PostRefused> {
-        let refused = |error, buffer| PostRefused { error, buffer };
+        let refused = |error: SocketError, buffer| PostRefused { error: error.into(), buffer };
         let Some(receiver) = self.receivers.get(socket) else {
             return Err(refused(SocketError::Closed, buffer));
         };
@@ -345,8 +346,7 @@ impl Netio {
             return Err(refused(SocketError::OwnBuffers, buffer));
         }
         let key = receiver.connection;
-        let posted = self.connections[key].post(&mut self.operations, buffer);
-        posted.map_err(|buffer| refused(SocketError::Closed, buffer))
+        self.connections[key].post(&mut self.operations, buffer)
     }
 
     // ---- all ------------------------------------------------------------------------------------

@@ -221,7 +221,7 @@ fn closed_receive_socket_ends_its_connection_and_the_sender_learns_it() {
     netio.close(pair.receive);
     assert_eq!(
         netio.post(pair.receive, vec![1]),
-        Err(PostRefused { error: SocketError::Closed, buffer: vec![1] })
+        Err(PostRefused { error: SocketError::Closed.into(), buffer: vec![1] })
     );
     assert!(netio.statistics(pair.receive).is_empty());
     assert_eq!(netio.local_address(pair.receive), None);

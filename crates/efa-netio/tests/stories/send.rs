@@ -3,8 +3,8 @@
 use std::thread;
 
 use efa_netio::{
-    Completion, Delivery, Event, MAX_PARTS, Message, Options, PostRefused, SendOptions, Sent,
-    SocketError,
+    Completion, Delivery, Event, MAX_PARTS, Message, Options, PostError, PostRefused, SendOptions,
+    Sent, SocketError,
 };
 
 use crate::pairs::{Pair, RECEIVER, SENDER, buffers, messages, pool, posted};
@@ -136,7 +136,37 @@ fn taken(pair: &mut Pair) -> Delivery {
 fn socket_that_makes_its_buffers_gives_a_posted_one_back() {
     let mut pair = Pair::new(1, buffers(2, 100));
     let refused = pair.world.netio(RECEIVER).post(pair.receive, vec![7; 9]);
-    assert_eq!(refused, Err(PostRefused { error: SocketError::OwnBuffers, buffer: vec![7; 9] }));
+    let error = SocketError::OwnBuffers.into();
+    assert_eq!(refused, Err(PostRefused { error, buffer: vec![7; 9] }));
+}
+
+#[test]
+fn buffer_for_a_connection_that_is_over_or_full_comes_back_with_the_reason() {
+    let mut pair = Pair::new(1, posted());
+    let mut other = Pair::new(1, posted());
+    let post = |pair: &mut Pair, buffer| pair.world.netio(RECEIVER).post(pair.receive, buffer);
+    // A message was too long, so that none is received any more.
+    post(&mut pair, vec![0; 4]).unwrap();
+    let message = pair.message(0, 5);
+    pair.send(message);
+    let not_connected = |buffer| PostRefused { error: SocketError::NotConnected.into(), buffer };
+    pair.world.until("the end", |world| {
+        let refused = world.netio(RECEIVER).post(pair.receive, vec![7; 9]).err()?;
+        assert_eq!(refused, not_connected(vec![7; 9]));
+        Some(())
+    });
+    // The socket is being closed, and its receives come back.
+    post(&mut other, vec![0; 4]).unwrap();
+    other.world.netio(RECEIVER).close(other.receive);
+    assert_eq!(post(&mut other, vec![7; 9]), Err(not_connected(vec![7; 9])));
+    // The endpoint has as many as it may have.
+    let mut full = Pair::new(1, posted());
+    let refused = loop {
+        if let Err(refused) = post(&mut full, Vec::new()) {
+            break refused;
+        }
+    };
+    assert!(matches!(refused.error, PostError::Start(efa::StartError::Busy { .. })), "{refused}");
 }
 
 // conformance: D22
