@@ -135,7 +135,7 @@ pub(crate) struct Connection {
     pub(crate) subscriptions: Subscriptions,
     /// A message found no room.
     pub(crate) is_full: bool,
-    /// The context knows that it waits for room of which no completion tells.
+    /// The context knows that it waits for room, or for memory of a buffer, of which no completion tells.
     pub(crate) is_stuck: bool,
     /// Nothing can be sent to the other side any more, as far as the device knows.
     pub(crate) is_unreachable: bool,
@@ -312,6 +312,15 @@ impl Connection {
     pub(crate) fn be_stuck(&mut self) {
         if !std::mem::replace(&mut self.is_stuck, true) {
             self.returns.put(Return::Stuck(self.key));
+        }
+    }
+
+    /// There is no memory for a buffer. If none is posted, nothing arrives after which it would be made.
+    #[cold]
+    pub(crate) fn lacks_memory(&mut self) {
+        if self.receives.posted() == 0 && self.takes_receives() {
+            tracing::debug!(owner = ?self.owner, "no memory for a buffer");
+            self.be_stuck();
         }
     }
 

@@ -110,7 +110,7 @@ pub struct Netio {
     pub(crate) timers: Timers,
     pub(crate) returns: Arc<Returns>,
     returned: Vec<Return>,
-    /// Connections that wait for room, of which no completion tells.
+    /// Connections that wait for room or memory, of which no completion tells.
     pub(crate) stuck: Vec<ConnectionKey>,
     /// How long the context sleeps at most because of them.
     pub(crate) retry: Duration,
@@ -146,7 +146,7 @@ const BATCH: usize = 64;
 const ROUNDS: u32 = 64;
 /// A wait looks this many times longer before it sleeps if the wait before was short.
 const LONG_LOOK: u32 = 5;
-/// Longest sleeps while a connection waits for room: the first one, and after many in vain. Room mostly comes with
+/// Longest sleeps while a connection waits for room or memory: the first one, and after many in vain. Room mostly comes with
 /// something that arrives, which wakes the context; that memory or descriptors are there again, nothing tells.
 pub(crate) const RETRY: Duration = Duration::from_millis(1);
 const RETRY_AT_MOST: Duration = Duration::from_millis(16);

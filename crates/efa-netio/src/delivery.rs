@@ -75,7 +75,7 @@ pub(crate) enum Return {
     GivenUp(PublicationKey),
     /// A host was looked up. The number is that of the attempt.
     Found(AnySocket, u32, Result<Vec<SocketAddr>, String>),
-    /// A connection found no room, and no completion will tell when there is some.
+    /// A connection found no room, or no memory, and no completion will tell when there is some.
     Stuck(ConnectionKey),
 }
 

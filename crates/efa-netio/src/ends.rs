@@ -9,7 +9,7 @@ use crate::delivery::Delivery;
 use crate::event::{ClosedReason, Event, RefusedReason};
 use crate::ids::{AcceptorKey, AnySocket, ConnectionKey, PublicationKey, ReceiveSocket};
 use crate::memory::Message;
-use crate::shelf::Shelf;
+use crate::shelf::{NoMemory, Shelf};
 use crate::sockets::Acceptor;
 use crate::timers::Due;
 use crate::wire::{Control, Features, Rejection, Role};
@@ -184,7 +184,7 @@ impl Netio {
         self.connections[key].send_end();
     }
 
-    /// Looks whether connections have room of which no completion tells.
+    /// Looks whether connections have room, or memory, of which no completion tells.
     pub(crate) fn try_stuck(&mut self) {
         for key in std::mem::take(&mut self.stuck) {
             let Some(connection) = self.connections.get_mut(key) else { continue };
@@ -203,6 +203,7 @@ impl Netio {
                     connection.send_end();
                 }
             }
+            self.post_buffers(key);
             if !self.connections.get(key).is_some_and(|connection| connection.is_stuck) {
                 self.retry = RETRY;
             }
@@ -264,7 +265,11 @@ impl Netio {
     pub(crate) fn post_buffers(&mut self, key: ConnectionKey) {
         while self.wants_buffers(key) {
             let socket = self.connections[key].owner.into();
-            let Some(buffer) = self.shelf(socket).and_then(Shelf::take) else { return };
+            let buffer = match self.shelf(socket).map(Shelf::take) {
+                Some(Ok(Some(buffer))) => buffer,
+                Some(Err(NoMemory)) => return self.connections[key].lacks_memory(),
+                Some(Ok(None)) | None => return,
+            };
             let posted = self.connections[key].post(&mut self.operations, buffer);
             if let (Err(refused), Some(shelf)) = (posted, self.shelf(socket)) {
                 return shelf.put(refused.buffer);

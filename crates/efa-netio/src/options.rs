@@ -49,7 +49,8 @@ impl Options {
     }
 }
 
-/// Buffers that a receiving socket makes and posts by itself. While messages are long it posts a few of them at a time on
+/// Buffers that a receiving socket makes and posts by itself. If there is no memory for all of them it has fewer; if there
+/// is none for the first one, it tries again until there is. While messages are long it posts a few of them at a time on
 /// links where that is faster (docs/netio.md, "Which buffer a message is read into").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffers {

@@ -24,6 +24,10 @@ pub(crate) struct Shelf {
     last: usize,
 }
 
+/// There is no memory for another buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NoMemory;
+
 impl Shelf {
     pub(crate) fn new(buffers: Buffers, long: Option<usize>) -> Self {
         Self { buffers, long, free: Vec::new(), made: 0, last: 0 }
@@ -46,17 +50,17 @@ impl Shelf {
         }
     }
 
-    /// A buffer to be posted. After one that can't be made no other can.
-    pub(crate) fn take(&mut self) -> Option<Vec<u8>> {
+    /// A buffer to be posted. `None` if all are with the device or the program.
+    pub(crate) fn take(&mut self) -> Result<Option<Vec<u8>>, NoMemory> {
         if let Some(buffer) = self.free.pop() {
-            return Some(buffer);
+            return Ok(Some(buffer));
         }
         if self.made == self.buffers.count {
-            return None;
+            return Ok(None);
         }
-        let made = self.buffers.make()?;
+        let made = self.buffers.make().ok_or(NoMemory)?;
         self.made += 1;
-        Some(made)
+        Ok(Some(made))
     }
 
     /// A buffer came back.
@@ -68,6 +72,10 @@ impl Shelf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn taken(shelf: &mut Shelf) -> Vec<u8> {
+        shelf.take().unwrap().unwrap()
+    }
 
     #[test]
     fn shelf_of_a_device_that_copies_posts_few_buffers_while_messages_are_long() {
@@ -92,13 +100,19 @@ mod tests {
     #[test]
     fn shelf_gives_the_buffer_that_came_back_last_and_makes_no_more_than_its_count() {
         let mut shelf = Shelf::new(Buffers { count: 2, size: 8 }, None);
-        let (mut one, mut two) = (shelf.take().unwrap(), shelf.take().unwrap());
-        assert_eq!(shelf.take(), None);
+        let (mut one, mut two) = (taken(&mut shelf), taken(&mut shelf));
+        assert_eq!(shelf.take(), Ok(None));
         (one[0], two[0]) = (1, 2);
         shelf.put(one);
         shelf.put(two);
-        assert_eq!(shelf.take().unwrap()[0], 2);
-        assert_eq!(shelf.take().unwrap()[0], 1);
-        assert_eq!(shelf.take(), None);
+        assert_eq!(taken(&mut shelf)[0], 2);
+        assert_eq!(taken(&mut shelf)[0], 1);
+        assert_eq!(shelf.take(), Ok(None));
+    }
+
+    #[test]
+    fn shelf_whose_buffers_need_more_memory_than_there_is_says_so() {
+        let mut shelf = Shelf::new(Buffers { count: 2, size: usize::MAX }, None);
+        assert_eq!(shelf.take(), Err(NoMemory));
     }
 }
