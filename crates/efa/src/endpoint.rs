@@ -342,8 +342,10 @@ impl Endpoint {
     /// are in the memory already if the device does RDMA writes. The peer gets a completion only if
     /// [data](Rma::with_data) is sent along. Writes have no order.
     ///
-    /// A write in packets to memory that the peer does not offer completes without error, as the
-    /// protocol has no response for it; with [`Rma::delivery_complete`] it does not complete.
+    /// A write in packets to memory that the peer doesn't offer: between endpoints of this implementation
+    /// it fails with [`GivenUp`](crate::OperationError::GivenUp); with libfabric it never completes, and
+    /// closing the endpoint cancels it. An eager write, unless it is
+    /// [delivery-complete](Rma::delivery_complete), completes either way: nobody answers it.
     ///
     /// # Errors
     /// The operation was not started; the buffer comes back.
@@ -365,8 +367,9 @@ impl Endpoint {
     /// Reads memory of a peer (`fi_read`). It completes when all bytes are in the buffer. Reads have no
     /// order.
     ///
-    /// A read in packets of memory that the peer doesn't offer never completes, as the protocol has no
-    /// response for it; closing the endpoint cancels it. The peer gets an event.
+    /// A read in packets of memory that the peer doesn't offer: between endpoints of this implementation
+    /// it fails with [`GivenUp`](crate::OperationError::GivenUp); with libfabric it never completes, and
+    /// closing the endpoint cancels it. The peer gets an event.
     ///
     /// # Errors
     /// The operation was not started; the buffer comes back.
