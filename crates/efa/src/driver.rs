@@ -37,7 +37,7 @@ use crate::counter::Counters;
 use crate::cq_binding::CqBinding;
 use crate::device::{ConcretePacket, ConcreteRegion};
 use crate::endpoint::EndpointId;
-use crate::endpoint_builder::Direction;
+use crate::endpoint_options::Side;
 use crate::event::Event;
 use crate::keys::Keys;
 use crate::message::{Message, Receive, ReceiveId};
@@ -158,13 +158,6 @@ impl Unreported {
             Self::Unsignaled => completion == Some(true),
         }
     }
-}
-
-/// Which of the two completion queues an operation completes on.
-#[derive(Clone, Copy)]
-enum Side {
-    Transmit,
-    Receive,
 }
 
 impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
@@ -373,10 +366,10 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     }
 
     /// How many more operations may start, of so many at most.
-    pub(crate) fn left(&self, direction: Direction, most: usize) -> usize {
-        match direction {
-            Direction::Receive => self.receive.left(&self.transmit, most),
-            _ => self.transmit.left(&self.receive, most),
+    pub(crate) fn left(&self, side: Side, most: usize) -> usize {
+        match side {
+            Side::Transmit => self.transmit.left(&self.receive, most),
+            Side::Receive => self.receive.left(&self.transmit, most),
         }
     }
 

@@ -232,7 +232,7 @@ impl ContextOptions {
     }
 }
 
-/// A side of an endpoint.
+/// A side of an endpoint, which has a completion queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Side {
     Transmit,

@@ -3,11 +3,12 @@
 use efa_device::QueuePair;
 use efa_rdm::{Accept, ClaimId, PeerId, SharedReceive};
 
-use super::{Driver, Side, translate};
+use super::{Driver, translate};
 use crate::buffer::{Buffer, Slot};
 use crate::claim::UnexpectedMessage;
 use crate::completion::{Refused, StartError};
 use crate::device::{ConcretePacket, ConcreteRegion};
+use crate::endpoint_options::Side;
 use crate::message::Receive;
 
 pub(super) fn accept(source: Option<PeerId>, tag: Option<(u64, u64)>) -> Accept {

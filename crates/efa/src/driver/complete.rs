@@ -8,13 +8,14 @@ use efa_rdm::{
     ReceiveCompletion, RemoteWrite, RmaCompletion, RmaKind, SendCompletion, Subprotocol,
 };
 
-use super::{Driver, Side, Sources};
+use super::{Driver, Sources};
 use crate::address::Address;
 use crate::address_vector::FiAddr;
 use crate::buffer::{Buffer, Role, Slot};
 use crate::completion::{Completion, CompletionError, Kind};
 use crate::completion_queue::{Credit, Entry, Reader};
 use crate::device::{ConcretePacket, ConcreteRegion};
+use crate::endpoint_options::Side;
 use crate::packet::Packet;
 
 /// A peer as completions name it: index in the address vector, if it is there, and address.
