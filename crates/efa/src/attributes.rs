@@ -161,6 +161,13 @@ pub enum EndpointKind {
 impl EndpointKind {
     /// Those that are offered, the best first: an [entry](crate::Info) for each and for each link.
     pub const OFFERED: &'static [Self] = &[Self::ReliableDatagram, Self::Connected];
+
+    pub(crate) fn address_format(self) -> AddressFormat {
+        match self {
+            Self::Connected => AddressFormat::Socket,
+            Self::ReliableDatagram | Self::Datagram => AddressFormat::Efa,
+        }
+    }
 }
 
 /// Protocol of an endpoint.
@@ -180,15 +187,6 @@ pub enum AddressFormat {
     Efa,
     /// IP address and port of a listener (`FI_SOCKADDR`): of endpoints with a connection.
     Socket,
-}
-
-impl EndpointKind {
-    pub(crate) fn address_format(self) -> AddressFormat {
-        match self {
-            Self::Connected => AddressFormat::Socket,
-            Self::ReliableDatagram | Self::Datagram => AddressFormat::Efa,
-        }
-    }
 }
 
 /// Whether a hint meets an attribute by a rule; fills in the attribute if the rule says so.

@@ -183,10 +183,7 @@ impl CompletionQueue {
     ) -> Result<Self, DeviceError> {
         let object = Arc::new(WaitObject::new()?);
         let queue = Self(Arc::new(Shared::new(domain, options, Some(Arc::clone(&object)))));
-        if let Wait::Set(set) = wait {
-            let shared = Arc::downgrade(&queue.0);
-            set.add(shared, &object)?;
-        }
+        wait.join(&queue.0, &object)?;
         Ok(queue)
     }
 
@@ -514,9 +511,7 @@ impl Shared {
         self.waiting.store(entries.len().saturating_sub(1), Ordering::Release);
         entries.pop_front().map(|(_, entry)| entry)
     }
-}
 
-impl Shared {
     /// Whether a call that blocks is to return, once for each signal.
     fn take_signal(&self) -> bool {
         match &self.wait {

@@ -175,10 +175,7 @@ impl Counter {
     ) -> Result<Self, DeviceError> {
         let object = Arc::new(WaitObject::new()?);
         let counter = Self::with(domain, options, Some(Arc::clone(&object)));
-        if let Wait::Set(set) = wait {
-            let shared = Arc::downgrade(&counter.0);
-            set.add(shared, &object)?;
-        }
+        wait.join(&counter.0, &object)?;
         Ok(counter)
     }
 

@@ -450,9 +450,7 @@ impl DomainOptions {
     pub fn context(self, context: u64) -> Self {
         Self { context, ..self }
     }
-}
 
-impl DomainOptions {
     /// What hints ask for, as far as the device can do it.
     pub(crate) fn wanted(hints: &DomainHints, notifies: bool) -> Self {
         let progress = hints.progress.filter(|_| notifies);

@@ -38,6 +38,23 @@ pub enum Wait {
     Set(WaitSet),
 }
 
+impl Wait {
+    /// Adds an object, which sleeps on `object`, to its wait set if it is one of a set.
+    pub(crate) fn join<S: Source + 'static>(
+        &self,
+        source: &Arc<S>,
+        object: &WaitObject,
+    ) -> Result<(), DeviceError> {
+        match self {
+            Self::Unspecified | Self::Fd => Ok(()),
+            Self::Set(set) => {
+                let source = Arc::downgrade(source);
+                set.add(source, object)
+            }
+        }
+    }
+}
+
 /// Why no thread may sleep now.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -135,10 +135,7 @@ impl EventQueue {
             has_room_again: AtomicBool::new(false),
             is_held: AtomicBool::new(false),
         }));
-        if let Wait::Set(set) = wait {
-            let shared = Arc::downgrade(&queue.0);
-            set.add(shared, &object)?;
-        }
+        wait.join(&queue.0, &object)?;
         Ok(queue)
     }
 
