@@ -48,26 +48,28 @@ macro_rules! each_driver {
     ($on:expr, $name:ident => $call:expr, $closed:pat => $value:expr) => {
         match $on {
             #[cfg(feature = "sim")]
-            AnyDriver::Soft(driver) => {
+            $crate::any_driver::AnyDriver::Soft(driver) => {
                 let $crate::driver::Waking($name) = &mut driver.waking();
                 $call
             }
-            AnyDriver::Verbs(driver) => {
+            $crate::any_driver::AnyDriver::Verbs(driver) => {
                 let $crate::driver::Waking($name) = &mut driver.waking();
                 $call
             }
-            AnyDriver::Other(driver) => out_of_line(move || match &mut **driver {
-                #[cfg(feature = "sim")]
-                OtherDriver::SoftInPlace(driver) => {
-                    let $crate::driver::Waking($name) = &mut driver.waking();
-                    $call
-                }
-                OtherDriver::VerbsInPlace(driver) => {
-                    let $crate::driver::Waking($name) = &mut driver.waking();
-                    $call
-                }
-                OtherDriver::Closed($closed) => $value,
-            }),
+            $crate::any_driver::AnyDriver::Other(driver) => {
+                $crate::any_driver::out_of_line(move || match &mut **driver {
+                    #[cfg(feature = "sim")]
+                    $crate::any_driver::OtherDriver::SoftInPlace(driver) => {
+                        let $crate::driver::Waking($name) = &mut driver.waking();
+                        $call
+                    }
+                    $crate::any_driver::OtherDriver::VerbsInPlace(driver) => {
+                        let $crate::driver::Waking($name) = &mut driver.waking();
+                        $call
+                    }
+                    $crate::any_driver::OtherDriver::Closed($closed) => $value,
+                })
+            }
         }
     };
 }
@@ -77,23 +79,23 @@ pub(crate) use each_driver;
 macro_rules! in_place_driver {
     ($on:expr, $name:ident => $call:expr, $error:ident => $value:expr) => {
         match $on {
-            AnyDriver::Other(driver) => match &mut **driver {
+            $crate::any_driver::AnyDriver::Other(driver) => match &mut **driver {
                 #[cfg(feature = "sim")]
-                OtherDriver::SoftInPlace(driver) => {
+                $crate::any_driver::OtherDriver::SoftInPlace(driver) => {
                     let $crate::driver::Waking($name) = &mut driver.waking();
                     $call
                 }
-                OtherDriver::VerbsInPlace(driver) => {
+                $crate::any_driver::OtherDriver::VerbsInPlace(driver) => {
                     let $crate::driver::Waking($name) = &mut driver.waking();
                     $call
                 }
-                OtherDriver::Closed(_) => {
-                    let $error = StartError::Closed;
+                $crate::any_driver::OtherDriver::Closed(_) => {
+                    let $error = $crate::completion::StartError::Closed;
                     $value
                 }
             },
             _ => {
-                let $error = StartError::NotInPlace;
+                let $error = $crate::completion::StartError::NotInPlace;
                 $value
             }
         }

@@ -12,7 +12,6 @@ use efa_rdm::ClaimId;
 
 use crate::address::Address;
 use crate::address_vector::FiAddr;
-use crate::any_driver::{AnyDriver, OtherDriver, each_driver, out_of_line};
 use crate::buffer::{Buffer, ReceiveBuffer};
 use crate::completion::{Refused, StartError};
 use crate::endpoint::{Endpoint, Shared, drive};

@@ -24,7 +24,6 @@ use std::time::Duration;
 use efa_device::{DeviceError, Time};
 use parking_lot::Mutex;
 
-use crate::any_driver::{AnyDriver, OtherDriver, each_driver, out_of_line};
 use crate::bound_endpoints::BoundEndpoints;
 use crate::completion::{Completion, CompletionError};
 use crate::domain::Domain;

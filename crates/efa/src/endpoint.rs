@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::address::Address;
 use crate::address_vector::{AddressVector, FiAddr};
-use crate::any_driver::{AnyDriver, OtherDriver, each_driver, in_place_driver, out_of_line};
+use crate::any_driver::{AnyDriver, each_driver, in_place_driver};
 use crate::attributes::{
     EndpointAttributes, LocalRegistration, ReceiveAttributes, TransmitAttributes,
 };
@@ -37,7 +37,9 @@ use crate::usable::Usable;
 /// Locks the driver of an endpoint and evaluates `$call` with it, or `$value` if the endpoint is closed.
 macro_rules! drive {
     ($shared:expr, $name:ident => $call:expr, $closed:pat => $value:expr) => {
-        each_driver!(&mut *$shared.driver.lock(), $name => $call, $closed => $value)
+        $crate::any_driver::each_driver!(
+            &mut *$shared.driver.lock(), $name => $call, $closed => $value
+        )
     };
 }
 pub(crate) use drive;

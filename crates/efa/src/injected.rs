@@ -7,7 +7,6 @@
 
 use bytes::BytesMut;
 
-use crate::any_driver::{AnyDriver, OtherDriver, each_driver, out_of_line};
 use crate::buffer::Buffer;
 use crate::capabilities::Capabilities;
 use crate::completion::StartError;

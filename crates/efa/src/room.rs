@@ -1,6 +1,5 @@
 //! How many operations may start.
 
-use crate::any_driver::{AnyDriver, OtherDriver, each_driver, out_of_line};
 use crate::endpoint::{Endpoint, drive};
 use crate::endpoint_options::Side;
 

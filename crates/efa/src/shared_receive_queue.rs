@@ -20,7 +20,6 @@ use efa_rdm::{
 };
 use parking_lot::Mutex;
 
-use crate::any_driver::{AnyDriver, OtherDriver, each_driver, out_of_line};
 use crate::buffer::{Buffer, ReceiveBuffer, Role, Slot};
 use crate::completion::{Refused, StartError};
 use crate::domain::Domain;
