@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use efa_device::{Qkey, QueuePairOptions};
 use efa_lock::Mutex as BiasedMutex;
+use efa_rdm::Config;
 use parking_lot::Mutex;
 
 use crate::address_vector::AddressVector;
@@ -19,7 +20,7 @@ use crate::counter::{Counted, Counter, Counters};
 use crate::domain::Domain;
 use crate::driver::{Bindings, Sources, Unreported};
 use crate::endpoint::{Endpoint, Shared};
-use crate::endpoint_options::{ContextOptions, EndpointOptions, Receiving, Side};
+use crate::endpoint_options::{ContextOptions, EndpointOptions, Receiving, Side, SideProperties};
 use crate::error::{Bound, EnableError};
 use crate::send_budget::SendBudget;
 use crate::shared_receive_queue::{Member, SharedReceiveQueue};
@@ -211,56 +212,20 @@ impl EndpointBuilder {
     ///
     /// # Errors
     /// Something is missing, bound twice or of another domain; an option is invalid; the device fails.
-    pub fn enable(self) -> Result<Endpoint, EnableError> {
-        if let Some(error) = self.error {
+    pub fn enable(mut self) -> Result<Endpoint, EnableError> {
+        if let Some(error) = self.error.take() {
             return Err(error);
         }
-        let transmit = self.transmit.ok_or(EnableError::Missing(Bound::TransmitQueue))?;
-        let receive = self.receive.ok_or(EnableError::Missing(Bound::ReceiveQueue))?;
-        let addresses = self.addresses.ok_or(EnableError::Missing(Bound::AddressVector))?;
-        let not_offered = self.options.capabilities - Capabilities::OFFERED;
-        if !not_offered.is_empty() {
-            return Err(EnableError::NotOffered(not_offered));
-        }
-        let options = self.options;
-        let need_matching = options.capabilities & NEED_MATCHING;
-        if options.receiving == Receiving::InPlace && !need_matching.is_empty() {
-            return Err(EnableError::NotInPlace(need_matching));
-        }
-        if options.receiving == Receiving::InPlace && self.shared_receives.is_some() {
-            return Err(EnableError::SharedInPlace);
-        }
+        let transmit = self.transmit.take().ok_or(EnableError::Missing(Bound::TransmitQueue))?;
+        let receive = self.receive.take().ok_or(EnableError::Missing(Bound::ReceiveQueue))?;
+        let addresses = self.addresses.take().ok_or(EnableError::Missing(Bound::AddressVector))?;
+        self.check()?;
+        let sides = self.sides()?;
         let counters: Vec<Counter> = self.counters.iter().cloned().collect();
         let background = self.domain.background().map(Background::wait_object);
         let waiters = waiters(&transmit, &receive, &counters, background);
-        let queue_pair = QueuePairOptions::default().with(|queue_pair| {
-            queue_pair.qkey = Qkey(options.connid.unwrap_or_else(|| random() as u32 & CONNID_MASK));
-            queue_pair.send_depth = options.send_depth;
-            queue_pair.receive_depth = options.receive_depth;
-            queue_pair.rnr_retry = options.rnr_retry;
-            queue_pair.waitable = !waiters.is_empty();
-            queue_pair.idle_packets = options.protocol.min_receive_buffers;
-        });
-        let hash_seed = options.hash_seed.unwrap_or_else(random);
-        let config = options.protocol.with(|config| config.hash_seed = hash_seed);
-        let capabilities = options.capabilities.enabled();
-        let transmit_side = options.transmit.resolve(Side::Transmit, capabilities)?;
-        let mut receive_side = options.receive.resolve(Side::Receive, capabilities)?;
-        if self.shared_receives.is_some() {
-            receive_side.capabilities -= NOT_SHARED;
-        }
-        let sources = match capabilities.contains(Capabilities::SOURCE) {
-            true => Sources::Reported,
-            false => Sources::Omitted,
-        };
-        let is_signaled = |options: &ContextOptions| {
-            options.flags.is_some_and(|flags| flags.contains(OperationFlags::COMPLETION))
-        };
-        let unreported = [
-            Unreported::of(self.selective[0], is_signaled(&options.transmit)),
-            Unreported::of(self.selective[1], is_signaled(&options.receive)),
-        ];
-        let most_sends = self.send_budget.as_ref().map_or(usize::MAX, SendBudget::limit);
+        let queue_pair = self.queue_pair(!waiters.is_empty());
+        let config = self.config();
         let id = self.domain.next_endpoint_id();
         let member = self.shared_receives.as_ref().map(SharedReceiveQueue::join);
         let number = member.as_ref().map(Member::number);
@@ -269,29 +234,123 @@ impl EndpointBuilder {
             transmit: transmit.shared().clone(),
             receive: receive.shared().clone(),
             addresses: addresses.shared().clone(),
-            sources,
-            level: transmit_side.flags.level(),
-            unreported,
-            counters: self.counters,
-            send_budget: self.send_budget,
+            sources: sides.sources(),
+            level: sides.transmit.flags.level(),
+            unreported: self.unreported(),
+            counters: std::mem::take(&mut self.counters),
+            send_budget: self.send_budget.clone(),
             keys: self.domain.keys().cloned(),
             waiters,
             member,
         };
         let device = self.domain.device();
-        let created =
-            CreatedDriver::new(device, queue_pair, config.clone(), options.receiving, bindings)?;
-        let attributes = EndpointAttributes::of(self.kind, &config, options.max_message_size);
-        let transmit_attributes = TransmitAttributes {
-            capabilities: transmit_side.capabilities,
-            flags: transmit_side.flags,
-            size: config.max_sends.min(most_sends),
-            ..TransmitAttributes::of(capabilities, &config, created.inject_limit)
+        let receiving = self.options.receiving;
+        let created = CreatedDriver::new(device, queue_pair, config.clone(), receiving, bindings)?;
+        let shared = Arc::new(Shared {
+            id,
+            address: created.address,
+            capabilities: sides.endpoint,
+            transmittable: Usable::new(sides.transmit.capabilities),
+            receivable: Usable::new(self.receivable(&sides)),
+            local_registration: self.domain.local_registration(),
+            context: self.options.context,
+            attributes: EndpointAttributes::of(self.kind, &config, self.options.max_message_size),
+            transmit: self.transmit_attributes(&sides, &config, created.inject_limit),
+            receive: self.receive_attributes(&sides, &config),
+            driver: BiasedMutex::new(created.driver),
+            copies: Mutex::default(),
+            domain: self.domain,
+        });
+        let shared_receives = self.shared_receives;
+        let endpoint = Endpoint { shared, transmit, receive, addresses, counters, shared_receives };
+        endpoint.introduce(number);
+        Ok(endpoint)
+    }
+
+    /// Whether the options can be met together.
+    fn check(&self) -> Result<(), EnableError> {
+        let capabilities = self.options.capabilities;
+        let not_offered = capabilities - Capabilities::OFFERED;
+        if !not_offered.is_empty() {
+            return Err(EnableError::NotOffered(not_offered));
+        }
+        let is_in_place = self.options.receiving == Receiving::InPlace;
+        let need_matching = capabilities & NEED_MATCHING;
+        if is_in_place && !need_matching.is_empty() {
+            return Err(EnableError::NotInPlace(need_matching));
+        }
+        if is_in_place && self.shared_receives.is_some() {
+            return Err(EnableError::SharedInPlace);
+        }
+        Ok(())
+    }
+
+    fn sides(&self) -> Result<Sides, EnableError> {
+        let endpoint = self.options.capabilities.enabled();
+        let transmit = self.options.transmit.resolve(Side::Transmit, endpoint)?;
+        let mut receive = self.options.receive.resolve(Side::Receive, endpoint)?;
+        if self.shared_receives.is_some() {
+            receive.capabilities -= NOT_SHARED;
+        }
+        Ok(Sides { endpoint, transmit, receive })
+    }
+
+    fn queue_pair(&self, is_waitable: bool) -> QueuePairOptions {
+        let options = &self.options;
+        QueuePairOptions::default().with(|queue_pair| {
+            queue_pair.qkey = Qkey(options.connid.unwrap_or_else(|| random() as u32 & CONNID_MASK));
+            queue_pair.send_depth = options.send_depth;
+            queue_pair.receive_depth = options.receive_depth;
+            queue_pair.rnr_retry = options.rnr_retry;
+            queue_pair.waitable = is_waitable;
+            queue_pair.idle_packets = options.protocol.min_receive_buffers;
+        })
+    }
+
+    fn config(&self) -> Config {
+        let hash_seed = self.options.hash_seed.unwrap_or_else(random);
+        self.options.protocol.clone().with(|config| config.hash_seed = hash_seed)
+    }
+
+    /// Of the transmit and the receive side.
+    fn unreported(&self) -> [Unreported; 2] {
+        let is_signaled = |options: &ContextOptions| {
+            options.flags.is_some_and(|flags| flags.contains(OperationFlags::COMPLETION))
         };
-        let receive_attributes = ReceiveAttributes {
-            capabilities: receive_side.capabilities,
-            flags: receive_side.flags,
-            message_order: match options.receiving {
+        [
+            Unreported::of(self.selective[0], is_signaled(&self.options.transmit)),
+            Unreported::of(self.selective[1], is_signaled(&self.options.receive)),
+        ]
+    }
+
+    /// What receives of the endpoint itself can do: nothing, if it has a shared queue.
+    fn receivable(&self, sides: &Sides) -> Capabilities {
+        match &self.shared_receives {
+            None => sides.receive.capabilities,
+            Some(_) => Capabilities::empty(),
+        }
+    }
+
+    fn transmit_attributes(
+        &self,
+        sides: &Sides,
+        config: &Config,
+        inject_limit: usize,
+    ) -> TransmitAttributes {
+        let most_sends = self.send_budget.as_ref().map_or(usize::MAX, SendBudget::limit);
+        TransmitAttributes {
+            capabilities: sides.transmit.capabilities,
+            flags: sides.transmit.flags,
+            size: config.max_sends.min(most_sends),
+            ..TransmitAttributes::of(sides.endpoint, config, inject_limit)
+        }
+    }
+
+    fn receive_attributes(&self, sides: &Sides, config: &Config) -> ReceiveAttributes {
+        ReceiveAttributes {
+            capabilities: sides.receive.capabilities,
+            flags: sides.receive.flags,
+            message_order: match self.options.receiving {
                 Receiving::Matched => MessageOrder::SendAfterSend,
                 Receiving::InPlace => MessageOrder::Unordered,
             },
@@ -299,44 +358,47 @@ impl EndpointBuilder {
                 None => config.max_receives,
                 Some(queue) => queue.capacity(),
             },
-            ..ReceiveAttributes::of(capabilities, &config)
-        };
-        let receivable = match &self.shared_receives {
-            None => receive_side.capabilities,
-            Some(_) => Capabilities::empty(),
-        };
-        let shared = Arc::new(Shared {
-            id,
-            address: created.address,
-            capabilities,
-            transmittable: Usable::new(transmit_side.capabilities),
-            receivable: Usable::new(receivable),
-            local_registration: self.domain.local_registration(),
-            context: options.context,
-            attributes,
-            transmit: transmit_attributes,
-            receive: receive_attributes,
-            driver: BiasedMutex::new(created.driver),
-            copies: Mutex::default(),
-            domain: self.domain,
-        });
+            ..ReceiveAttributes::of(sides.endpoint, config)
+        }
+    }
+}
+
+/// Capabilities of an endpoint, and of its sides with their default flags.
+#[derive(Debug)]
+struct Sides {
+    endpoint: Capabilities,
+    transmit: SideProperties,
+    receive: SideProperties,
+}
+
+impl Sides {
+    fn sources(&self) -> Sources {
+        match self.endpoint.contains(Capabilities::SOURCE) {
+            true => Sources::Reported,
+            false => Sources::Omitted,
+        }
+    }
+}
+
+impl Endpoint {
+    /// Adds a new endpoint to the objects that progress it or inform it. `member` is its number in a shared receive queue.
+    fn introduce(&self, member: Option<u32>) {
+        let Self { shared, transmit, receive, addresses, counters, shared_receives } = self;
         // A counter of several kinds is bound as many times, and progresses the endpoint as often.
-        for counter in &counters {
-            counter.bind(Arc::clone(&shared));
+        for counter in counters {
+            counter.bind(Arc::clone(shared));
         }
         if let Some(background) = shared.domain.background() {
-            background.bind(Arc::clone(&shared));
+            background.bind(Arc::clone(shared));
         }
-        addresses.shared().bind(Arc::downgrade(&shared));
-        transmit.shared().bind(Arc::clone(&shared));
+        addresses.shared().bind(Arc::downgrade(shared));
+        transmit.shared().bind(Arc::clone(shared));
         if !Arc::ptr_eq(transmit.shared(), receive.shared()) {
-            receive.shared().bind(Arc::clone(&shared));
+            receive.shared().bind(Arc::clone(shared));
         }
-        let shared_receives = self.shared_receives;
-        if let (Some(queue), Some(number)) = (&shared_receives, number) {
-            queue.introduce(number, Arc::downgrade(&shared));
+        if let (Some(queue), Some(number)) = (shared_receives, member) {
+            queue.introduce(number, Arc::downgrade(shared));
         }
-        Ok(Endpoint { shared, transmit, receive, addresses, counters, shared_receives })
     }
 }
 
