@@ -154,7 +154,9 @@ pub(crate) struct Shared {
     pub(crate) domain: Domain,
     options: AddressVectorOptions,
     named: Named,
+    /// Locked after `endpoints` and after drivers.
     table: Mutex<Table>,
+    /// Locked before drivers.
     endpoints: Mutex<Vec<Weak<EndpointShared>>>,
     /// For the events of asynchronous insertions.
     pub(crate) events: OnceLock<EventQueue>,

@@ -40,6 +40,7 @@ pub(crate) struct BoundEndpoints {
     first: OnceLock<Arc<Endpoint>>,
     /// Whether it is the only one.
     is_only: AtomicBool,
+    /// Locked before the drivers of its endpoints.
     list: Mutex<RoundRobin>,
 }
 

@@ -675,6 +675,8 @@ pub(crate) struct Shared {
     pub(crate) attributes: EndpointAttributes,
     pub(crate) transmit: TransmitAttributes,
     pub(crate) receive: ReceiveAttributes,
+    /// Locked after event queues, connections and lists of endpoints, and before tables, queues and receives
+    /// (docs/architecture.md, "Locks of the crate `efa` have an order").
     pub(crate) driver: BiasedMutex<AnyDriver>,
     /// Of injected operations.
     pub(crate) copies: Mutex<Copies>,

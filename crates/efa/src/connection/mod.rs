@@ -21,7 +21,8 @@
 //! | `passive_endpoint`, `request` | listening, and what a caller asks |
 //! | `msg_endpoint`, `state` | an endpoint with a connection, and the part of it that a queue knows |
 //!
-//! Locks are taken in this order: event queue, connection, address vector, endpoint.
+//! Locks are taken in the order of docs/architecture.md ("Locks of the crate `efa` have an order"): event queue, connection,
+//! endpoints of the address vector, driver, and inside that the table of the address vector.
 
 mod call;
 mod event;
