@@ -355,6 +355,23 @@ fn send_to_a_short_buffer_fails_and_buffer_stays_posted() {
 }
 
 #[test]
+fn packet_waiting_behind_one_that_is_too_long_takes_the_buffer() {
+    let fabric = fabric(1);
+    let options = QueuePairOptions::default().with(|options| options.rnr_retry = 7);
+    let [mut a, mut b] = [(); 2].map(|()| fabric.open().create_queue_pair(options).unwrap());
+    let to = destination(&mut a, b.address());
+    try_send(&mut a, to, 1, &[1; 100]).unwrap();
+    settle(&fabric, [&mut a, &mut b]);
+    send(&mut a, to, 2);
+    settle(&fabric, [&mut a, &mut b]);
+    b.post_receive(vec![0; 8].into()).unwrap();
+    let [mut sent, received] = settle(&fabric, [&mut a, &mut b]);
+    sent.sends.sort_unstable_by_key(|&(id, _)| id);
+    assert_eq!(sent.sends, [(1, Err(Status::RemoteBadLength)), (2, Ok(()))]);
+    assert_eq!(received.receives.len(), 1);
+}
+
+#[test]
 fn send_to_missing_queue_pair_or_with_wrong_qkey_fails() {
     let fabric = fabric(0);
     let (mut a, mut b) = pair(&fabric);

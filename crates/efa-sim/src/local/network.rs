@@ -520,10 +520,11 @@ impl Network {
         }
         endpoint.receives += 1;
         endpoint.posted.push_back(packet);
-        if endpoint.killed {
-            return Ok(());
-        }
-        if let Some(Waiting { flight, give_up }) = endpoint.waiting.pop_front() {
+        // One that fails, as for a longer buffer, leaves this one to the next.
+        while let Some(endpoint) = self.endpoints.get_mut(id)
+            && !(endpoint.killed || endpoint.posted.is_empty())
+            && let Some(Waiting { flight, give_up }) = endpoint.waiting.pop_front()
+        {
             if let Some(due) = give_up {
                 self.events.remove(&due);
             }
