@@ -212,6 +212,23 @@ fn send_in_a_conversation_completes_although_the_receiver_polls_no_more() {
     assert!(matches!(completion, Completion::Send { id: WorkId(9), result: Ok(()), .. }));
 }
 
+/// Longer than the system's longest interval of probes, four times.
+#[test]
+fn hosts_may_be_silent_for_days() {
+    let mut world = World::default();
+    for (host, limit) in [(1, Duration::from_secs(200_000)), (2, Duration::MAX)] {
+        let patient = options(host).with(|options| options.dead_after = Some(limit));
+        world.add(&TcpDevice::open(patient).unwrap(), infinite_retry_options());
+    }
+    for (from, to) in [(0, 1), (1, 0)] {
+        let destination = world.destination(from, to);
+        world.post_receives(to, 1);
+        world.send(from, destination, 1, b"x");
+        assert_eq!(world.received(to, 1)[0].0, b"x");
+        assert_eq!(world.ended(from, 1), [(1, Ok(()))]);
+    }
+}
+
 #[test]
 fn queue_pair_sends_to_itself() {
     let mut world = World::new(1);

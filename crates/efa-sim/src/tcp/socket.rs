@@ -16,8 +16,9 @@ use rustix::net::{
 
 use crate::fork::Descriptor;
 
-/// Shortest interval of keepalive probes that can be set.
+/// Shortest and longest interval of keepalive probes that can be set.
 const SHORTEST_PROBE: Duration = Duration::from_secs(1);
+const LONGEST_PROBE: Duration = Duration::from_secs(i16::MAX as u64);
 
 /// The GID of an address.
 pub(super) fn gid_of(address: IpAddr) -> Gid {
@@ -91,9 +92,9 @@ impl Socket {
         sockopt::set_tcp_nodelay(&self.0, true)?;
         let Some(limit) = dead_after else { return Ok(()) };
         // The user timeout limits unacknowledged bytes, the probes an idle connection.
-        let millis = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX).max(1);
+        let millis = limit.as_millis().clamp(1, i32::MAX as u128) as u32;
         sockopt::set_tcp_user_timeout(&self.0, millis)?;
-        let probe = (limit / 4).max(SHORTEST_PROBE);
+        let probe = (limit / 4).clamp(SHORTEST_PROBE, LONGEST_PROBE);
         sockopt::set_tcp_keepidle(&self.0, probe)?;
         sockopt::set_tcp_keepintvl(&self.0, probe)?;
         sockopt::set_socket_keepalive(&self.0, true)
