@@ -1,10 +1,11 @@
-//! The tcp link while the process has no file descriptors left. A test program of its own, as the limit holds
-//! for the whole process.
+//! The tcp link while the system lacks something: the process has no file descriptors left, or too many sockets are
+//! watched. A test program of its own, as the limit holds for the whole process.
 
 #![allow(clippy::unwrap_used)]
 
 use std::net::Ipv4Addr;
 use std::os::fd::AsRawFd;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use efa_device::{
@@ -13,6 +14,9 @@ use efa_device::{
 };
 use efa_sim::tcp::{TcpDevice, TcpOptions, TcpQueuePair};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Held by each test, as the process has one limit.
+static LIMIT: Mutex<()> = Mutex::new(());
 
 fn queue_pair() -> TcpQueuePair {
     let device = TcpDevice::open(TcpOptions::new(Ipv4Addr::LOCALHOST)).unwrap();
@@ -51,8 +55,55 @@ fn finish(from: &mut TcpQueuePair, to: &mut TcpQueuePair) {
     }
 }
 
+/// Has `epoll_ctl` fail in the calling thread, as it does when the user watches too many descriptors.
+fn deny_watching() {
+    let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let verdict = libc::BPF_RET | libc::BPF_K;
+    let mut filter = [
+        // The number of the call.
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
+        libc::sock_filter {
+            code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
+            jt: 1,
+            jf: 0,
+            k: libc::SYS_epoll_ctl as u32,
+        },
+        statement(verdict, libc::SECCOMP_RET_ALLOW),
+        statement(verdict, libc::SECCOMP_RET_ERRNO | libc::ENOSPC as u32),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the second call reads `program` and the filter behind it, which live until it returns.
+    let denied = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+            | libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
+    };
+    assert_eq!(denied, 0, "{}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn sender_whose_connection_cannot_be_watched_tries_again() {
+    let _alone = LIMIT.lock().unwrap_or_else(PoisonError::into_inner);
+    let (mut sender, mut target) = (queue_pair(), queue_pair());
+    post(&mut sender, target.address()).unwrap();
+    // Its bytes are there when it is accepted.
+    assert!(sender.poll(Time::ZERO).is_none());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            deny_watching();
+            let start = Instant::now();
+            while target.statistics().failed_accepts == 0 {
+                assert!(target.poll(Time::ZERO).is_none());
+                assert!(start.elapsed() < Duration::from_secs(60), "nobody connects");
+            }
+        });
+    });
+    finish(&mut sender, &mut target);
+    assert_eq!(sender.statistics().turned_away, 1);
+}
+
 #[test]
 fn idle_connections_make_room_for_others_when_there_are_no_descriptors() {
+    let _alone = LIMIT.lock().unwrap_or_else(PoisonError::into_inner);
     let mut sender = queue_pair();
     let mut targets = [(); 3].map(|()| queue_pair());
     for target in &mut targets[..2] {

@@ -284,19 +284,20 @@ impl TcpLink {
             self.leave(connection, state.now());
             return;
         }
-        let entry = self.connections.vacant_entry();
-        let key = entry.key();
+        let key = self.connections.vacant_key();
         let Some(socket) = connection.socket() else { return };
         if let Err(errno) = self.poller.add_connection(socket, Token::Connection(key)) {
             self.statistics.failed_accepts += 1;
             tracing::warn!(%errno, %gid, "a connection could not be watched");
+            connection.turn_away(scratch(&mut self.scratch));
+            self.leave(connection, state.now());
             return;
         }
         self.statistics.accepts += 1;
         self.accepted += 1;
         tracing::debug!(%gid, port, "accepted a connection");
         (connection.dirty, connection.queued) = (true, true);
-        entry.insert(connection);
+        self.connections.insert(connection);
         self.dirty.push(key);
         self.ready.push_back(key);
     }

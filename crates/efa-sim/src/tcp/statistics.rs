@@ -20,7 +20,7 @@ pub struct TcpStatistics {
     pub evicted: u64,
     /// Connections that the other side closed for want of room or for slowness, so that this side tries again.
     pub turned_away: u64,
-    /// Connections that the system failed to accept, for example for lack of file descriptors.
+    /// Connections that the system failed to accept or to watch, for example for lack of file descriptors.
     pub failed_accepts: u64,
     /// Connections closed for a protocol violation.
     pub violations: Violations,
