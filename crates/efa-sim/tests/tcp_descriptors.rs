@@ -19,8 +19,17 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 static LIMIT: Mutex<()> = Mutex::new(());
 
 fn queue_pair() -> TcpQueuePair {
-    let device = TcpDevice::open(TcpOptions::new(Ipv4Addr::LOCALHOST)).unwrap();
-    let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(1));
+    queue_pair_for(256)
+}
+
+/// One to which so many can be connected. Its sends wait 15 ms for room.
+fn queue_pair_for(max_peers: usize) -> TcpQueuePair {
+    let options = TcpOptions::new(Ipv4Addr::LOCALHOST);
+    let device = TcpDevice::open(options.with(|options| options.max_peers = max_peers)).unwrap();
+    let options = QueuePairOptions::default().with(|options| {
+        options.qkey = Qkey(1);
+        options.rnr_retry = 3;
+    });
     let mut qp = device.create_queue_pair(options).unwrap();
     for _ in 0..4 {
         let packet = qp.allocate_packet().unwrap();
@@ -99,6 +108,41 @@ fn sender_whose_connection_cannot_be_watched_tries_again() {
     });
     finish(&mut sender, &mut target);
     assert_eq!(sender.statistics().turned_away, 1);
+}
+
+#[test]
+fn sender_without_room_waits_on_while_it_has_no_descriptor_to_try_again() {
+    let _alone = LIMIT.lock().unwrap_or_else(PoisonError::into_inner);
+    let (mut first, mut second, mut target) = (queue_pair(), queue_pair(), queue_pair_for(1));
+    post(&mut first, target.address()).unwrap();
+    finish(&mut first, &mut target);
+    post(&mut second, target.address()).unwrap();
+    let start = Instant::now();
+    while second.statistics().turned_away == 0 {
+        assert!(target.poll(Time::ZERO).is_none() && second.poll(Time::ZERO).is_none());
+        assert!(start.elapsed() < Duration::from_secs(60), "there is room");
+    }
+    let limit = getrlimit(Resource::Nofile);
+    let free = std::fs::File::open("/dev/null").unwrap().as_raw_fd() as u64;
+    setrlimit(Resource::Nofile, Rlimit { current: Some(free), ..limit }).unwrap();
+    let before = second.statistics();
+    for millis in 0..5000 {
+        assert!(second.poll(Time::ZERO + Duration::from_millis(millis)).is_none());
+    }
+    setrlimit(Resource::Nofile, limit).unwrap();
+    let tries = second.statistics().connects - before.connects;
+    assert!((5..=20).contains(&tries), "{tries} tries in five seconds");
+    assert_eq!(second.statistics().turned_away, before.turned_away);
+    drop(first);
+    let mut completions = 0;
+    while completions < 2 {
+        let now = Time::ZERO + Duration::from_secs(5) + start.elapsed();
+        for completion in [second.poll(now), target.poll(now)].into_iter().flatten() {
+            assert!(!matches!(completion, Completion::Send { result: Err(_), .. }));
+            completions += 1;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "no progress within the deadline");
+    }
 }
 
 #[test]

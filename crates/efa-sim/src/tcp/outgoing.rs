@@ -141,7 +141,7 @@ struct TurnedAway {
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
     pub(super) rnr_retry: u8,
-    /// `None` from a response on.
+    /// `None` from a response on, and from a try that this side could not make.
     turned_away: Option<TurnedAway>,
 
     in_flight: VecDeque<Option<Frame>>,
@@ -429,6 +429,13 @@ impl Outgoing {
         }
         // Senders that were turned away together don't come back together.
         now + wait / 2 + (wait / 2).mul_f64(fastrand::f64())
+    }
+
+    /// Notes that this side lacks something to connect. Returns when to try again. What waits until then doesn't fail: the
+    /// retries for the receiver count from its next answer.
+    pub(super) fn postpone(&mut self, now: Time) -> Time {
+        self.turned_away = None;
+        now + LONGEST_WAIT
     }
 
     /// Completes all sends and operations without response.

@@ -131,8 +131,12 @@ impl TcpLink {
                 self.flush_connection(state, key);
             }
             Ok(Err(status)) => self.end(state, key, Ending::Over(status)),
-            // The system lacks something; what was sent waits on.
-            Err(_) => self.turned_away(state, key),
+            Err(error) => {
+                tracing::debug!(%peer, %error, "not connected again yet");
+                let Some(connection) = self.connections.get_mut(key) else { return };
+                let at = connection.outgoing.postpone(state.now());
+                self.schedule.retry_at(at, key);
+            }
         }
     }
 
