@@ -322,6 +322,43 @@ fn receiver_that_does_not_poll_stalls_its_sender_without_loss() {
     assert_eq!(world.ended(0, 4096).pop(), Some((4095, Ok(()))));
 }
 
+/// In real time, which the system counts. The receiver's system answers that it has no room.
+#[test]
+fn receiver_that_does_not_poll_for_longer_than_dead_after_is_not_given_up() {
+    const COUNT: u64 = 1000;
+    let dead_after = Duration::from_secs(1);
+    let mut world = World::default();
+    let new = |host| {
+        options(host).with(|options| {
+            options.mtu = 8928;
+            options.dead_after = Some(dead_after);
+        })
+    };
+    world.add(&TcpDevice::open(new(1)).unwrap(), infinite_retry_options());
+    world.add(&TcpDevice::open(new(2)).unwrap(), infinite_retry_options());
+    let to = world.destination(0, 1);
+    world.post_receives(1, COUNT as usize + 1);
+    world.send(0, to, 0, b"first");
+    world.received(1, 1);
+    world.ended(0, 1);
+    let b = world.sides.pop().unwrap();
+    for id in 1..=COUNT {
+        world.send(0, to, id, &[id as u8; 8928]);
+    }
+    let start = Instant::now();
+    while start.elapsed() < 3 * dead_after {
+        world.now = Time::ZERO + start.elapsed();
+        world.step();
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    assert_eq!(world.sides[0].sends.front(), None);
+    world.sides.push(b);
+    for id in 1..=COUNT {
+        assert_eq!(world.received(1, 1)[0].0, [id as u8; 8928]);
+        assert_eq!(world.ended(0, 1), [(id, Ok(()))]);
+    }
+}
+
 #[test]
 fn send_without_posted_buffer_waits_then_fails_with_rnr() {
     let mut world = World::new(2);

@@ -459,19 +459,61 @@ fn sends_to_a_receiver_that_leaves_fail_as_to_nobody(hosts: &Hosts) {
 
 /// Runs only between namespaces, where the interface can be taken down.
 fn sends_to_a_disconnected_host_fail(hosts: &Hosts) {
+    const DEAD_AFTER: Duration = Duration::from_secs(2);
     let Some(namespace) = &hosts.namespace else { return };
-    let dead_after = Some(Duration::from_secs(1));
-    let mut side = Side::new(hosts.options().with(|options| options.dead_after = dead_after), 16);
-    let child = Child::start(hosts, "idle", Qpn(0));
-    let to = side.destination(child.gid, child.qpn);
-    side.send(to, 1, b"arrives, and is not answered");
-    side.until(|statistics| statistics.outgoing == 1 && statistics.sends > 0);
+    let options = hosts.options().with(|options| options.dead_after = Some(DEAD_AFTER));
+    // With nothing under way, a packet that has arrived, one that doesn't arrive, and more than the host has room for.
+    let mut sides = [(); 4].map(|()| Side::new(options.clone(), 16));
+    let children = ["echo", "idle", "idle", "echo"].map(|role| Child::start(hosts, role, Qpn(0)));
+    let to =
+        std::array::from_fn::<_, 4, _>(|n| sides[n].destination(children[n].gid, children[n].qpn));
+    for n in [0, 3] {
+        sides[n].send(to[n], 0, &pattern(7));
+        assert_eq!(check_pattern(&sides[n].received().0), 7);
+    }
+    for n in [1, 2] {
+        sides[n].send(to[n], 1, b"arrives, and is not answered");
+        sides[n].until(|statistics| statistics.outgoing == 1 && statistics.sends > 0);
+    }
+    children[3].signal(Signal::STOP);
+    for id in 0..100 {
+        sides[3].send(to[3], id, &[3; MTU]);
+    }
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(500) {
+        for side in &mut sides {
+            // The child may have echoed some packets before it stopped.
+            side.poll();
+        }
+    }
     let down = ["-n", namespace, "link", "set", "efa", "down"];
     assert!(Command::new("ip").args(down).status().unwrap().success());
-    side.send(to, 2, b"does not arrive");
-    assert_eq!(side.ended(2), [Err(Status::UnresponsiveRemote); 2]);
-    side.send(to, 3, b"is not even sent");
-    assert_eq!(side.ended(1), [Err(Status::UnreachableRemote)]);
+    let start = Instant::now();
+    sides[2].send(to[2], 2, b"does not arrive");
+    let mut failed = [0; 4];
+    let mut ended = [None; 4];
+    while ended.contains(&None) {
+        for (n, side) in sides.iter_mut().enumerate() {
+            match side.poll() {
+                Some(Completion::Send { result, .. }) => {
+                    assert_eq!(result, Err(Status::UnresponsiveRemote), "of {n}");
+                    failed[n] += 1;
+                }
+                Some(other) => panic!("{other:?}"),
+                None if side.qp.statistics().outgoing == 0 => {
+                    ended[n].get_or_insert(start.elapsed());
+                }
+                None => {}
+            }
+        }
+    }
+    println!("silent hosts were given up after {ended:?}");
+    assert_eq!(failed[..3], [0, 1, 2]);
+    assert!(failed[3] > 0);
+    // Twice the limit, and as long again for slow machines.
+    assert!(ended.iter().all(|&after| after.unwrap() < 4 * DEAD_AFTER), "{ended:?}");
+    sides[1].send(to[1], 3, b"is not even sent");
+    assert_eq!(sides[1].ended(1), [Err(Status::UnreachableRemote)]);
     let up = ["-n", namespace, "link", "set", "efa", "up"];
     assert!(Command::new("ip").args(up).status().unwrap().success());
 }

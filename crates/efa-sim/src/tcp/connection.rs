@@ -19,6 +19,7 @@ use super::TcpOptions;
 use super::admission::{Held, Standing};
 use super::incoming::{FEW_RESPONSES, Incoming, Target};
 use super::outgoing::{FRAMES, Finished, Head, LONGEST_HEAD, Outgoing, SHORT};
+use super::silence::Silence;
 use super::socket::{Received, Socket};
 use super::wire::{HELLO, Hello, LONGEST, RESPONSE, Response, Violation};
 use crate::link::Delivered;
@@ -83,6 +84,7 @@ struct Stream {
     /// Bytes of the hello written.
     hello_written: usize,
     ready: Readiness,
+    silence: Silence,
     /// The first error of a write.
     error: Option<Errno>,
     /// Whether the system holds back what was written last.
@@ -103,6 +105,7 @@ impl Stream {
             reached: false,
             hello_written: 0,
             ready,
+            silence: Silence::default(),
             error: None,
             holds: false,
             hello: None,
@@ -397,6 +400,7 @@ impl Connection {
     /// [soon](When::Soon); anything else always goes now.
     pub(super) fn flush(&mut self, when: When) -> Result<u64, Ending> {
         self.incoming.responses.end_run();
+        self.stream.silence.wrote();
         let mut calls = 0;
         while self.wants_flush() {
             calls += 1;
@@ -516,6 +520,24 @@ impl Connection {
         };
         self.incomplete = Some((number, since));
         (now - since >= limit).then_some(limit)
+    }
+
+    /// Whether its host has not answered for so long, though something is under way to it.
+    pub(super) fn is_silent(&mut self, limit: Duration, now: Time) -> bool {
+        let Stream { socket, silence, .. } = &mut self.stream;
+        let socket = socket.as_ref().filter(|_| silence.is_open() && !self.is_over);
+        let traffic = socket.and_then(Socket::traffic);
+        traffic.is_some_and(|traffic| silence.look(&traffic, now) >= limit)
+    }
+
+    /// Gives its host up: it gets nothing more, and nothing is taken from it.
+    pub(super) fn give_up(&mut self) -> Ending {
+        let ending = self.stream.failed(Errno::TIMEDOUT);
+        self.stream.ready = Readiness { readable: false, writable: false, hung_up: false };
+        if let Some(socket) = self.stream.socket.take() {
+            socket.abort();
+        }
+        ending
     }
 
     /// What decides whether it makes room for another connection, if it was accepted.

@@ -5,7 +5,7 @@
 //!    ├─► every few polls: ask the system which sockets are ready
 //!    ├─► serve those: take responses, and packets into posted buffers, and acknowledge these
 //!    │   (in a conversation the system holds the acknowledgements back until the answer)
-//!    ├─► once a second: close connections whose senders don't finish a hello or a frame
+//!    ├─► once a second: close connections whose senders don't finish a hello or a frame, or whose hosts don't answer
 //!    └─► when it is time: connect again to receivers that had no room
 //! ```
 
@@ -130,7 +130,7 @@ pub(super) fn create(
         me: QueuePairId { gid, qpn },
         rnr_retry: options.rnr_retry,
         options: Arc::clone(settings),
-        schedule: Schedule::default(),
+        schedule: Schedule::new(settings.dead_after),
         statistics: TcpStatistics::default(),
         reorder: settings.reorder.map(|seed| device.draws.next(seed)),
         connections: Slab::new(),
@@ -407,7 +407,7 @@ impl TcpLink {
         }
     }
 
-    /// Accepts connections, and closes those whose senders don't finish a hello or a frame.
+    /// Accepts connections, and closes those whose senders don't finish a hello or a frame, or whose hosts don't answer.
     fn sweep(&mut self, state: &mut QueueState) {
         if std::mem::replace(&mut self.received, self.statistics.receives) == self.received {
             self.scratch = Vec::new();
@@ -416,6 +416,7 @@ impl TcpLink {
         self.leaving.close(state.now());
         self.accept_pending = true;
         self.accept(state);
+        self.give_up_silent(state);
         let (now, options) = (state.now(), Arc::clone(&self.options));
         let all = self.connections.iter_mut();
         let late =
@@ -431,6 +432,27 @@ impl TcpLink {
                 self.statistics.violations.count(violation);
                 self.release(state, key);
                 self.turn_away(key, now);
+            }
+        }
+    }
+
+    /// Ends connections whose hosts have not answered for so long that they are taken for dead.
+    fn give_up_silent(&mut self, state: &mut QueueState) {
+        let (now, limit) = (state.now(), self.options.dead_after);
+        let Some(limit) = limit.filter(|_| self.opener.is_this()) else { return };
+        let all = self.connections.iter_mut();
+        let silent =
+            all.filter_map(|(key, connection)| connection.is_silent(limit, now).then_some(key));
+        for key in silent.collect::<Vec<_>>() {
+            // Something may have arrived before that, since the socket was last read.
+            self.ready.retain(|&ready| ready != key);
+            self.look(state, key);
+            if let Some(connection) = self.connections.get_mut(key)
+                && connection.is_silent(limit, now)
+            {
+                tracing::debug!(peer = %connection.peer(), ?limit, "no answer");
+                let ending = connection.give_up();
+                self.end(state, key, ending);
             }
         }
     }

@@ -7,15 +7,18 @@ use efa_device::Time;
 
 use super::socket::Socket;
 
-/// How often connections whose senders are slow are looked for.
+/// How often connections whose senders are slow, or whose hosts don't answer, are looked for; and how often at most, if hosts
+/// are given up early.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
+const MOST_OFTEN: Duration = Duration::from_millis(100);
 /// How long the socket of a connection that was closed stays open, and how many such sockets there are at most.
 const LEAVES_AFTER: Duration = Duration::from_secs(1);
 const MOST_LEAVING: usize = 64;
 
 /// When to sweep, and when to connect again to receivers that had no room.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Schedule {
+    sweep_every: Duration,
     next_sweep: Time,
     /// Keys of connections.
     retries: BTreeSet<(Time, usize)>,
@@ -24,6 +27,17 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
+    /// That of a queue pair that gives hosts up after so long.
+    pub(super) fn new(dead_after: Option<Duration>) -> Self {
+        let often = |limit: Duration| (limit / 4).clamp(MOST_OFTEN, SWEEP_EVERY);
+        Self {
+            sweep_every: dead_after.map_or(SWEEP_EVERY, often),
+            next_sweep: Time::ZERO,
+            retries: BTreeSet::new(),
+            next: Time::ZERO,
+        }
+    }
+
     /// When something is due next.
     #[inline]
     pub(super) fn next(&self) -> Time {
@@ -34,7 +48,7 @@ impl Schedule {
     pub(super) fn take_sweep(&mut self, now: Time) -> bool {
         let is_due = now >= self.next_sweep;
         if is_due {
-            self.next_sweep = now + SWEEP_EVERY;
+            self.next_sweep = now + self.sweep_every;
             self.note_next();
         }
         is_due
@@ -95,7 +109,7 @@ mod tests {
 
     #[test]
     fn next_is_the_earlier_of_the_sweep_and_the_first_retry() {
-        let mut schedule = Schedule::default();
+        let mut schedule = Schedule::new(None);
         assert!(schedule.next() <= Time::ZERO && schedule.take_sweep(at(0)));
         assert_eq!((schedule.next(), schedule.take_sweep(at(999))), (at(1000), false));
         schedule.retry_at(at(700), 1);
@@ -107,5 +121,8 @@ mod tests {
         assert_eq!(schedule.next(), at(1000));
         assert!(schedule.take_sweep(at(5000)));
         assert_eq!(schedule.next(), at(6000), "a sweep that was missed is not made up for");
+        let mut impatient = Schedule::new(Some(Duration::from_secs(2)));
+        assert!(impatient.take_sweep(at(0)));
+        assert_eq!(impatient.next(), at(500));
     }
 }

@@ -14,11 +14,13 @@ use rustix::net::{
     SocketType, sockopt,
 };
 
+use super::info;
+use super::silence::Traffic;
 use crate::fork::Descriptor;
 
-/// Shortest and longest interval of keepalive probes that can be set.
-const SHORTEST_PROBE: Duration = Duration::from_secs(1);
-const LONGEST_PROBE: Duration = Duration::from_secs(i16::MAX as u64);
+/// Most keepalive probes, and most seconds between two, that can be set.
+const MOST_PROBES: u64 = 127;
+const LONGEST_PROBE: u64 = 32_767;
 
 /// The GID of an address.
 pub(super) fn gid_of(address: IpAddr) -> Gid {
@@ -42,6 +44,16 @@ pub(super) fn endpoint(address: IpAddr, port: u16, scope: u32) -> SocketAddr {
         }
         address => SocketAddr::new(address, port),
     }
+}
+
+/// The interval of keepalive probes, in whole seconds, and how many of them are not answered until an idle connection has
+/// been silent for `limit`, or a little longer.
+fn probes(limit: Duration) -> (Duration, u32) {
+    let limit = limit.as_secs().saturating_add(u64::from(limit.subsec_nanos() > 0));
+    let interval = limit.div_ceil(4).clamp(1, LONGEST_PROBE);
+    // The first one is sent after an interval, too.
+    let count = (limit.div_ceil(interval).saturating_sub(1)).clamp(1, MOST_PROBES);
+    (Duration::from_secs(interval), count as u32)
 }
 
 fn open(address: SocketAddr) -> Result<OwnedFd, Errno> {
@@ -91,13 +103,23 @@ impl Socket {
     fn tune(&self, dead_after: Option<Duration>) -> Result<(), Errno> {
         sockopt::set_tcp_nodelay(&self.0, true)?;
         let Some(limit) = dead_after else { return Ok(()) };
-        // The user timeout limits unacknowledged bytes, the probes an idle connection.
-        let millis = limit.as_millis().clamp(1, i32::MAX as u128) as u32;
-        sockopt::set_tcp_user_timeout(&self.0, millis)?;
-        let probe = (limit / 4).clamp(SHORTEST_PROBE, LONGEST_PROBE);
-        sockopt::set_tcp_keepidle(&self.0, probe)?;
-        sockopt::set_tcp_keepintvl(&self.0, probe)?;
+        info::limit_waits(self.0.as_fd(), limit / 4);
+        let (interval, count) = probes(limit);
+        sockopt::set_tcp_keepidle(&self.0, interval)?;
+        sockopt::set_tcp_keepintvl(&self.0, interval)?;
+        sockopt::set_tcp_keepcnt(&self.0, count)?;
         sockopt::set_socket_keepalive(&self.0, true)
+    }
+
+    /// What the system says of what is under way; `None` if it says nothing.
+    pub(super) fn traffic(&self) -> Option<Traffic> {
+        info::traffic(self.0.as_fd())
+    }
+
+    /// Closes the connection by a reset. What was written and did not arrive will not.
+    pub(super) fn abort(self) {
+        // If this fails the system closes it as any other.
+        let _ = sockopt::set_socket_linger(&self.0, Some(Duration::ZERO));
     }
 
     /// Whether both ends are this socket, which can happen if it connects to a port of the range from which
@@ -354,6 +376,19 @@ mod tests {
         for token in [Token::Listener, Token::Connection(0), Token::Connection(9)] {
             assert_eq!(Token::of(token.data()), token);
         }
+    }
+
+    #[test]
+    fn probes_find_a_silent_host_after_its_limit() {
+        for (millis, seconds) in
+            [(1, 2), (1000, 2), (2000, 2), (3500, 4), (5000, 6), (10_000, 12), (30_000, 32)]
+        {
+            let (interval, count) = probes(Duration::from_millis(millis));
+            assert_eq!(interval * (1 + count), Duration::from_secs(seconds), "{millis} ms");
+        }
+        let longest = Duration::from_secs(32_767);
+        assert_eq!(probes(Duration::from_secs(200_000)), (longest, 6));
+        assert_eq!(probes(Duration::from_secs(u64::MAX)), (longest, 127));
     }
 
     /// The system chooses ports of sockets from the same range as those of queue pairs.
