@@ -54,7 +54,8 @@
 //! | no listener, a queue pair dropped or retired meanwhile, or another queue key | [`Status::BadDestinationQpn`] |
 //! | a process that died | [`Status::UnresponsiveRemote`] |
 //! | a host that doesn't respond for [`dead_after`](TcpOptions::dead_after) | [`Status::UnresponsiveRemote`] |
-//! | a live process that doesn't poll | no completion until it polls |
+//! | a live process that doesn't poll | no completion until it polls, except for the next line |
+//! | no response for a second, while the send queue of this queue pair is full | [`Status::ReceiverNotReady`] for datagrams of which nothing was written yet; never for `rnr_retry` 7 |
 //! | no room for one more sender for `rnr_retry` × [`rnr_delay`](TcpOptions::rnr_delay) | [`Status::ReceiverNotReady`]; never for `rnr_retry` 7 |
 //! | no route | [`Status::UnreachableRemote`] |
 //! | a listener that is not a queue pair | [`Status::BadStatus`] |

@@ -360,6 +360,58 @@ fn receiver_that_does_not_poll_for_longer_than_dead_after_is_not_given_up() {
 }
 
 #[test]
+fn receiver_that_does_not_respond_leaves_the_full_send_queue_to_others() {
+    const DEPTH: u64 = 256;
+    let large = |host| options(host).with(|options| options.mtu = 8928);
+    for rnr_retry in [3, 7] {
+        let mut world = World::default();
+        let options = infinite_retry_options().with(|options| {
+            options.send_depth = DEPTH as usize;
+            options.rnr_retry = rnr_retry;
+        });
+        for host in 1..=3 {
+            world.add(&TcpDevice::open(large(host)).unwrap(), options);
+        }
+        let (to_healthy, to_stopped) = (world.destination(0, 1), world.destination(0, 2));
+        world.post_receives(1, 1);
+        world.post_receives(2, DEPTH as usize);
+        let stopped = world.sides.pop().unwrap();
+        for id in 0..DEPTH {
+            world.send(0, to_stopped, id, &[id as u8; 8928]);
+        }
+        let full = Err(DeviceError::QueueFull { depth: DEPTH as usize });
+        assert_eq!(world.try_send(0, to_healthy, DEPTH, b"healthy"), full);
+        world.assert_idle();
+        world.now = at(999);
+        world.assert_idle();
+        world.now = at(2000);
+        if rnr_retry == 7 {
+            world.assert_idle();
+            continue;
+        }
+        let (first, result) = world.ended(0, 1)[0];
+        assert_eq!(result, Err(Status::ReceiverNotReady));
+        // Those that were written, or begun, wait on.
+        assert!((8..64).contains(&first), "{first} were written");
+        let taken_back = world.ended(0, (DEPTH - first - 1) as usize);
+        assert!(taken_back.into_iter().eq((first + 1..DEPTH).map(|id| (id, result))));
+        world.send(0, to_healthy, DEPTH, b"healthy");
+        assert_eq!(world.received(1, 1)[0].0, b"healthy");
+        assert_eq!(world.ended(0, 1), [(DEPTH, Ok(()))]);
+        world.now = at(10_000);
+        world.assert_idle();
+        world.sides.push(stopped);
+        world.send(0, to_stopped, DEPTH + 1, b"again");
+        for id in 0..first {
+            assert_eq!(world.received(2, 1)[0].0, [id as u8; 8928]);
+            assert_eq!(world.ended(0, 1), [(id, Ok(()))]);
+        }
+        assert_eq!(world.received(2, 1)[0].0, b"again");
+        assert_eq!(world.qp(2).statistics().violations.total(), 0);
+    }
+}
+
+#[test]
 fn send_without_posted_buffer_waits_then_fails_with_rnr() {
     let mut world = World::new(2);
     let retries = infinite_retry_options().with(|options| options.rnr_retry = 3);

@@ -5,7 +5,8 @@
 //!    ├─► every few polls: ask the system which sockets are ready
 //!    ├─► serve those: take responses, and packets into posted buffers, and acknowledge these
 //!    │   (in a conversation the system holds the acknowledgements back until the answer)
-//!    ├─► once a second: close connections whose senders don't finish a hello or a frame, or whose hosts don't answer
+//!    ├─► once a second: close connections whose senders don't finish a hello or a frame, or whose hosts don't answer;
+//!    │   take packets back from a full send queue
 //!    └─► when it is time: connect again to receivers that had no room
 //! ```
 
@@ -54,6 +55,8 @@ const WAITING: usize = 1024;
 const SERVES: usize = 32;
 /// How often a queue pair that sleeps looks at packets for which no buffer is posted.
 const LOOK_FOR_BUFFERS: Duration = Duration::from_millis(1);
+/// How long a receiver may be without response before packets for it are taken back from a full send queue.
+const RESPONDS_WITHIN: Duration = Duration::from_secs(1);
 /// Bytes received at a time from a connection that is closed.
 const SCRATCH: usize = 1 << 16;
 
@@ -407,7 +410,8 @@ impl TcpLink {
         }
     }
 
-    /// Accepts connections, and closes those whose senders don't finish a hello or a frame, or whose hosts don't answer.
+    /// Accepts connections, closes those whose senders don't finish a hello or a frame, or whose hosts don't answer, and takes
+    /// packets back from a full send queue.
     fn sweep(&mut self, state: &mut QueueState) {
         if std::mem::replace(&mut self.received, self.statistics.receives) == self.received {
             self.scratch = Vec::new();
@@ -417,6 +421,7 @@ impl TcpLink {
         self.accept_pending = true;
         self.accept(state);
         self.give_up_silent(state);
+        self.relieve(state);
         let (now, options) = (state.now(), Arc::clone(&self.options));
         let all = self.connections.iter_mut();
         let late =
@@ -432,6 +437,19 @@ impl TcpLink {
                 self.statistics.violations.count(violation);
                 self.release(state, key);
                 self.turn_away(key, now);
+            }
+        }
+    }
+
+    /// If the send queue is full, takes packets back from it that wait for receivers without response, as those keep others
+    /// from it that have receivers that respond.
+    fn relieve(&mut self, state: &mut QueueState) {
+        let (now, is_full) = (state.now(), state.check_depth().is_err());
+        for (_, connection) in &mut self.connections {
+            let peer = connection.peer();
+            if connection.outgoing.unanswered(now) >= RESPONDS_WITHIN && is_full {
+                tracing::debug!(%peer, "the send queue is full, and it doesn't respond");
+                connection.outgoing.take_back(|finished| complete(state, peer, finished));
             }
         }
     }

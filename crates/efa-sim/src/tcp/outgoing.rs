@@ -15,6 +15,9 @@
 //!
 //! A receiver without room asks this side to try again. The frames without response were not handled then,
 //! so they wait and are sent over a new connection, numbered from 0 again.
+//!
+//! Frames get their numbers when they are written. So datagrams that were not written at all can be taken back, as they are
+//! when they keep others from the send queue.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -155,6 +158,10 @@ pub(super) struct Outgoing {
     offset: usize,
     /// What those count that were written and have no response.
     weight: usize,
+    /// Whether a response has come since the last look.
+    has_response: bool,
+    /// When a look first found frames or operations, if there has been no response since.
+    unanswered_since: Option<Time>,
 
     operations: Slab<Operation>,
     /// Keys of those with frames to begin, in turn.
@@ -366,6 +373,7 @@ impl Outgoing {
         finish: &mut impl FnMut(Finished),
     ) {
         self.turned_away = None;
+        self.has_response = true;
         for sequence in named {
             if let Some(place) = self.place_of(sequence) {
                 self.finish_frame(place, result, finish);
@@ -438,6 +446,35 @@ impl Outgoing {
         now + LONGEST_WAIT
     }
 
+    /// Looks whether responses come. Returns how long there has been none, as far as looks have shown.
+    pub(super) fn unanswered(&mut self, now: Time) -> Duration {
+        if std::mem::take(&mut self.has_response) {
+            self.unanswered_since = None;
+        }
+        if self.is_idle() {
+            self.unanswered_since = None;
+            return Duration::ZERO;
+        }
+        now - *self.unanswered_since.get_or_insert(now)
+    }
+
+    /// Completes the datagrams of which nothing was written as if the receiver were not ready, unless retries are without end.
+    pub(super) fn take_back(&mut self, mut finish: impl FnMut(Finished)) {
+        if self.rnr_retry >= RNR_RETRY_INFINITE {
+            return;
+        }
+        let first = self.unsent + usize::from(self.offset > 0);
+        for frame in self.in_flight.split_off(first) {
+            match frame {
+                Some(Frame::Datagram(posted)) => {
+                    self.outstanding -= 1;
+                    finish(Finished::Send(posted, Err(Status::ReceiverNotReady)));
+                }
+                piece => self.in_flight.push_back(piece),
+            }
+        }
+    }
+
     /// Completes all sends and operations without response.
     pub(super) fn fail(&mut self, status: Status, mut finish: impl FnMut(Finished)) {
         (self.outstanding, self.unsent, self.offset, self.weight, self.pieces) = (0, 0, 0, 0, 0);
@@ -457,6 +494,7 @@ impl Outgoing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::link::Step;
 
     fn posted(length: usize) -> Posted {
         let packet = vec![0; length].into();
@@ -492,6 +530,32 @@ mod tests {
         outgoing.wrote(116 + 50);
         outgoing.turn_away(Time::ZERO, Duration::ZERO, |_| {});
         assert_eq!((lengths(&outgoing), outgoing.begun()), (vec![116, 216], 0));
+    }
+
+    #[test]
+    fn datagrams_are_taken_back_only_if_nothing_of_them_was_written() {
+        let mut outgoing = Outgoing::default();
+        (0..5).for_each(|n| outgoing.push(posted(100 + n)));
+        outgoing.wrote(116 + 50);
+        let step = Step::Read { address: 0, count: 1 };
+        let piece = Piece { step, key: 0, wanted: Some((0, 1)), bytes: [].into() };
+        outgoing.push_frame(Frame::Piece(0, piece));
+        let mut back = Vec::new();
+        outgoing.take_back(|finished| match finished {
+            Finished::Send(posted, result) => back.push((posted.length, result)),
+            other => panic!("{other:?}"),
+        });
+        let not_ready = Err(Status::ReceiverNotReady);
+        assert_eq!(back, [(102, not_ready), (103, not_ready), (104, not_ready)]);
+        assert_eq!((outgoing.in_flight.len(), outgoing.rest_of_begun()), (3, 67));
+        outgoing.settle(0, 1, Ok(()), |_| {}).unwrap();
+        outgoing.wrote(67);
+        outgoing.push(posted(1));
+        outgoing.rnr_retry = RNR_RETRY_INFINITE;
+        outgoing.take_back(|finished| panic!("{finished:?}"));
+        let mut heads = [Head::NONE; FRAMES];
+        let numbers = outgoing.frames(&mut heads).map(|(head, _)| head[8..12].to_vec());
+        assert_eq!(numbers.collect::<Vec<_>>(), [2u32, 3].map(|number| number.to_le_bytes()));
     }
 
     #[test]
