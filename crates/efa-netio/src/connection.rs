@@ -319,7 +319,6 @@ impl Connection {
     #[cold]
     pub(crate) fn lacks_memory(&mut self) {
         if self.receives.posted() == 0 && self.takes_receives() {
-            tracing::debug!(owner = ?self.owner, "no memory for a buffer");
             self.be_stuck();
         }
     }

@@ -54,7 +54,7 @@ impl Options {
 /// links where that is faster (docs/netio.md, "Which buffer a message is read into").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffers {
-    /// How many.
+    /// How many; 0 is taken as 1.
     pub count: usize,
     /// Bytes of each: the longest message that can be received.
     pub size: usize,
@@ -150,11 +150,15 @@ impl ListenOptions {
     }
 }
 
+/// Most publications of a socket that can be under way.
+pub(crate) const MOST_OUTSTANDING: usize = 1 << 20;
+
 /// Options of a publish socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PublishOptions {
-    /// Most publications under way; then the answer is [`Published::Again`](crate::Published::Again).
+    /// Most publications under way, from 1 to 1,048,576 (other numbers are taken as the nearest of these); then the answer
+    /// is [`Published::Again`](crate::Published::Again).
     pub outstanding: usize,
     /// When a subscriber has been served.
     pub completion: Completion,

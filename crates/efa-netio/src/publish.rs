@@ -25,7 +25,7 @@ use crate::event::{ClosedReason, Error, Event, SendError, SocketError, Tag};
 use crate::hosts::{Search, Site};
 use crate::ids::{ConnectionKey, PublicationKey, PublishSocket};
 use crate::memory::{Header, Message, MessageError, Part, Pool};
-use crate::options::{PublishOptions, Slow, WhenFull};
+use crate::options::{MOST_OUTSTANDING, PublishOptions, Slow, WhenFull};
 use crate::sockets::Listening;
 use crate::table::{Lookup, Table};
 use crate::timers::Due;
@@ -95,7 +95,8 @@ pub enum Published {
 /// ```
 ///
 /// If it is dropped, those subscribers don't get the message, and are counted as lost; the event comes all the same. Once
-/// the publish socket is [closed](Netio::close) the context goes on by itself, and the token isn't needed.
+/// the publish socket is [closed](Netio::close) the context goes on by itself, and the token isn't needed: nothing is lost
+/// then by dropping it.
 #[must_use = "without it, the subscribers that are owed the message are lost"]
 pub struct Reentry {
     publication: PublicationKey,
@@ -186,7 +187,8 @@ impl Netio {
         pool: &Pool,
         options: PublishOptions,
     ) -> Result<PublishSocket, Error> {
-        let objects = u32::try_from(options.outstanding.max(1)).unwrap_or(u32::MAX);
+        // At most `MOST_OUTSTANDING`, which 32 bits have.
+        let objects = options.outstanding.clamp(1, MOST_OUTSTANDING) as u32;
         let headers = self.allocate(objects as usize * HEADER)?;
         let socket = self.publishers.insert(Publisher {
             options,
@@ -333,6 +335,9 @@ impl Netio {
         }
         token.returns = None;
         let key = token.publication;
+        if self.needs_no_token(key) {
+            return Published::UnderWay;
+        }
         // All who were owed it may have gone meanwhile.
         let Some(publication) = self.publications.get(key) else { return Published::UnderWay };
         for target in publication.owed.clone() {
@@ -439,8 +444,17 @@ impl Netio {
         self.forget_publisher(socket);
     }
 
+    /// Whether those who are owed a publication get it without a token.
+    fn needs_no_token(&self, key: PublicationKey) -> bool {
+        let socket = self.publications.get(key).map(|publication| publication.socket);
+        socket.and_then(|socket| self.publishers.get(socket)).is_some_and(Publisher::resumes)
+    }
+
     /// The program gives up those who are owed a publication.
     pub(crate) fn give_up(&mut self, key: PublicationKey) {
+        if self.needs_no_token(key) {
+            return;
+        }
         let Some(publication) = self.publications.get_mut(key) else { return };
         let owed = std::mem::take(&mut publication.owed);
         publication.lost += owed.len() as u32;

@@ -20,6 +20,8 @@ pub(crate) struct Shelf {
     /// Those that aren't posted; the program gave back the last one last.
     free: Vec<Vec<u8>>,
     made: usize,
+    /// Whether there was no memory for another one.
+    lacks_memory: bool,
     /// Bytes of the message that arrived last.
     last: usize,
 }
@@ -30,7 +32,8 @@ pub(crate) struct NoMemory;
 
 impl Shelf {
     pub(crate) fn new(buffers: Buffers, long: Option<usize>) -> Self {
-        Self { buffers, long, free: Vec::new(), made: 0, last: 0 }
+        let buffers = Buffers { count: buffers.count.max(1), ..buffers };
+        Self { buffers, long, free: Vec::new(), made: 0, lacks_memory: false, last: 0 }
     }
 
     /// A message of so many bytes has arrived.
@@ -44,7 +47,7 @@ impl Shelf {
     pub(crate) fn wanted(&self) -> usize {
         match self.long {
             Some(long) if self.last >= long.max(1) => {
-                (WARM / self.last).clamp(1, self.buffers.count.max(1))
+                (WARM / self.last).clamp(1, self.buffers.count)
             }
             _ => self.buffers.count,
         }
@@ -58,7 +61,15 @@ impl Shelf {
         if self.made == self.buffers.count {
             return Ok(None);
         }
-        let made = self.buffers.make().ok_or(NoMemory)?;
+        let made = self.buffers.make();
+        let lacked = std::mem::replace(&mut self.lacks_memory, made.is_none());
+        let Some(made) = made else {
+            if !lacked {
+                let Buffers { count, size } = self.buffers;
+                tracing::warn!(size, count, made = self.made, "no memory for a buffer of a socket");
+            }
+            return Err(NoMemory);
+        };
         self.made += 1;
         Ok(Some(made))
     }

@@ -282,6 +282,15 @@ impl EndpointBuilder {
         if is_in_place && self.shared_receives.is_some() {
             return Err(EnableError::SharedInPlace);
         }
+        let (options, device) = (&self.options, self.domain.device().attributes());
+        for (option, value, most) in [
+            ("send_depth", options.send_depth, device.max_send),
+            ("receive_depth", options.receive_depth, device.max_receive),
+        ] {
+            if !(1..=most).contains(&value) {
+                return Err(EnableError::OutOfRange { option, value, most });
+            }
+        }
         Ok(())
     }
 

@@ -170,6 +170,16 @@ pub enum EnableError {
     /// An endpoint with a connection can't receive in place.
     #[error("an endpoint with a connection can't receive in place")]
     ConnectedInPlace,
+    /// A number among the [options](crate::EndpointOptions) that the device can't have.
+    #[error("{option} is {value}, it can be 1 to {most}")]
+    OutOfRange {
+        /// The option's name.
+        option: &'static str,
+        /// Its value.
+        value: usize,
+        /// The largest value that the device allows.
+        most: usize,
+    },
     /// A setting is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),

@@ -78,6 +78,9 @@ pub enum Ended {
     /// The device failed.
     #[error(transparent)]
     Device(DeviceError),
+    /// The endpoint was [closed](AsyncEndpoint::close).
+    #[error("the endpoint was closed")]
+    Closed,
 }
 
 /// Completions without a future that are kept until somebody asks for them.
@@ -146,6 +149,8 @@ struct Shared {
     turn: Notify,
     /// A message was kept, so a receive that waits for a permit or a turn may take it.
     kept: Notify,
+    /// The endpoint was closed: the reader keeps nothing more for [`AsyncEndpoint::unasked`].
+    closed: Notify,
     /// What the endpoint's sends take a share of, if it has one.
     budget: Option<SendBudget>,
 }
@@ -159,6 +164,7 @@ struct State {
     slots: Slots,
     /// Why nothing completes any more.
     ended: Option<Ended>,
+    is_closed: bool,
 }
 
 impl EndpointBuilder {
@@ -183,10 +189,11 @@ impl EndpointBuilder {
         let endpoint = self.bind_completion_queue(&queue, Direction::Both).report_all().enable()?;
         let (sender, others) = mpsc::channel(OTHERS);
         let permits = [UNDER_WAY; 2].map(Semaphore::new);
-        let (state, turn, kept) = (Mutex::default(), Notify::new(), Notify::new());
-        let shared = Arc::new(Shared { state, permits, turn, kept, budget });
+        let state = Mutex::default();
+        let [turn, kept, closed] = [(); 3].map(|()| Notify::new());
+        let shared = Arc::new(Shared { state, permits, turn, kept, closed, budget });
         let runtime = Handle::current();
-        let reader = Reader { shared: Arc::clone(&shared), others: sender };
+        let reader = Reader { shared: Arc::clone(&shared), others: Some(sender) };
         let reader = runtime.spawn(reader.run(completions)).abort_handle();
         let others = AsyncMutex::new(others);
         Ok(AsyncEndpoint(Arc::new(Inner { endpoint, shared, others, runtime, reader })))
@@ -353,7 +360,8 @@ impl AsyncEndpoint {
     /// program that lets peers write must therefore call this.
     ///
     /// # Errors
-    /// An injected message failed, or the runtime was shut down.
+    /// An injected message failed; the runtime was shut down; the endpoint was closed, and none is kept
+    /// ([`Ended::Closed`]).
     pub async fn unasked(&self) -> Result<Completion, AsyncError> {
         let mut others = self.0.others.lock().await;
         match others.recv().await {
@@ -364,18 +372,26 @@ impl AsyncEndpoint {
 
     /// [Closes](Endpoint::close) the endpoint: finishes the sends under way, then cancels the rest, whose
     /// futures end with [`Cancelled`](crate::OperationError::Cancelled). A thread of the runtime for blocking
-    /// calls polls meanwhile. If this future is dropped, the endpoint is closed all the same.
+    /// calls polls meanwhile. If this future is dropped, the endpoint is closed all the same. If the runtime was shut down,
+    /// it is closed without waiting.
     ///
     /// # Errors
-    /// Not all was sent in time, or the runtime was shut down.
+    /// Not all was sent in time.
     pub async fn close(&self, timeout: Duration) -> Result<(), CloseError> {
         let inner = Arc::clone(&self.0);
-        let closed = self.0.runtime.spawn_blocking(move || inner.endpoint.close(timeout));
-        closed.await.unwrap_or(Err(CloseError { timeout }))
+        let closed = self.0.runtime.spawn_blocking(move || inner.close(timeout));
+        closed.await.unwrap_or_else(|_| self.0.close(Duration::ZERO))
     }
 }
 
 impl Inner {
+    fn close(&self, timeout: Duration) -> Result<(), CloseError> {
+        let result = self.endpoint.close(timeout);
+        self.shared.state.lock().is_closed = true;
+        self.shared.closed.notify_one();
+        result
+    }
+
     /// Starts an operation, and waits for its completion.
     async fn run(
         &self,
@@ -567,7 +583,9 @@ impl Shared {
     }
 
     fn why_ended(&self) -> Ended {
-        self.state.lock().ended.clone().unwrap_or(Ended::Runtime)
+        let state = self.state.lock();
+        let otherwise = if state.is_closed { Ended::Closed } else { Ended::Runtime };
+        state.ended.clone().unwrap_or(otherwise)
     }
 }
 
@@ -580,11 +598,12 @@ fn taken(pending: &mut Operation) -> Operation {
 /// The task that reads completions.
 struct Reader {
     shared: Arc<Shared>,
-    others: mpsc::Sender<Entry>,
+    /// `None` once the endpoint was closed.
+    others: Option<mpsc::Sender<Entry>>,
 }
 
 impl Reader {
-    async fn run(self, mut completions: CompletionStream) {
+    async fn run(mut self, mut completions: CompletionStream) {
         loop {
             for _ in 0..IN_A_ROW {
                 let entry = match self.next(&mut completions).await {
@@ -602,11 +621,17 @@ impl Reader {
 
     /// The next completion. Sends that have completed at the level inject end without another one, and whoever waits for
     /// their room tries again when there is nothing to be read.
-    async fn next(&self, completions: &mut CompletionStream) -> Result<Completion, WaitError> {
+    async fn next(&mut self, completions: &mut CompletionStream) -> Result<Completion, WaitError> {
+        let Self { shared, others } = self;
+        let mut closed = pin!(shared.closed.notified());
         poll_fn(|cx| {
             let polled = completions.poll(cx);
             if polled.is_pending() {
-                self.shared.give_turns();
+                shared.give_turns();
+                // All that the end of the endpoint has completed was read.
+                if others.is_some() && closed.as_mut().poll(cx).is_ready() {
+                    *others = None;
+                }
             }
             polled
         })
@@ -615,8 +640,10 @@ impl Reader {
 
     async fn hand_out(&self, entry: Entry) {
         let Some(key) = of(&entry).context.checked_sub(1) else {
-            // It fails only when the endpoint is gone.
-            let _ = self.others.send(entry).await;
+            if let Some(others) = &self.others {
+                // It fails only when the endpoint is gone.
+                let _ = others.send(entry).await;
+            }
             return;
         };
         let side = if of(&entry).kind == Kind::Receive { RECEIVE } else { TRANSMIT };

@@ -24,6 +24,8 @@ use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{sleep, timeout};
 
+mod close;
+
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Longer than one packet: the receiver has to answer before all of it moves.
 const LONG: usize = 1 << 20;
