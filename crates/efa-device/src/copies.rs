@@ -319,16 +319,20 @@ pub unsafe fn copy_apart(from: *const u8, into: *mut u8, length: usize) {
         // SAFETY: the caller's.
         return unsafe { std::ptr::copy_nonoverlapping(from, into, length) };
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller's; `length` is more than `SHORT`.
     unsafe { copy_long(from, into, length) };
 }
 
+/// Copies more than [`SHORT`] bytes.
+///
+/// # Safety
+/// As for [`std::ptr::copy_nonoverlapping`]; `length` is more than [`SHORT`].
 #[inline(never)]
 unsafe fn copy_long(from: *const u8, into: *mut u8, length: usize) {
     let mut done = 0;
     if is_slow(from, into) {
         while done < length - SHORT {
-            // SAFETY: the caller's; `done + SHORT` is at most `length`.
+            // SAFETY: the caller's; `length - SHORT` doesn't wrap, so `done + SHORT` is less than `length`.
             unsafe { std::ptr::copy_nonoverlapping(from.add(done), into.add(done), SHORT) };
             done += SHORT;
         }

@@ -47,8 +47,8 @@ impl ForeignMemory {
     /// `()` if they live as long as the process.
     ///
     /// # Safety
-    /// Until `owner` is dropped, the bytes are mapped, readable and writable, and no Rust reference to any of
-    /// them exists. Other processes and devices may read and write them at any time; threads of this process,
+    /// The bytes are within one allocation or mapping, and `length` is at most `isize::MAX`. Until `owner` is
+    /// dropped, the bytes are mapped, readable and writable, and no Rust reference to any of them exists. Other processes and devices may read and write them at any time; threads of this process,
     /// C code included, by atomic accesses, or ordered with those of the handles.
     #[must_use]
     pub unsafe fn new(base: NonNull<u8>, length: usize, owner: impl Any + Send + Sync) -> Self {
@@ -59,7 +59,7 @@ impl ForeignMemory {
     /// The first byte, for devices that access the memory. It is valid as long as a handle exists.
     #[must_use]
     pub fn as_ptr(&self) -> NonNull<u8> {
-        // SAFETY: `range` is within the memory, whose bytes are one allocation or mapping.
+        // SAFETY: `range` is within the memory, whose bytes are within one allocation or mapping.
         unsafe { self.whole.base.add(self.range.start) }
     }
 

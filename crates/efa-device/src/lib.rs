@@ -9,7 +9,7 @@
 //!   engine ── post_send(packet) ──►  QueuePair  ──► (other queue pairs)
 //!          ── post_receive(packet) ►
 //!          ── post_read, post_write ►  registered memory of a remote interface
-//!          ◄─ poll(now) ────────────  Completion::{Send, Receive, Rdma, Written}
+//!          ◄─ poll(now) ────────────  Completion::{Send, Receive, Front, Rdma, Written}
 //! ```
 //!
 //! # Ownership
@@ -397,7 +397,7 @@ pub enum Completion<P> {
     },
     /// An RDMA read or write completed. A failed one may have copied some of its bytes.
     Rdma {
-        /// [`SendRequest::id`].
+        /// [`RdmaRequest::id`].
         id: WorkId,
         /// The result.
         result: Result<(), Status>,
