@@ -260,11 +260,4 @@ impl<T> Window<T> {
         items.sort_unstable_by_key(|&(ahead, _)| ahead);
         items.into_iter().map(move |(ahead, item)| (expected.wrapping_add(ahead), item))
     }
-
-    /// Frees the memory for items ahead if none is kept.
-    pub fn shrink(&mut self) {
-        if self.is_empty() {
-            self.ahead = None;
-        }
-    }
 }

@@ -204,19 +204,6 @@ fn drain_returns_items_of_ring_and_map_in_order() {
     assert_eq!(window.admit(start, ()), Admit::InOrder(()));
 }
 
-#[test]
-fn shrink_keeps_all_items() {
-    let mut window = Window::new(16);
-    assert_eq!(window.admit(1, 'b'), Admit::Kept);
-    window.shrink();
-    assert_eq!(window.admit(0, 'a'), Admit::InOrder('a'));
-    assert_eq!(window.pop_ready(), Some('b'));
-    window.shrink();
-    assert_eq!(window.admit(3, 'd'), Admit::Kept);
-    assert_eq!(window.admit(2, 'c'), Admit::InOrder('c'));
-    assert_eq!(window.pop_ready(), Some('d'));
-}
-
 /// For any distance of the first item from the expected id.
 #[test]
 fn ring_grows_with_its_items() {

@@ -106,14 +106,6 @@ impl<B> Operands<B> {
         }
     }
 
-    /// The buffer of the previous values.
-    pub fn into_fetched(self) -> Option<B> {
-        match self {
-            Self::Write { .. } => None,
-            Self::Fetch { fetched, .. } | Self::Compare { fetched, .. } => Some(fetched),
-        }
-    }
-
     fn all(&self) -> impl Iterator<Item = &B> {
         let (operand, others) = match self {
             Self::Write { operand } => (operand, [None, None]),

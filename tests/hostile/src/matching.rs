@@ -178,11 +178,10 @@ pub(crate) fn window(bytes: &[u8]) {
                 assert_eq!(window.pop_ready(), right);
                 expected = expected.wrapping_add(u32::from(right.is_some()));
             }
-            240..=249 => {
+            240..=253 => {
                 let msg_id = expected.wrapping_add(input.byte().into());
                 assert_eq!(window.get_mut(msg_id).copied(), kept.get(&msg_id).copied());
             }
-            250..=253 => window.shrink(),
             _ => {
                 let mut right: Vec<_> = std::mem::take(&mut kept).into_iter().collect();
                 right.sort_by_key(|(msg_id, _)| msg_id.wrapping_sub(expected));
