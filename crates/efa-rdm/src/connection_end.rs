@@ -8,7 +8,6 @@
 //! ```
 
 use efa_device::QueuePair;
-use efa_match::Forgotten;
 
 use crate::completion::{OperationError, Refused, StartError};
 use crate::endpoint::{Accept, Endpoint};
@@ -36,16 +35,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             self.settle();
         }
         self.matching.limit = 0;
-        for tagged in [true, false] {
-            let Forgotten { receives, messages } = self.matching.matcher(tagged).drain_receives();
-            for waiting in receives {
-                self.matching.receive_failed(waiting, tagged, OperationError::Cancelled);
-            }
-            for message in messages {
-                self.matching.forget_message(message);
-                self.matching.messages.try_remove(message);
-            }
-        }
+        self.matching.cancel_posted_receives();
     }
 
     /// A receive beyond the limit.

@@ -472,16 +472,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Peers don't learn of it, so call this before the endpoint is dropped. Until it is, the
     /// device may still read or write registered memory that comes back.
     pub fn cancel_all(&mut self) {
-        for tagged in [true, false] {
-            let Forgotten { receives, messages } = self.matching.matcher(tagged).drain_receives();
-            for waiting in receives {
-                self.matching.receive_failed(waiting, tagged, OperationError::Cancelled);
-            }
-            for message in messages {
-                self.matching.forget_message(message);
-                self.matching.messages.try_remove(message);
-            }
-        }
+        self.matching.cancel_posted_receives();
         debug_assert_eq!(self.matching.waiting, 0);
         for id in self.matching.ops.receives.find(|_| true) {
             self.matching.ops.end_receive(id, Some(OperationError::Cancelled));
@@ -575,6 +566,20 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
+    /// Cancels all receives that are posted, and drops the messages that matched one which the device holds.
+    pub(crate) fn cancel_posted_receives(&mut self) {
+        for tagged in [true, false] {
+            let Forgotten { receives, messages } = self.matcher(tagged).drain_receives();
+            for waiting in receives {
+                self.receive_failed(waiting, tagged, OperationError::Cancelled);
+            }
+            for message in messages {
+                self.forget_message(message);
+                self.messages.try_remove(message);
+            }
+        }
+    }
+
     pub(crate) fn check_receives(&self) -> Result<(), StartError> {
         if Q::IN_PLACE {
             return Err(StartError::InPlaceOnly);
