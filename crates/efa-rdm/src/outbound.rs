@@ -40,19 +40,24 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                 }
                 Ok(())
             }
-            Err(Unposted { packet, record, failure: PostFailure::Blocked }) => {
-                Err(Work::Packet { packet, record })
-            }
-            Err(Unposted { packet, record, failure: PostFailure::Lacking(error) }) => {
-                self.core.lack(record.peer, *error);
-                Err(Work::Packet { packet, record })
-            }
-            Err(Unposted { packet, record, failure: PostFailure::Refused(status) }) => {
+            Err(unposted) => self.not_taken(unposted).map_or(Ok(()), Err),
+        }
+    }
+
+    /// Handles a packet that the device didn't take; returns it if it is to be posted later.
+    #[cold]
+    fn not_taken(&mut self, unposted: Unposted<Q::Packet, B>) -> Option<Work<Q::Packet, B>> {
+        let Unposted { packet, record, failure } = unposted;
+        match failure {
+            PostFailure::Blocked => {}
+            PostFailure::Lacking(error) => self.core.lack(record.peer, *error),
+            PostFailure::Refused(status) => {
                 self.core.transmit.recycle(packet);
                 self.packet_failed(record, status);
-                Ok(())
+                return None;
             }
         }
+        Some(Work::Packet { packet, record })
     }
 
     /// Posts a written packet, or puts it first in the backlog.
@@ -67,19 +72,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 
     #[cold]
     pub(crate) fn keep_written(&mut self, unposted: Unposted<Q::Packet, B>) {
-        let Unposted { packet, record, failure } = unposted;
-        match failure {
-            PostFailure::Blocked => {
-                self.core.enqueue_first(record.peer, Work::Packet { packet, record });
-            }
-            PostFailure::Lacking(error) => {
-                self.core.lack(record.peer, *error);
-                self.core.enqueue_first(record.peer, Work::Packet { packet, record });
-            }
-            PostFailure::Refused(status) => {
-                self.core.transmit.recycle(packet);
-                self.packet_failed(record, status);
-            }
+        let peer = unposted.record.peer;
+        if let Some(work) = self.not_taken(unposted) {
+            self.core.enqueue_first(peer, work);
         }
     }
 
