@@ -18,8 +18,8 @@ use crate::operations::Operations;
 use crate::payload::Payload;
 use crate::work::{Advance, InFlight, Purpose, Work};
 
-/// Peers that are asked again for their HANDSHAKE in one call.
-const ASKED_AT_ONCE: usize = 64;
+/// Peers whose HANDSHAKE is elicited again in one call.
+const ELICITED_AT_ONCE: usize = 64;
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Holds a send until the peer's HANDSHAKE has announced its features.
@@ -33,8 +33,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     pub(crate) fn await_handshake(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
         let Some(active) = self.peers.active_mut(peer) else { return };
         active.awaiting_handshake.push(work);
-        if active.asked.is_none() {
-            self.peers.await_handshake(peer, self.now);
+        self.keep_eliciting(peer);
+    }
+
+    /// Elicits a peer's HANDSHAKE again after a while, unless it has arrived.
+    fn keep_eliciting(&mut self, peer: PeerId) {
+        if self.peers.active(peer).is_some_and(|active| !active.handshake.is_known())
+            && let Some(slot) = self.peers.slot(peer)
+        {
+            self.peers.eliciting.begin(slot, self.now);
         }
     }
 
@@ -45,28 +52,26 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
             active.handshake.request_posted();
             self.enqueue(peer, Work::ElicitHandshake);
         }
-        if self.peers.active_mut(peer).is_some_and(|active| active.asked.is_none()) {
-            self.peers.await_handshake(peer, self.now);
-        }
+        self.keep_eliciting(peer);
     }
 
-    /// Asks peers again for the HANDSHAKE that operations wait for: one that died after a request had been
+    /// Elicits again the HANDSHAKE that operations wait for: one that died after a request had been
     /// delivered never answers it, and the device reports that only for another packet. A peer that lives
     /// answers once.
     #[cold]
-    pub(crate) fn ask_again(&mut self) {
-        for _ in 0..ASKED_AT_ONCE {
-            let Some((peer, asked)) = self.peers.take_asking(self.now) else { return };
-            let Some(active) = self.peers.active_mut(peer) else { continue };
-            let is_held_up = active.is_held_up();
+    pub(crate) fn elicit_again(&mut self) {
+        for _ in 0..ELICITED_AT_ONCE {
+            let Some((slot, pauses)) = self.peers.eliciting.take_due(self.now) else { return };
+            let Some(active) = self.peers.at_slot_mut(slot) else { continue };
+            let (peer, is_held_up) = (active.peer, active.is_held_up());
             // The first pause begins at the time of the last call, perhaps long ago. What is under way ends with
             // a status.
-            if asked > 0 && active.is_clear() && !self.transmit.is_in_flight_to(peer) {
+            if pauses > 0 && active.is_clear() && !self.transmit.is_in_flight_to(peer) {
                 self.enqueue(peer, Work::ElicitHandshake);
             }
             // An injected message doesn't wait: the application tries again.
-            if is_held_up || asked == 0 {
-                self.peers.ask_later(peer, asked.saturating_add(1), self.now);
+            if is_held_up || pauses == 0 {
+                self.peers.eliciting.pause(slot, pauses.saturating_add(1), self.now);
             }
         }
     }
@@ -183,8 +188,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         active.send_window.learn(extras, active.next_msg_id);
         active.keep_from_going_at_once();
         let awaiting = core::mem::take(&mut active.awaiting_handshake);
-        if active.asked.is_some() {
-            self.core.peers.stop_asking(peer);
+        if !self.core.peers.eliciting.is_empty()
+            && let Some(slot) = self.core.peers.slot(peer)
+        {
+            self.core.peers.eliciting.stop(slot);
         }
         for work in awaiting {
             self.core.enqueue(peer, work);

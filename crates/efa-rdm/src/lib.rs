@@ -84,6 +84,7 @@ mod coverage;
 mod delivery;
 mod dispatch;
 mod eager;
+mod eliciting;
 mod endpoint;
 mod event;
 mod handshake;

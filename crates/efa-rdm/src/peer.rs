@@ -16,7 +16,7 @@
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
 
-use efa_device::{AddressHandle, Destination, Gid, Qkey, Qpn, Source, Time};
+use efa_device::{AddressHandle, Destination, Gid, Qkey, Qpn, Source};
 use efa_handshake::{Extras, PeerState, Support};
 use efa_match::Window;
 use efa_proto::{Connid, MsgId, OpId, RawAddress, UserRecvQp};
@@ -28,9 +28,9 @@ use crate::backlog::Backlog;
 use crate::charges::{Charged, Charges, QueuePairKey};
 use crate::completion::Level;
 use crate::config::Config;
+use crate::eliciting::Eliciting;
 use crate::held::Chain;
 use crate::ids::PeerId;
-use crate::lists::Lists;
 use crate::rnr::Backoff;
 use crate::send_window::SendWindow;
 use crate::work::{InFlight, Work};
@@ -121,8 +121,6 @@ pub(crate) struct Active<P, B> {
     unexpected: usize,
     /// Requests of the peer under way.
     pub(crate) requests: usize,
-    /// If operations wait for the peer's HANDSHAKE: how often it was due to be asked for it again.
-    pub(crate) asked: Option<u8>,
 }
 
 impl<P, B> Active<P, B> {
@@ -149,7 +147,6 @@ impl<P, B> Active<P, B> {
             ahead: 0,
             unexpected: 0,
             requests: 0,
-            asked: None,
         }
     }
 
@@ -252,20 +249,10 @@ pub(crate) struct Peers<P, B> {
     pub(crate) discovered: usize,
     /// What queue pairs are charged with for unexpected messages.
     pub(crate) charges: Charges,
-    /// The states of peers whose HANDSHAKE operations wait for: a list for each pause before they are asked
-    /// again, so that each is in the order of time.
-    asking: Lists,
-    /// When they are asked next, by slot.
-    ask_at: Vec<Time>,
-    /// How many there are.
-    asked: usize,
+    /// The peers whose HANDSHAKE operations wait for.
+    pub(crate) eliciting: Eliciting,
     seed: u64,
 }
-
-/// Nanoseconds before a peer is asked again for its HANDSHAKE, doubled each time.
-const ASK_AGAIN: u64 = 1_000_000_000;
-/// How many such pauses there are. The last one is repeated.
-const PAUSES: u8 = 6;
 
 /// A peer that packets came from lately, and their source. The slot follows from the source.
 #[derive(Clone, Copy, Debug)]
@@ -307,9 +294,7 @@ impl<P, B> Peers<P, B> {
             recent: Box::new([Recent { source: 0, peer: NONE }; RECENT]),
             discovered: 0,
             charges: Charges::new(seed),
-            asking: Lists::default(),
-            ask_at: Vec::new(),
-            asked: 0,
+            eliciting: Eliciting::default(),
             seed,
         }
     }
@@ -506,11 +491,8 @@ impl<P, B> Peers<P, B> {
     /// Removes the state of a peer that is gone. What its unexpected messages are charged with passes to
     /// its queue pair; returns the index of that charge, if there is any.
     pub(crate) fn remove_state(&mut self, slot: u32) -> Option<u32> {
-        let Active { peer, unexpected, asked, .. } = self.active.try_remove(slot as usize)?;
-        if asked.is_some() {
-            self.asking.remove(slot);
-            self.asked -= 1;
-        }
+        let Active { peer, unexpected, .. } = self.active.try_remove(slot as usize)?;
+        self.eliciting.stop(slot);
         self.charges.changed(Charged::Living(slot), unexpected, 0);
         (unexpected > 0).then(|| self.charges.leave(self.entries[peer.index()].place(), unexpected))
     }
@@ -571,72 +553,6 @@ impl<P, B> Peers<P, B> {
         let entry = &mut self.entries[peer.index()];
         let active = Active::new(peer, entry.active & !IDLE, config);
         entry.active = self.active.insert(active) as u32;
-    }
-
-    /// Asks a peer for its HANDSHAKE from now on, as an operation waits for it.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn await_handshake(&mut self, peer: PeerId, now: Time) {
-        if let Some(active) = self.active_mut(peer)
-            && active.asked.is_none()
-            && !active.handshake.is_known()
-        {
-            self.ask_later(peer, 0, now);
-        }
-    }
-
-    /// Asks a peer for its HANDSHAKE later, which was due to be asked so many times.
-    #[inline]
-    pub(crate) fn ask_later(&mut self, peer: PeerId, asked: u8, now: Time) {
-        let Some(slot) = self.slot(peer) else { return };
-        let Some(active) = self.at_slot_mut(slot) else { return };
-        let pause = asked.saturating_sub(1).min(PAUSES - 1);
-        active.asked = Some(asked);
-        let (index, at) = (slot as usize, now.as_nanos().saturating_add(ASK_AGAIN << pause));
-        if self.ask_at.len() <= index {
-            self.ask_at.resize(index + 1, Time::ZERO);
-        }
-        self.ask_at[index] = Time::from_nanos(at);
-        self.asking.push(pause.into(), slot);
-        self.asked += 1;
-    }
-
-    /// Whether a peer is asked for its HANDSHAKE.
-    #[inline]
-    pub(crate) fn asks(&self) -> bool {
-        self.asked > 0
-    }
-
-    /// Asks a peer for its HANDSHAKE no more.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn stop_asking(&mut self, peer: PeerId) {
-        let Some(slot) = self.slot(peer) else { return };
-        if let Some(active) = self.at_slot_mut(slot)
-            && active.asked.take().is_some()
-        {
-            self.asking.remove(slot);
-            self.asked -= 1;
-        }
-    }
-
-    /// When a peer is to be asked again for its HANDSHAKE.
-    pub(crate) fn next_asking(&self) -> Option<Time> {
-        self.first_asked().map(|slot| self.ask_at[slot as usize]).min()
-    }
-
-    /// Removes and returns a peer that is due to be asked for its HANDSHAKE, and how often it was before.
-    pub(crate) fn take_asking(&mut self, now: Time) -> Option<(PeerId, u8)> {
-        let due = self.first_asked().find(|slot| self.ask_at[*slot as usize] <= now)?;
-        let Active { peer, asked, .. } = *self.active.get(due as usize)?;
-        let asked = asked.unwrap_or(0);
-        self.stop_asking(peer);
-        Some((peer, asked))
-    }
-
-    /// The slot of the peer that is asked first after each pause.
-    fn first_asked(&self) -> impl Iterator<Item = u32> {
-        (0..PAUSES).filter_map(|pause| self.asking.first(pause.into()))
     }
 
     /// Everyone charged for unexpected messages, and their bytes.

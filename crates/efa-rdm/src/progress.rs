@@ -81,9 +81,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let stuck = waiting && self.core().transmit.rdma_in_flight() == 0;
         let memory = stuck.then_some(self.trim_at);
         let pause = self.core().schedule.has_pausing().then_some(again);
-        // Peers are asked again where other things are done at intervals.
-        let ask = self.core().peers.next_asking().map(|at| at.max(self.trim_at));
-        [backoff, device, user, send, refill, memory, pause, ask].into_iter().flatten().min()
+        // HANDSHAKEs are elicited again where other things are done at intervals.
+        let elicit = self.core().peers.eliciting.next().map(|at| at.max(self.trim_at));
+        [backoff, device, user, send, refill, memory, pause, elicit].into_iter().flatten().min()
     }
 
     /// Moves everything on to `now`, which must not go back, until an operation ends, and returns its
@@ -403,8 +403,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     fn trim(&mut self) {
         self.trim_at = self.core().now + self.core().config.trim_interval;
         self.matching.ops.resume_transfers();
-        if self.core().peers.asks() {
-            self.core_mut().ask_again();
+        if !self.core().peers.eliciting.is_empty() {
+            self.core_mut().elicit_again();
         }
         self.inbound.trim(&mut self.matching.ops.core.transmit.device);
         self.core_mut().transmit.trim();
