@@ -365,36 +365,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             return;
         }
         let bytes = payload.len() as u64;
-        let mut shape = Shape::eager(bytes);
-        let mut read_iov: &[RmaIov] = &[];
-        let lengths_agree = match rtw.kind {
-            RtwKind::Eager => true,
-            RtwKind::DcEager { send_id } => {
-                (shape.send_id, shape.receipt) = (send_id, true);
-                true
-            }
-            RtwKind::LongCts { msg_length, send_id, .. }
-            | RtwKind::DcLongCts { msg_length, send_id, .. } => {
-                shape.receipt = matches!(rtw.kind, RtwKind::DcLongCts { .. });
-                shape.subprotocol = Subprotocol::LongCts;
-                (shape.length, shape.send_id) = (msg_length, send_id);
-                // libfabric 1.11 may send the complete write in the request; then no CTS follows.
-                bytes <= msg_length && msg_length > 0
-            }
-            RtwKind::LongRead { msg_length, send_id, read_iov: iov } => {
-                shape.subprotocol = Subprotocol::LongRead;
-                (shape.length, shape.send_id) = (msg_length, send_id);
-                read_iov = iov;
-                bytes == 0 && remote::total(iov) == Some(msg_length)
-            }
-            _ => {
-                let reason = DropReason::Unsupported(rtw.packet_type());
-                return self.core.drop_packet(Some(peer), reason);
-            }
-        };
+        let (shape, checked) = Shape::of_write(rtw, payload);
         let asked = shape.asked();
-        if !lengths_agree || remote::total(rtw.rma_iov) != Some(shape.length) {
-            return self.core.refuse(peer, asked, DropReason::SegmentOutOfRange);
+        if let Err(reason) = checked {
+            return self.core.refuse(peer, asked, reason);
         }
         let memory = self.core.exposed(peer, asked, rtw.rma_iov, RemoteUse::Write);
         let Some(memory) = memory else { return };
@@ -411,9 +385,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             ..Receive::new(peer, ReceiveRole::Written, memory, shape.length, coverage)
         });
         self.core.request_began(peer);
-        match shape.subprotocol {
-            Subprotocol::LongRead => self.begin_longread(peer, id, &shape, read_iov),
-            Subprotocol::LongCts => self.begin_longcts(peer, id, payload),
+        match rtw.kind {
+            RtwKind::LongRead { read_iov, .. } => self.begin_longread(peer, id, &shape, read_iov),
+            RtwKind::LongCts { .. } | RtwKind::DcLongCts { .. } => {
+                self.begin_longcts(peer, id, payload);
+            }
             _ if bytes == 0 => self.end_receive(id, None),
             _ => self.segment_arrived(id, 0, payload),
         }

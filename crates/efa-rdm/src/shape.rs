@@ -1,13 +1,15 @@
-//! The header of a message's packet in one form for all subprotocols, checked once.
+//! The header of a message's or write's packet in one form for all subprotocols, checked once.
 
-use efa_proto::{Header, LongReadConnid, OpId, Packet, RmaIov, RtaKind, Rtm, RtmKind};
+use efa_proto::{
+    Header, LongReadConnid, OpId, Packet, RmaIov, RtaKind, Rtm, RtmKind, Rtw, RtwKind,
+};
 
 use crate::coverage::Coverage;
 use crate::event::DropReason;
 use crate::remote;
 use crate::select::Subprotocol;
 
-/// The checked contents of a message's request. Lengths and offsets are in bytes.
+/// The checked contents of a message's or write's request. Lengths and offsets are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) subprotocol: Subprotocol,
@@ -97,6 +99,37 @@ impl Shape {
         };
         let fits = shape.offset.checked_add(bytes).is_some_and(|end| end <= shape.length);
         if fits && lengths_agree { Ok(shape) } else { Err(DropReason::SegmentOutOfRange) }
+    }
+
+    /// The shape of a write, and why it is refused if it is: as by [`of`](Self::of), or because the target memory has
+    /// another length.
+    #[inline(always)]
+    pub(crate) fn of_write(rtw: &Rtw<'_>, payload: &[u8]) -> (Self, Result<(), DropReason>) {
+        let bytes = payload.len() as u64;
+        let mut shape = Self::eager(bytes);
+        let lengths_agree = match rtw.kind {
+            RtwKind::Eager => true,
+            RtwKind::DcEager { send_id } => {
+                (shape.send_id, shape.receipt) = (send_id, true);
+                true
+            }
+            // libfabric 1.11 may send the complete write in the request; then no CTS follows.
+            RtwKind::LongCts { msg_length, send_id, .. }
+            | RtwKind::DcLongCts { msg_length, send_id, .. } => {
+                shape.receipt = matches!(rtw.kind, RtwKind::DcLongCts { .. });
+                shape.subprotocol = Subprotocol::LongCts;
+                (shape.length, shape.send_id) = (msg_length, send_id);
+                bytes <= msg_length && msg_length > 0
+            }
+            RtwKind::LongRead { msg_length, send_id, read_iov } => {
+                shape.subprotocol = Subprotocol::LongRead;
+                (shape.length, shape.send_id) = (msg_length, send_id);
+                bytes == 0 && remote::total(read_iov) == Some(msg_length)
+            }
+            _ => return (shape, Err(DropReason::Unsupported(rtw.packet_type()))),
+        };
+        let is_whole = lengths_agree && remote::total(rtw.rma_iov) == Some(shape.length);
+        (shape, if is_whole { Ok(()) } else { Err(DropReason::SegmentOutOfRange) })
     }
 
     /// The sender's identifier of the operation, if it waits for an answer.
