@@ -327,32 +327,27 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             let _ = receive.coverage.insert(start, length);
         }
         match failed {
-            _ if matches!(role, ReceiveRole::Read { .. }) => {
-                let completion = self.receive_end(id, failed);
-                self.core.lose_if_gone(Some(peer), failed);
-                completion
-            }
+            _ if matches!(role, ReceiveRole::Read { .. }) => {}
             None => {
                 let (send_id, recv_id) = (receive.send_id, id);
                 let complete = receive.coverage.bytes() == length;
                 self.confirm_reading(peer, send_id, recv_id);
-                if complete { self.receive_end(id, None) } else { None }
+                if !complete {
+                    return None;
+                }
             }
-            Some(OperationError::GivenUp { .. }) => self.receive_end(id, failed),
-            Some(OperationError::Device(status)) if status.is_peer_gone() => {
-                let completion = self.receive_end(id, failed);
-                self.core.lose_if_gone(Some(peer), failed);
-                completion
-            }
+            Some(OperationError::GivenUp { .. }) => {}
+            Some(OperationError::Device(status)) if status.is_peer_gone() => {}
             // The peer has ended; the receive was kept until the device finished reading into it.
-            Some(error) if self.core.peers.active(peer).is_none() => {
-                self.receive_end(id, Some(error))
-            }
+            Some(_) if self.core.peers.active(peer).is_none() => {}
             Some(error) => {
                 self.refuse_reading(id, error);
-                None
+                return None;
             }
         }
+        let completion = self.receive_end(id, failed);
+        self.core.lose_if_gone(Some(peer), failed);
+        completion
     }
 
     /// Tells a sender that its memory was read: at once, unless something waits to be sent to it.
