@@ -14,7 +14,7 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use efa_device::{DeviceError, QueuePair, QueuePairAddress, Time};
-use efa_handshake::AddressHeader;
+use efa_handshake::{AddressHeader, Extras, Support};
 use efa_proto::{Connid, RawAddress, ReqOptions, UserRecvQp};
 
 use crate::bounds::Excess;
@@ -24,7 +24,7 @@ use crate::event::{DropReason, Event, Events};
 use crate::ids::PeerId;
 use crate::memory::KeyedRegions;
 use crate::payload::Payload;
-use crate::peer::{PeerStatus, Peers};
+use crate::peer::{Active, PeerStatus, Peers};
 use crate::schedule::Schedule;
 use crate::statistics::Statistics;
 use crate::transmit::Transmit;
@@ -63,6 +63,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
             None => AddressHeader::Raw(self.config.profile.raw_address),
         };
         options(header, &self.local, cq_data)
+    }
+
+    /// Whether a peer and this endpoint both announce a feature.
+    pub(crate) fn both_announce(&self, peer: PeerId, feature: Extras) -> bool {
+        let support = |active: &Active<_, _>| active.handshake.supports(feature);
+        self.config.profile.extras.contains(feature)
+            && self.peers.active(peer).is_some_and(|active| support(active) == Support::Yes)
     }
 
     pub(crate) fn connid(&self) -> Connid {

@@ -67,13 +67,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Whether messages to a peer may be sent by runting read. The runt uses the link until the peer's
     /// RDMA read starts; if the peer is reading another message, the link is in use already.
     pub(crate) fn may_runt(&self, peer: PeerId) -> bool {
-        let runting = |active: &Active<_, _>| {
-            active.reads_under_way == 0
-                && active.handshake.supports(Extras::RUNTING_READ) == Support::Yes
-        };
         self.config.runt_size > 0
-            && self.config.profile.extras.contains(Extras::RUNTING_READ)
-            && self.peers.active(peer).is_some_and(runting)
+            && self.peers.active(peer).is_some_and(|active| active.reads_under_way == 0)
+            && self.both_announce(peer, Extras::RUNTING_READ)
     }
 
     /// Counts a message that the peer has stopped reading.
@@ -84,9 +80,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     }
 
     fn can_nack(&self, peer: PeerId) -> bool {
-        let support = |active: &Active<_, _>| active.handshake.supports(Extras::READ_NACK);
-        self.config.profile.extras.contains(Extras::READ_NACK)
-            && self.peers.active(peer).is_some_and(|active| support(active) == Support::Yes)
+        self.both_announce(peer, Extras::READ_NACK)
     }
 
     /// Whether the peer can read the buffer of a send; registers the buffer if it isn't registered.

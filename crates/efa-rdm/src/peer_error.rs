@@ -48,7 +48,6 @@ use crate::ids::PeerId;
 use crate::matching::Matching;
 use crate::operations::{Assembly, Operations, Reached, Reading, ReceiveRole};
 use crate::payload::Payload;
-use crate::peer::Active;
 use crate::select::Subprotocol;
 use crate::work::{Advance, InFlight, Purpose, Work};
 
@@ -74,9 +73,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
 
     /// Whether a peer and this endpoint both announce PEER_ERROR.
     fn takes_peer_error(&self, peer: PeerId) -> bool {
-        let support = |active: &Active<_, _>| active.handshake.supports(Extras::PEER_ERROR_20);
-        self.has_peer_error()
-            && self.peers.active(peer).is_some_and(|active| support(active) == Support::Yes)
+        self.both_announce(peer, Extras::PEER_ERROR_20)
     }
 
     /// Drops a request that can't be taken, and tells its sender. `asked` is the sender's identifier of its

@@ -150,13 +150,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
             || self.transmit.has_bounce(bounce_size)
     }
 
-    /// Whether this endpoint and a peer both announce RDMA write.
-    fn can_write(&self, peer: PeerId) -> bool {
-        let Some(active) = self.peers.active(peer) else { return false };
-        self.config.profile.extras.contains(Extras::RDMA_WRITE)
-            && active.handshake.supports(Extras::RDMA_WRITE) == Support::Yes
-    }
-
     /// Whether a write with immediate data may be sent: both sides announce unsolicited write receives,
     /// or neither does.
     fn may_send_immediate(&self, peer: PeerId) -> bool {
@@ -173,7 +166,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         remote: &Remote,
     ) -> Option<Option<u32>> {
         let Send { peer, length, cq_data, .. } = *send;
-        if length == 0 || !remote.is_of_device() || !self.can_write(peer) {
+        if length == 0 || !remote.is_of_device() || !self.both_announce(peer, Extras::RDMA_WRITE) {
             return None;
         }
         let Some(data) = cq_data else {
