@@ -15,7 +15,6 @@ use crate::ids::PeerId;
 use crate::operations::{Operations, Reached};
 use crate::payload::Payload;
 use crate::peer::{Active, PeerStatus};
-use crate::rnr::Retry;
 use crate::transmit::{PostFailure, Unposted};
 use crate::work::{Advance, InFlight, Purpose, Work};
 
@@ -191,10 +190,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Begins or extends the backoff of a peer that was not ready.
     pub(crate) fn back_off(&mut self, peer: PeerId) {
         let active = self.core.peers.activate(peer, &self.core.config);
-        let was_waiting = active.backoff.is_waiting();
-        if let Retry::At(until) = active.backoff.not_ready(self.core.now, &self.core.config.backoff)
-            && !was_waiting
-        {
+        let begun = active.backoff.not_ready(self.core.now, &self.core.config.backoff);
+        if let Some(until) = begun {
             self.core.schedule.back_off_until(peer, until);
             // A transfer of this peer may have been the one to go on.
             self.resume_transfer();

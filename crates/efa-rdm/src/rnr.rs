@@ -51,29 +51,22 @@ pub(crate) struct Backoff {
     until: Option<Time>,
 }
 
-/// When to post a packet again that failed with RNR.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Retry {
-    Now,
-    At(Time),
-}
-
 impl Backoff {
-    /// Handles an RNR; starts an interval from the second one on.
-    pub(crate) fn not_ready(&mut self, now: Time, limits: &BackoffLimits) -> Retry {
-        if let Some(until) = self.until {
-            // Several packets were in flight: the interval is running already.
-            return Retry::At(until);
+    /// Handles an RNR. From the second one on an interval begins, unless one is running, as several packets were in
+    /// flight; returns the end of an interval that begins.
+    pub(crate) fn not_ready(&mut self, now: Time, limits: &BackoffLimits) -> Option<Time> {
+        if self.is_waiting() {
+            return None;
         }
         self.failures = self.failures.saturating_add(1);
         if self.failures == 1 {
-            return Retry::Now;
+            return None;
         }
         let doublings = (self.failures - 2).min(31);
         let interval = limits.first.saturating_mul(1 << doublings).min(limits.longest);
         let until = now + interval;
         self.until = Some(until);
-        Retry::At(until)
+        self.until
     }
 
     /// Starts an interval for another reason than an RNR; returns its end.
@@ -112,16 +105,16 @@ mod tests {
             BackoffLimits { first: Duration::from_micros(10), longest: Duration::from_micros(50) };
         let mut backoff = Backoff::default();
         let mut now = Time::ZERO;
-        assert_eq!(backoff.not_ready(now, &limits), Retry::Now);
+        assert_eq!(backoff.not_ready(now, &limits), None);
         for micros in [10, 20, 40, 50, 50] {
             let until = now + Duration::from_micros(micros);
-            assert_eq!(backoff.not_ready(now, &limits), Retry::At(until));
-            assert_eq!(backoff.not_ready(now, &limits), Retry::At(until), "one interval for all");
+            assert_eq!(backoff.not_ready(now, &limits), Some(until));
+            assert_eq!(backoff.not_ready(now, &limits), None, "one interval for all");
             assert!(backoff.is_waiting() && !backoff.expired(now));
             assert!(backoff.expired(until) && !backoff.is_waiting());
             now = until;
         }
         backoff.delivered();
-        assert_eq!(backoff.not_ready(now, &limits), Retry::Now);
+        assert_eq!(backoff.not_ready(now, &limits), None);
     }
 }
