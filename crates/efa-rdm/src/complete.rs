@@ -114,13 +114,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
     }
 
+    /// Completes a send that failed.
     pub(crate) fn fail_send(&mut self, id: OpId, error: OperationError) {
-        self.end_send(id, Err(error));
-    }
-
-    /// Completes a send.
-    pub(crate) fn end_send(&mut self, id: OpId, result: Result<(), OperationError>) {
-        let completion = self.send_end(id, result);
+        let completion = self.send_end(id, Err(error));
         self.core.complete(completion);
     }
 
@@ -362,8 +358,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
             return self.drop_packet(None, DropReason::Stranger);
         }
         self.statistics.remote_writes += 1;
-        let (cq_data, written) = (u64::from(data), Completion::RemoteWrite);
-        self.schedule.complete(written(RemoteWrite { peer, cq_data, length }));
+        let written = RemoteWrite { peer, cq_data: data.into(), length };
+        self.schedule.complete(Completion::RemoteWrite(written));
     }
 
     /// Queues a completion, if there is one.

@@ -445,8 +445,8 @@ impl<P, B> Peers<P, B> {
         self.entries[peer.index()].active += 1;
     }
 
-    /// Marks a peer as gone, which may begin anew with its first message or not; returns its address handle, and the slot of its state, which stays until it
-    /// is [removed](Self::remove_state).
+    /// Marks a peer as gone. With `may_return` its first message begins a new peer. Returns its address handle, and the
+    /// slot of its state, which stays until it is [removed](Self::remove_state).
     ///
     /// The device may use the handle's number for another interface, so from now on the peer is
     /// found by its address alone.
