@@ -353,7 +353,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
 
     /// Completes a write by a peer's device with immediate data.
     pub(crate) fn written_by_device(&mut self, source: Source, data: u32, length: u64) {
-        let peer = source.address_handle.and_then(|h| self.peers.by_source(h, source.qpn));
+        let peer = self.peers.by_source(source);
         if peer.is_none() && self.refuses_strangers() {
             return self.drop_packet(None, DropReason::Stranger);
         }

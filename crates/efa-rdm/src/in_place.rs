@@ -601,8 +601,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.core_mut().statistics.received_bytes += length as u64;
         self.core_mut().statistics.received.count(efa_proto::PacketType::EagerMsgRtm);
         self.core_mut().statistics.unverified += 1;
-        let peer =
-            source.address_handle.and_then(|h| self.core_mut().peers.by_source(h, source.qpn));
+        let peer = self.core_mut().peers.by_source(source);
         if peer.is_none() && self.core().refuses_strangers() {
             self.core_mut().drop_packet(None, DropReason::Stranger);
             return self.put_user_packet(packet);

@@ -190,7 +190,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 self.handle_packet(peer, packet, bytes);
             }
             Err(error) => {
-                let peer = source.address_handle.and_then(|h| core.peers.by_source(h, source.qpn));
+                let peer = core.peers.by_source(source);
                 core.drop_packet(peer, DropReason::Malformed(*error));
             }
         }
@@ -297,8 +297,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
 
     /// Finds the sender of a packet, or adds it as a peer (sections 2.2 and 4.4).
     fn sender(&mut self, header: &Header<'_>, source: Source) -> Result<PeerId, SenderError> {
-        let current = source.address_handle.and_then(|h| self.peers.by_source(h, source.qpn));
-        if let Some(peer) = current {
+        if let Some(peer) = self.peers.by_source(source) {
             match (header.connid(), self.peers.address(peer)) {
                 (Some(connid), Some(address)) if connid != address.connid => {
                     return self.other_incarnation(peer, address, header, connid);

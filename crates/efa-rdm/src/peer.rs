@@ -336,8 +336,9 @@ impl<P, B> Peers<P, B> {
         }
     }
 
-    /// The live peer on a queue pair.
-    pub(crate) fn by_source(&mut self, handle: AddressHandle, qpn: Qpn) -> Option<PeerId> {
+    /// The live peer on a queue pair, if the device has a handle for its interface.
+    pub(crate) fn by_source(&mut self, source: Source) -> Option<PeerId> {
+        let (handle, qpn) = (source.address_handle?, source.qpn);
         let gid = *self.interfaces.get(usize::from(handle.0))?;
         let peer = self.latest_at(&QueuePairKey { gid, qpn: qpn.0 })?;
         let entry = &self.entries[peer as usize];
