@@ -108,7 +108,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
     /// What the first packet of an unexpected message says.
-    fn describe(&self, key: u32) -> Option<UnexpectedMessage> {
+    pub(crate) fn describe(&self, key: u32) -> Option<UnexpectedMessage> {
         let message = self.messages.get(key)?;
         let packet = Packet::parse(self.held.bytes(message.packets.first)).ok()?;
         let Header::Rtm(rtm) = &packet.header else { return None };

@@ -20,7 +20,7 @@ use crate::matching::{HeldFor, MatchHint, Matching, Message, Posted, Target, Wai
 use crate::memory::Memory;
 use crate::operations::{Assembly, Operations, Receive, ReceiveRole};
 use crate::payload::Payload;
-use crate::shape::{Shape, shape_of};
+use crate::shape::Shape;
 use crate::taglist::DeviceMatch;
 use crate::work::Work;
 
@@ -333,9 +333,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
 
     /// Gives an unexpected message its part of a multi-receive buffer that is being posted.
     pub(crate) fn receive_unexpected_part(&mut self, buffer: &mut B, context: u64, message: u32) {
-        let first = self.messages.get(message).map(|message| message.packets.first);
-        let shape = first.and_then(|first| shape_of(self.held.bytes(first)));
-        let length = shape.map_or(0, |shape| shape.length);
+        let length = self.describe(message).map_or(0, |described| described.length);
         self.receive_unexpected(part_of(buffer, context, length), message);
     }
 

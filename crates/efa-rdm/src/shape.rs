@@ -168,13 +168,6 @@ pub(crate) fn asked_by_atomic(kind: RtaKind) -> Option<OpId> {
     }
 }
 
-pub(crate) fn shape_of(bytes: &[u8]) -> Option<Shape> {
-    match Packet::parse(bytes) {
-        Ok(Packet { header: Header::Rtm(rtm), payload }) => Shape::of(&rtm, payload).ok(),
-        _ => None,
-    }
-}
-
 /// Whether these packets carry a complete message.
 pub(crate) fn is_complete<'a>(packets: impl Iterator<Item = &'a [u8]>) -> bool {
     let mut coverage = Coverage::default();
