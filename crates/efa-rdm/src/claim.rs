@@ -8,13 +8,12 @@
 //! ```
 
 use efa_device::QueuePair;
-use efa_match::Pattern;
 use efa_proto::{Header, Packet};
 
 use crate::completion::{Refused, StartError};
 use crate::endpoint::{Accept, Endpoint};
 use crate::ids::{ClaimId, PeerId};
-use crate::matching::{HeldFor, Matching, Target, pattern};
+use crate::matching::{HeldFor, Matching, Target};
 use crate::payload::Payload;
 use crate::shape::Shape;
 
@@ -29,16 +28,6 @@ pub struct UnexpectedMessage {
     pub length: u64,
     /// The sender's 64 bits of CQ data.
     pub cq_data: Option<u64>,
-}
-
-impl Accept {
-    /// Whether it accepts tagged messages, and which.
-    fn pattern(self) -> (bool, Pattern) {
-        match self {
-            Self::Untagged { source } => (false, pattern(source, 0, u64::MAX)),
-            Self::Tagged { source, tag, ignore } => (true, pattern(source, tag, ignore)),
-        }
-    }
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {

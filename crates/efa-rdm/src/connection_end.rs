@@ -12,7 +12,7 @@ use efa_device::QueuePair;
 use crate::completion::{OperationError, Refused, StartError};
 use crate::endpoint::{Accept, Endpoint};
 use crate::ids::{PeerId, ReceiveId};
-use crate::matching::{Matching, Posted, pattern};
+use crate::matching::{Matching, Posted};
 use crate::payload::Payload;
 
 impl<Q: QueuePair, B> Matching<Q, B> {
@@ -50,11 +50,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if !self.matching.connection_has_ended() {
             return Err(Refused { error, buffer });
         }
-        let (tagged, tag, pattern) = match accept {
-            Accept::Untagged { source } => (false, 0, pattern(source, 0, u64::MAX)),
-            Accept::Tagged { source, tag, ignore } => (true, tag, pattern(source, tag, ignore)),
-        };
-        let waiting = self.matching.begin_wait(Posted { context, buffer, tag });
+        let (tagged, pattern) = accept.pattern();
+        let waiting = self.matching.begin_wait(Posted { context, buffer, tag: pattern.tag });
         match self.matching.matcher(tagged).take(&pattern) {
             Some(message) => {
                 let posted = self.matching.end_wait(waiting);

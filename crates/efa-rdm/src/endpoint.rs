@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use efa_device::{QueuePair, Rdma, Time};
 use efa_handshake::Extras;
-use efa_match::{Cancelled, Forgotten, Posted as Posting};
+use efa_match::{Cancelled, Forgotten, Pattern, Posted as Posting};
 use efa_proto::{Connid, EagerConnid, RawAddress};
 
 use crate::completion::{Completion, Level, OperationError, Refused, StartError};
@@ -80,6 +80,16 @@ pub enum Accept {
         /// Bits of the tag that are ignored.
         ignore: u64,
     },
+}
+
+impl Accept {
+    /// Whether it accepts tagged messages, and which.
+    pub(crate) fn pattern(self) -> (bool, Pattern) {
+        match self {
+            Self::Untagged { source } => (false, pattern(source, 0, u64::MAX)),
+            Self::Tagged { source, tag, ignore } => (true, pattern(source, tag, ignore)),
+        }
+    }
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
@@ -353,7 +363,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     fn post(
         &mut self,
         tagged: bool,
-        pattern: efa_match::Pattern,
+        pattern: Pattern,
         posted: Posted<B>,
     ) -> Result<ReceiveId, Refused<B>> {
         if let Some(vacancy) = self.matching.vacancy(tagged, &pattern) {
@@ -384,7 +394,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     fn receive_otherwise(
         &mut self,
         tagged: bool,
-        pattern: efa_match::Pattern,
+        pattern: Pattern,
         posted: Posted<B>,
     ) -> Result<ReceiveId, Refused<B>> {
         let waiting = self.matching.begin_wait(posted);
@@ -411,7 +421,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         mut buffer: B,
         context: u64,
     ) -> Result<ReceiveId, Refused<B>> {
-        let pattern = pattern(source, 0, u64::MAX);
+        let (_, pattern) = Accept::Untagged { source }.pattern();
         let has_ended = self.matching.connection_has_ended();
         if let Err(error) = self.matching.check_receives()
             && !has_ended
