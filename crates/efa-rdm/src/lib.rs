@@ -101,7 +101,7 @@ mod longread;
 mod matching;
 mod medium;
 mod memory;
-mod operation;
+mod operation_table;
 mod operations;
 mod ordering;
 mod outbound;

@@ -24,7 +24,7 @@ use crate::coverage::Coverage;
 use crate::hash::Keyed;
 use crate::ids::PeerId;
 use crate::memory::Memory;
-use crate::operation::{OF_RECEIVE, OperationTable};
+use crate::operation_table::{OF_RECEIVE, OperationTable};
 use crate::payload::Payload;
 use crate::remote::Remote;
 use crate::select::Subprotocol;
