@@ -117,7 +117,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Sends a CTS for the next window: at least one packet's worth of bytes, or all that is left.
     pub(crate) fn send_cts(&mut self, peer: PeerId, id: OpId) -> Advance {
         let Some(receive) = self.receives.get(id) else { return Advance::Done };
-        let largest = (self.core.transmit.mtu() - CTSDATA_HEADER) as u64;
+        let largest = self.core.left_of_packet(CTSDATA_HEADER);
         let window = largest.saturating_mul(u64::from(self.core.config.cts_window));
         let recv_length = window.min(receive.length - receive.granted);
         let cts = Cts {

@@ -398,7 +398,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         };
         let direct = remote.is_of_device() && self.core.can_read(peer);
         let direct = direct && self.core.reach(&mut receive.memory, length);
-        let capacity = (self.core.transmit.mtu() - READRSP_HEADER) as u64;
+        let capacity = self.core.left_of_packet(READRSP_HEADER);
         let inputs = Inputs {
             direct,
             // libfabric uses a LONGCTS_RTR for a read that exactly fills a READRSP, too.
@@ -449,7 +449,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 
     /// Handles a peer's RTR: checks the request and the memory it names, and starts a send of it.
     pub(crate) fn rtr_arrived(&mut self, peer: PeerId, rtr: &Rtr<'_>) {
-        let capacity = (self.core.transmit.mtu() - READRSP_HEADER) as u64;
+        let capacity = self.core.left_of_packet(READRSP_HEADER);
         let valid = match rtr.kind {
             RtrKind::Short => rtr.msg_length <= capacity,
             RtrKind::LongCts => rtr.recv_length > 0,
