@@ -381,7 +381,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             self.core_mut().transmit.device.release();
         }
         let trim_at = self.trim_at;
-        self.core_mut().schedule.settle(trim_at);
+        self.core_mut().schedule.update_due(trim_at);
         // A tag list is polled in each call, and so is a device that lacked memory. The call after the last of a round
         // begins another.
         if self.matching.has_tag_list || self.inbound.runs_low() || self.budget == 0 {

@@ -60,7 +60,7 @@ impl<B> Schedule<B> {
 
     /// Computes the due time after all work was done: at once if completions or peers wait, else the
     /// earlier of `next` and the end of the first backoff.
-    pub(crate) fn settle(&mut self, next: Time) {
+    pub(crate) fn update_due(&mut self, next: Time) {
         let waits = !(self.ready.is_empty() && self.pausing.is_empty());
         let backoff = self.next_backoff().unwrap_or(next);
         self.due_besides = if waits { Time::ZERO } else { next.min(backoff) };
