@@ -12,8 +12,7 @@ use crate::completion::{Level, OperationError};
 use crate::core::Core;
 use crate::endpoint::Endpoint;
 use crate::ids::PeerId;
-use crate::memory::Memory;
-use crate::operations::{Operations, Send, SendOn, SendRole};
+use crate::operations::{Operations, SendOn, SendRole};
 use crate::payload::Payload;
 use crate::select::{self, Inputs, Operation, Subprotocol};
 use crate::work::{Advance, Work};
@@ -23,7 +22,7 @@ const BURST: usize = 16;
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Starts a message or atomic, which takes the next message id of its peer.
-    pub(crate) fn start_ordered(&mut self, mut send: Send<Memory<B, Q::Region>>) -> OpId {
+    pub(crate) fn start_ordered(&mut self, mut send: SendOn<Q, B>) -> OpId {
         let peer = send.peer;
         let active = self.core.peers.activate(peer, &self.core.config);
         let pause = active.must_pause();

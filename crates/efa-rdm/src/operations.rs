@@ -242,6 +242,9 @@ pub(crate) struct Receive<M> {
     pub(crate) receipt: bool,
 }
 
+/// A receive of an endpoint on such a queue pair, with such buffers.
+pub(crate) type ReceiveOn<Q, B> = Receive<Memory<B, <Q as QueuePair>::Region>>;
+
 impl<M> Receive<M> {
     pub(crate) fn new(
         peer: PeerId,
@@ -282,8 +285,8 @@ impl<M> Receive<M> {
 #[derive(Debug)]
 pub(crate) struct Operations<Q: QueuePair, B> {
     pub(crate) core: Core<Q, B>,
-    pub(crate) sends: OperationTable<Send<Memory<B, Q::Region>>>,
-    pub(crate) receives: OperationTable<Receive<Memory<B, Q::Region>>, OF_RECEIVE>,
+    pub(crate) sends: OperationTable<SendOn<Q, B>>,
+    pub(crate) receives: OperationTable<ReceiveOn<Q, B>, OF_RECEIVE>,
     pub(crate) transfers: OperationTable<Transfer>,
     /// Transfers that wait for other transfers to end, or for a bounce region.
     pub(crate) waiting_transfers: VecDeque<OpId>,
@@ -357,7 +360,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 
     /// Adds a send. The caller has checked that the table isn't full.
     #[inline(always)]
-    pub(crate) fn add_send(&mut self, mut send: Send<Memory<B, Q::Region>>) -> OpId {
+    pub(crate) fn add_send(&mut self, mut send: SendOn<Q, B>) -> OpId {
         if !send.role.is_ordered() {
             self.serial = self.serial.wrapping_add(1);
             send.msg_id = self.serial;
@@ -369,7 +372,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 
     /// Removes a send.
     #[inline(always)]
-    pub(crate) fn take_send(&mut self, id: OpId) -> Option<Send<Memory<B, Q::Region>>> {
+    pub(crate) fn take_send(&mut self, id: OpId) -> Option<SendOn<Q, B>> {
         let send = self.sends.remove(id)?;
         self.responses -= usize::from(send.role.is_response());
         if let SendRole::Write { remote } = send.role {
@@ -391,7 +394,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 
     /// Adds a receive. The caller has checked that the table isn't full.
     #[inline(always)]
-    pub(crate) fn add_receive(&mut self, receive: Receive<Memory<B, Q::Region>>) -> OpId {
+    pub(crate) fn add_receive(&mut self, receive: ReceiveOn<Q, B>) -> OpId {
         self.requested += usize::from(receive.role.is_requested());
         let list = self.core.operations_of(receive.peer);
         self.receives.insert(list, receive)
@@ -399,7 +402,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 
     /// Removes a receive.
     #[inline(always)]
-    pub(crate) fn take_receive(&mut self, id: OpId) -> Option<Receive<Memory<B, Q::Region>>> {
+    pub(crate) fn take_receive(&mut self, id: OpId) -> Option<ReceiveOn<Q, B>> {
         let receive = self.receives.remove(id)?;
         self.requested -= usize::from(receive.role.is_requested());
         if let ReceiveRole::Read { remote } = receive.role {

@@ -39,7 +39,7 @@ impl Remote {
 
     /// The memory that a packet names. Pieces beyond [`MAX_IOV`], which no packet has, are left out.
     pub(crate) fn named(iov: &[RmaIov]) -> Self {
-        let mut pieces = [RmaIov::new(0, 0, 0); MAX_IOV];
+        let mut pieces = NO_PIECES;
         let count = iov.len().min(MAX_IOV);
         pieces[..count].copy_from_slice(&iov[..count]);
         Self { pieces, count: count as u8 }

@@ -4,13 +4,16 @@ use core::fmt;
 
 use efa_proto::PacketType;
 
+/// One more than the highest number of a packet type.
+const TYPES: usize = PacketType::ALL[PacketType::ALL.len() - 1].as_u8() as usize + 1;
+
 /// A count for each packet type.
 #[derive(Clone, PartialEq, Eq)]
-pub struct PacketCounts([u64; 148]);
+pub struct PacketCounts([u64; TYPES]);
 
 impl Default for PacketCounts {
     fn default() -> Self {
-        Self([0; 148])
+        Self([0; TYPES])
     }
 }
 
