@@ -24,7 +24,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use efa_device::{Completion as DeviceCompletion, DeviceError, QueuePair, Source, Time};
+use efa_device::{DeviceError, QueuePair, Source};
 use efa_handshake::{Extras, Release};
 use efa_proto::{Connid, Header, MsgId, Packet, RawAddress, ReqOptions, Rtm, RtmKind, UserRecvQp};
 
@@ -40,8 +40,8 @@ use crate::lists::Lists;
 use crate::matching::Matching;
 use crate::payload::Payload;
 use crate::shape::asked;
-use crate::storage::Pool;
 use crate::unexpected::UnexpectedMessages;
+use crate::user_queue::UserQueue;
 
 /// The completion of a zero-copy receive.
 #[derive(Debug, PartialEq, Eq)]
@@ -59,9 +59,9 @@ pub struct InPlaceCompletion<P> {
 /// A message in the packet that it arrived in.
 #[derive(Debug, PartialEq, Eq)]
 pub struct MessageInPlace<P> {
-    packet: P,
-    begin: usize,
-    length: usize,
+    pub(crate) packet: P,
+    pub(crate) begin: usize,
+    pub(crate) length: usize,
 }
 
 impl<P: AsRef<[u8]>> MessageInPlace<P> {
@@ -87,19 +87,10 @@ impl<P: AsRef<[u8]>> MessageInPlace<P> {
 /// A message that arrived when no receive was posted, or no packet was free: a copy of it, or the
 /// error that the next receive ends with.
 #[derive(Clone, Copy, Debug)]
-struct UnexpectedMessage {
+struct StoredMessage {
     peer: Option<PeerId>,
     cq_data: Option<u64>,
     content: Result<Chain, OperationError>,
-}
-
-/// The user queue pair: peers send messages without headers to it.
-#[derive(Debug)]
-struct UserQueue<Q: QueuePair> {
-    queue_pair: Q,
-    /// Packets that the application gave and that are not posted.
-    spare: Pool<Q::Packet>,
-    posted: usize,
 }
 
 /// The zero-copy receives of an endpoint, and the messages for them.
@@ -108,12 +99,12 @@ pub(crate) struct InPlace<Q: QueuePair> {
     /// Offset of a message in its packet, in bytes.
     begin: usize,
     /// Contexts of the posted receives, oldest first.
-    receives: VecDeque<u64>,
-    unexpected: UnexpectedMessages<UnexpectedMessage>,
+    pub(crate) receives: VecDeque<u64>,
+    unexpected: UnexpectedMessages<StoredMessage>,
     /// The unexpected messages in the order of arrival, as one list.
     arrived: Lists,
     completions: VecDeque<InPlaceCompletion<Q::Packet>>,
-    user: Option<UserQueue<Q>>,
+    pub(crate) user: Option<UserQueue<Q>>,
 }
 
 /// The header length in bytes that peers are asked for: that of an untagged eager message with the
@@ -154,8 +145,7 @@ impl<Q: QueuePair> InPlace<Q> {
         config.profile.extras.insert(request);
         // The header of a delivery-complete message has another length.
         config.profile.extras.remove(Extras::DELIVERY_COMPLETE);
-        let user =
-            user.map(|queue_pair| UserQueue { queue_pair, spare: Pool::default(), posted: 0 });
+        let user = user.map(UserQueue::new);
         Ok(Some(Box::new(Self {
             begin: if user.is_some() { 0 } else { header_length() },
             receives: VecDeque::new(),
@@ -168,8 +158,7 @@ impl<Q: QueuePair> InPlace<Q> {
 
     /// The user queue pair to announce in the HANDSHAKE, if there is one.
     pub(crate) fn user_recv_qp(&self) -> Option<UserRecvQp> {
-        let address = self.user.as_ref()?.queue_pair.address();
-        Some(UserRecvQp { qpn: address.qpn.0.into(), qkey: address.qkey.0 })
+        self.user.as_ref().map(UserQueue::address)
     }
 
     pub(crate) fn user_queue(&self) -> Option<&Q> {
@@ -187,7 +176,7 @@ impl<Q: QueuePair> InPlace<Q> {
     /// Whether receives wait for a packet: nothing is posted to the user queue pair, or an unexpected
     /// message waits for a packet to be copied to.
     pub(crate) fn starves(&self) -> bool {
-        let unposted = self.user.as_ref().is_some_and(|user| user.posted == 0);
+        let unposted = self.user.as_ref().is_some_and(UserQueue::is_empty);
         !self.receives.is_empty() && (unposted || self.oldest().is_some())
     }
 
@@ -196,14 +185,14 @@ impl<Q: QueuePair> InPlace<Q> {
         self.arrived.first(0)
     }
 
-    fn remove(&mut self, key: u32) -> UnexpectedMessage {
+    fn remove(&mut self, key: u32) -> StoredMessage {
         self.arrived.remove(key);
         self.unexpected.remove(key)
     }
 
     pub(crate) fn trim(&mut self) {
         if let Some(user) = &mut self.user {
-            user.spare.trim();
+            user.trim();
         }
     }
 
@@ -335,7 +324,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<InPlaceQueue<Q>, B> {
         };
         in_place.receives.push_back(context);
         match &mut in_place.user {
-            Some(user) => user.spare.put(packet),
+            Some(user) => user.put(packet),
             None => self.inbound.put_spare(packet),
         }
         self.deliver_unexpected_in_place();
@@ -363,12 +352,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     /// Completes posted receives with stored unexpected messages, while there are packets to copy to.
-    fn deliver_unexpected_in_place(&mut self) {
+    pub(crate) fn deliver_unexpected_in_place(&mut self) {
         while let Some(in_place) = self.in_place.as_deref()
             && !in_place.receives.is_empty()
             && let Some(key) = in_place.oldest()
-            && let Some(&UnexpectedMessage { peer, cq_data, content }) =
-                in_place.unexpected.get(key)
+            && let Some(&StoredMessage { peer, cq_data, content }) = in_place.unexpected.get(key)
         {
             let begin = in_place.begin;
             let result = match content {
@@ -488,7 +476,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     /// Stores a message or its error until there is a receive and a packet for it.
-    fn store_unexpected_in_place(
+    pub(crate) fn store_unexpected_in_place(
         &mut self,
         peer: Option<PeerId>,
         cq_data: Option<u64>,
@@ -503,7 +491,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         });
         let Some(in_place) = self.in_place.as_deref_mut() else { return };
         let kept = content.map(|bytes| self.matching.held.hold(bytes));
-        let message = UnexpectedMessage { peer, cq_data, content: kept };
+        let message = StoredMessage { peer, cq_data, content: kept };
         let key = in_place.unexpected.insert(slot.map(Charged::Living), message);
         in_place.arrived.push(0, key);
         let bytes = content.unwrap_or_default();
@@ -540,7 +528,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
 
     fn drop_in_place(&mut self, key: u32) {
         let Some(in_place) = self.in_place.as_deref_mut() else { return };
-        let UnexpectedMessage { peer, content, .. } = in_place.remove(key);
+        let StoredMessage { peer, content, .. } = in_place.remove(key);
         let freed = match content {
             Ok(chain) => self.matching.held.drop_chain(chain),
             Err(_) => held::cost(0),
@@ -557,7 +545,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     /// Completes the oldest posted receive.
-    fn received_in_place(
+    pub(crate) fn received_in_place(
         &mut self,
         peer: Option<PeerId>,
         cq_data: Option<u64>,
@@ -570,83 +558,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             in_place.completions.push_back(InPlaceCompletion { context, peer, cq_data, result });
         }
     }
-
-    /// Polls the user queue pair, if there is one, for at most `budget` messages.
-    pub(crate) fn poll_user_queue(&mut self, now: Time, budget: usize) {
-        for _ in 0..budget {
-            let Some(in_place) = self.in_place.as_deref_mut() else { return };
-            let Some(user) = &mut in_place.user else { return };
-            match user.queue_pair.poll(now) {
-                Some(DeviceCompletion::Receive { packet, length, source, immediate }) => {
-                    user.posted -= 1;
-                    self.plain_arrived(packet, length, source, immediate);
-                }
-                Some(_) => {}
-                None => break,
-            }
-        }
-        self.deliver_unexpected_in_place();
-        self.refill_user_queue();
-    }
-
-    /// Handles a message without a header. The sender is known by its address handle and queue pair
-    /// number only, not its incarnation: there is no connid to check.
-    fn plain_arrived(
-        &mut self,
-        packet: Q::Packet,
-        length: usize,
-        source: Source,
-        immediate: Option<u32>,
-    ) {
-        self.core_mut().statistics.received_bytes += length as u64;
-        self.core_mut().statistics.received.count(efa_proto::PacketType::EagerMsgRtm);
-        self.core_mut().statistics.unverified += 1;
-        let peer = self.core_mut().peers.by_source(source);
-        if peer.is_none() && self.core().refuses_strangers() {
-            self.core_mut().drop_packet(None, DropReason::Stranger);
-            return self.put_user_packet(packet);
-        }
-        let cq_data = immediate.map(u64::from);
-        let Some(in_place) = self.in_place.as_deref_mut() else { return };
-        if in_place.receives.is_empty() {
-            // A message on the protocol's queue pair took the receive.
-            let bytes = packet.as_ref().get(..length).unwrap_or_default();
-            self.store_unexpected_in_place(peer, cq_data, Ok(bytes));
-            return self.put_user_packet(packet);
-        }
-        let message = MessageInPlace { packet, begin: 0, length };
-        self.received_in_place(peer, cq_data, Ok(message));
-    }
-
-    /// Keeps a packet of the user queue pair that has been read, for the next receive.
-    fn put_user_packet(&mut self, packet: Q::Packet) {
-        if let Some(user) = self.in_place.as_deref_mut().and_then(|it| it.user.as_mut()) {
-            user.spare.put(packet);
-        }
-    }
-
-    /// Posts the application's packets to the user queue pair, one for each posted receive. Without
-    /// one, senders get RNR (receiver not ready).
-    fn refill_user_queue(&mut self) {
-        let Some(in_place) = self.in_place.as_deref_mut() else { return };
-        let Some(user) = &mut in_place.user else { return };
-        let wanted = in_place.receives.len().min(user.queue_pair.attributes().max_receive);
-        while user.posted < wanted {
-            let posted = user.packet().and_then(|packet| {
-                user.queue_pair.post_receive(packet).map_err(|refused| {
-                    user.spare.put(refused.packet);
-                    refused.error
-                })
-            });
-            match posted {
-                Ok(()) => user.posted += 1,
-                Err(DeviceError::QueueFull { .. }) => return,
-                Err(error) => {
-                    return self.core_mut().events.push(Event::DeviceRefused(error));
-                }
-            }
-        }
-    }
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
@@ -655,15 +566,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
         match peer {
             Some(peer) => self.uncount_unexpected(peer, cost),
             None => self.unexpected.bytes -= cost,
-        }
-    }
-}
-
-impl<Q: QueuePair> UserQueue<Q> {
-    fn packet(&mut self) -> Result<Q::Packet, DeviceError> {
-        match self.spare.take() {
-            Some(packet) => Ok(packet),
-            None => self.queue_pair.allocate_packet(),
         }
     }
 }

@@ -132,6 +132,7 @@ mod taglist;
 mod transfer;
 mod transmit;
 mod unexpected;
+mod user_queue;
 mod work;
 
 pub use atomic::{AtomicKind, AtomicOp, Datatype};
