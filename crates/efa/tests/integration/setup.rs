@@ -398,9 +398,6 @@ fn enable_and_open_report_invalid_options() {
         enable(EndpointOptions::new().capabilities(capabilities)).unwrap_err(),
         EnableError::NotOffered(Capabilities::TRIGGER)
     );
-    let send_depth = 1 << 30;
-    let error = enable(EndpointOptions::new().send_depth(send_depth)).unwrap_err();
-    assert!(matches!(error, EnableError::Device(DeviceError::TooLong { .. })));
     let nameless = Fabric::shm(ShmOptions::new("")).domain().unwrap_err();
     assert!(matches!(nameless, Error::Device(DeviceError::Inconsistent { .. })));
 }
@@ -443,4 +440,24 @@ fn runs_with_the_same_seed_are_equal() {
     };
     assert_eq!(run(1), run(1));
     assert_ne!(run(1), run(2));
+}
+
+#[test]
+fn depth_of_0_or_beyond_the_device_is_refused_with_the_option_and_its_range() {
+    let domain = Fabric::local(LocalOptions::default()).domain().unwrap();
+    let enable = |options: EndpointOptions| {
+        let queue = domain.completion_queue(CompletionQueueOptions::default());
+        let builder = domain.endpoint(options).bind_completion_queue(&queue, Direction::Both);
+        builder.bind_address_vector(&domain.address_vector()).enable().map(|_| ()).unwrap_err()
+    };
+    let error = enable(EndpointOptions::default().send_depth(0));
+    assert_eq!(error.to_string(), "send_depth is 0, it can be 1 to 4096");
+    for value in [0, usize::MAX] {
+        let EnableError::OutOfRange { option: "receive_depth", value: told, .. } =
+            enable(EndpointOptions::default().receive_depth(value))
+        else {
+            panic!("{value}");
+        };
+        assert_eq!(told, value);
+    }
 }
