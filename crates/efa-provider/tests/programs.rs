@@ -212,6 +212,7 @@ programs! {
     message_is_peeked_at_claimed_received_and_discarded "matching-peek"
 
     entries_read_have_the_size_and_fields_of_their_format "completions-formats"
+    queue_opened_without_a_format_has_the_smallest_entries "completions-unspecified-format"
     queue_of_both_directions_has_both_completions "completions-one-queue"
     operation_completes_selectively_if_it_asks_or_fails "completions-selective"
     default_flags_hold_for_calls_without_flags_alone "completions-default-flags"

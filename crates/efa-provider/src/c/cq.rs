@@ -119,7 +119,8 @@ impl CompletionQueue {
         }
         let options = capacity(&domain.fabric.settings.environment, attr.size);
         let format = match attr.format {
-            FI_CQ_FORMAT_UNSPEC => FI_CQ_FORMAT_TAGGED,
+            // As libfabric's providers have it: the program may have room for no more.
+            FI_CQ_FORMAT_UNSPEC => FI_CQ_FORMAT_CONTEXT,
             FI_CQ_FORMAT_CONTEXT | FI_CQ_FORMAT_MSG | FI_CQ_FORMAT_DATA | FI_CQ_FORMAT_TAGGED => {
                 attr.format
             }

@@ -67,6 +67,41 @@ static void formats(void)
 	}
 }
 
+/* Without a format a queue has the smallest entries: the program may have room for no more. */
+static void unspecified_format(void)
+{
+	struct options options = { .sides = 1 };
+	struct fi_cq_attr attr = { .format = FI_CQ_FORMAT_UNSPEC };
+	struct world world;
+	struct side *from = &world.side[0], at = { .name_length = sizeof(at.name) };
+	unsigned char room[2 * sizeof(struct fi_cq_tagged_entry)];
+	struct fi_cq_entry entry;
+	char here[8];
+
+	open_world(&world, &options);
+	OK(fi_cq_open(world.domain, &attr, &at.rx, NULL));
+	if (is_ours())
+		EQUAL(attr.format, FI_CQ_FORMAT_CONTEXT);
+	OK(fi_endpoint(world.domain, world.info, &at.ep, NULL));
+	OK(fi_ep_bind(at.ep, &from->av->fid, 0));
+	OK(fi_ep_bind(at.ep, &from->tx->fid, FI_TRANSMIT));
+	OK(fi_ep_bind(at.ep, &at.rx->fid, FI_RECV));
+	OK(fi_enable(at.ep));
+	OK(fi_getname(&at.ep->fid, at.name, &at.name_length));
+	from->to[1] = introduce(from, &at);
+	memset(room, 0xee, sizeof(room));
+	POST(&world, fi_recv(at.ep, here, sizeof(here), NULL, FI_ADDR_UNSPEC, CONTEXT(1)));
+	POST(&world, fi_send(from->ep, "abc", 3, NULL, from->to[1], CONTEXT(2)));
+	EQUAL(RETRIED(&world, fi_cq_read(at.rx, room, 1)), 1);
+	memcpy(&entry, room, sizeof(entry));
+	EQUAL((uintptr_t)entry.op_context, (uintptr_t)CONTEXT(1));
+	for (size_t i = sizeof(entry); i < sizeof(room); i++)
+		EQUAL(room[i], 0xee);
+	OK(fi_close(&at.ep->fid));
+	OK(fi_close(&at.rx->fid));
+	close_world(&world);
+}
+
 /* One queue for both directions. */
 static void one_queue(void)
 {
@@ -506,6 +541,7 @@ static void context_blocks(void)
 const struct program completions[] = {
 	{ "completions-context-blocks", context_blocks },
 	{ "completions-formats", formats },
+	{ "completions-unspecified-format", unspecified_format },
 	{ "completions-one-queue", one_queue },
 	{ "completions-selective", selective },
 	{ "completions-default-flags", default_flags },
