@@ -216,7 +216,7 @@ impl<T: Class> Object<T> {
     /// Closes it and returns its value, when no other thread uses that any more.
     ///
     /// # Errors
-    /// `FI_EBUSY` if others depend on it.
+    /// `FI_EBUSY` if others depend on it, or a thread doesn't return from a call in time. Then the object is as before.
     ///
     /// # Safety
     /// No reference to its value is used afterwards.
@@ -234,15 +234,17 @@ impl<T: Class> Object<T> {
     /// As for [`close`](Self::close).
     pub(crate) unsafe fn close_after(&self, last: impl FnOnce(&T)) -> Outcome<T> {
         let free = self.uses.compare_exchange(0, CLOSED, Ordering::SeqCst, Ordering::Acquire);
-        free.map_err(|uses| if uses == CLOSED { INVALID } else { Errno(FI_EBUSY) })?;
-        // SAFETY: only this call closes the object. Another that reads the tables meanwhile finds either.
-        unsafe { self.c.get().write(closed::<T>()) };
+        free.map_err(|uses| Errno(if uses == CLOSED { FI_EBADF } else { FI_EBUSY }))?;
         if T::IS_USED && !threads::wait_for_others() {
+            // It still has its value and its tables. Who found it closed meanwhile has got an error.
+            self.uses.store(0, Ordering::Release);
             crate::log::warn(format_args!(
-                "a thread doesn't return from a call: its object isn't freed"
+                "a thread doesn't return from a call: the object stays open"
             ));
             return Err(Errno(FI_EBUSY));
         }
+        // SAFETY: only this call closes the object. Another that reads the tables meanwhile finds either.
+        unsafe { self.c.get().write(closed::<T>()) };
         // SAFETY: nobody depends on the object, who used it has returned, and who comes later finds it closed.
         let value = unsafe { (*self.value.get()).take() };
         if let Some(value) = &value {

@@ -171,18 +171,39 @@ pub(crate) fn asleep<T>(sleep: impl FnOnce() -> T) -> T {
     sleep()
 }
 
-/// How long others may take to return.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long others may take to return, in the time in which this thread looks.
+struct Patience {
+    left: Duration,
+    looked: Option<Instant>,
+}
 
-/// Waits until each call of another thread has returned that began before this. Returns whether it has: a thread whose
-/// signal handler doesn't return never does.
+impl Patience {
+    /// The most that counts between two looks. More has passed if this process was stopped, or the processor was with others:
+    /// then the others may not have run either.
+    const LONGEST_PAUSE: Duration = Duration::from_millis(10);
+
+    const fn new() -> Self {
+        Self { left: Duration::from_secs(5), looked: None }
+    }
+
+    /// Whether a look at this time was the last.
+    fn is_over(&mut self, now: Instant) -> bool {
+        if let Some(before) = self.looked.replace(now) {
+            self.left = self.left.saturating_sub((now - before).min(Self::LONGEST_PAUSE));
+        }
+        self.left.is_zero()
+    }
+}
+
+/// Waits until each call of another thread has returned that began before this. Returns whether it has in time: a thread
+/// whose signal handler doesn't return never does.
 pub(crate) fn wait_for_others() -> bool {
     let this = THIS.get();
     let in_call = |thread: &&Thread| {
         !std::ptr::eq(*thread, this) && thread.calls.load(Ordering::Acquire) & 1 == 1
     };
     barrier();
-    let mut begun = None;
+    let mut patience = Patience::new();
     asleep(|| {
         threads().filter(in_call).all(|thread| {
             let calls = thread.calls.load(Ordering::Acquire);
@@ -191,7 +212,7 @@ pub(crate) fn wait_for_others() -> bool {
                 && thread.calls.load(Ordering::Acquire) == calls
                 && !thread.is_asleep.load(Ordering::Acquire)
             {
-                if begun.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+                if patience.is_over(Instant::now()) {
                     return false;
                 }
                 looks = looks.saturating_add(1);
@@ -248,6 +269,21 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
+
+    #[test]
+    fn time_in_which_nobody_looked_hardly_counts() {
+        let (mut patience, mut now) = (Patience::new(), Instant::now());
+        assert!(!patience.is_over(now));
+        // As after a stop of the process.
+        now += Duration::from_secs(3600);
+        assert!(!patience.is_over(now));
+        for _ in 0..4980 {
+            now += Duration::from_millis(1);
+            assert!(!patience.is_over(now));
+        }
+        now += Duration::from_millis(10);
+        assert!(patience.is_over(now));
+    }
 
     #[test]
     fn call_of_another_thread_is_waited_for_unless_it_sleeps() {

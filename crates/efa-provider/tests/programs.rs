@@ -46,6 +46,8 @@ struct Built {
     programs: PathBuf,
     /// Counts allocations.
     steady: PathBuf,
+    /// Has the device take long to register memory.
+    slow: PathBuf,
     /// Of `FI_PROVIDER_PATH`.
     directory: PathBuf,
 }
@@ -79,13 +81,15 @@ fn build() -> Result<Option<Built>, String> {
     let programs = compile(scratch.join("programs"), files)?;
     let steady = [sources.join("../steady/steady.c"), sources.join("program.c")];
     let steady = compile(scratch.join("steady"), steady.into_iter())?;
+    let slow = [sources.join("../slow/slow.c"), sources.join("program.c")];
+    let slow = compile(scratch.join("slow"), slow.into_iter())?;
 
     let directory = scratch.join("provider");
     std::fs::create_dir_all(&directory).unwrap();
     let new = scratch.join(format!("libefars-fi.so.{}", std::process::id()));
     std::fs::copy(library("libefars_fi.so"), &new).unwrap();
     std::fs::rename(&new, directory.join("libefars-fi.so")).unwrap();
-    Ok(Some(Built { programs, steady, directory }))
+    Ok(Some(Built { programs, steady, slow, directory }))
 }
 
 fn compile(program: PathBuf, files: impl Iterator<Item = PathBuf>) -> Result<PathBuf, String> {
@@ -320,6 +324,7 @@ programs! {
     threads_get_errors_for_objects_that_are_closed_meanwhile "threads-closed-meanwhile"
     endpoint_that_two_threads_close_at_once_is_closed_by_one_of_them "threads-closed-by-two"
     regions_are_closed_while_another_thread_closes_an_endpoint_whose_peer_does_not_work "threads-closed-beside"
+    objects_that_could_not_be_closed_beside_a_thread_that_is_held_in_a_call_are_closed_when_it_has_returned "threads-held"
     threads_of_the_library_block_the_signals_of_the_program "threads-signals"
 
     wait_set_knows_answers_failures_and_events_that_were_looked_at "sleepers-wait-set"
@@ -359,11 +364,17 @@ fn check(program: &str) {
 
 /// Runs a program on an EFA interface: the software device, preloaded.
 fn check_on_interface(program: &str) {
-    let Some(built) = built() else { return };
+    if let Some(built) = built() {
+        run_on_interface(built, &[&library("libefa_soft.so")], program);
+    }
+}
+
+fn run_on_interface(built: &Built, preloaded: &[&Path], program: &str) {
     let directory = tempfile::tempdir().unwrap();
     let path = |name, path: &Path| format!("{name}={}", path.display());
+    let preloaded: Vec<_> = preloaded.iter().map(|path| path.display().to_string()).collect();
     let variables = [
-        path("LD_PRELOAD", &library("libefa_soft.so")),
+        format!("LD_PRELOAD={}", preloaded.join(":")),
         path("EFA_SOFT_SYSFS", directory.path()),
         path("EFA_SOFT_DIRECTORY", &directory.path().join("hosts")),
     ];
@@ -478,6 +489,22 @@ fn sends_receives_injected_operations_and_reads_allocate_nothing_after_some_roun
     let Some(built) = built() else { return };
     let counted = Built { programs: built.steady.clone(), ..built.clone() };
     run(&counted, &[], "steady", DEADLINE);
+}
+
+#[test]
+fn objects_are_closed_while_the_device_takes_long_to_register_memory_of_another_thread() {
+    let Some(built) = built() else { return };
+    let (device, registration) =
+        (library("libefa_soft.so"), built.slow.with_file_name("registration.so"));
+    let status = Command::new("cc")
+        .args(["-std=gnu11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-Wl,--no-as-needed", "-o"])
+        .arg(&registration)
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/slow/registration.c"))
+        .arg(&device)
+        .status();
+    assert!(status.unwrap().success());
+    let slow = Built { programs: built.slow.clone(), ..built.clone() };
+    run_on_interface(&slow, &[&registration, &device], "slow");
 }
 
 /// Every program has a test, also under valgrind.

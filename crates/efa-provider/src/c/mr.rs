@@ -15,6 +15,7 @@ use crate::boundary::{Errno, INVALID, Outcome, status};
 use crate::c::domain::Domain;
 use crate::errors;
 use crate::object::{Class, Object, Pool, Use};
+use crate::threads;
 
 /// A memory region.
 pub(crate) struct Region {
@@ -97,7 +98,10 @@ impl Region {
         // accesses before it returns. Accesses of the program and of peers may race; the bytes are copied by atomics
         // and by the kernel.
         let memory = unsafe { ForeignMemory::new(base, request.length, ()) };
-        let region = match domain.is_scalable() {
+        // This may take as long as there is much memory, and a thread that closes another object doesn't wait for it. So all
+        // that is used here must be counted: the domain is, and counts its fabric.
+        let domain = Use::new(domain);
+        let region = threads::asleep(|| match domain.is_scalable() {
             true => domain
                 .domain
                 .register_foreign_keyed(&memory, request.key, remote, local)
@@ -106,9 +110,9 @@ impl Region {
                 .domain
                 .register_foreign(&memory, remote, local)
                 .map_err(|error| errors::of_device(&error)),
-        }?;
+        })?;
         let is_written = local.contains(LocalAccess::RECV);
-        Ok(Self { region, base, is_written, domain: Use::new(domain) })
+        Ok(Self { region, base, is_written, domain })
     }
 
     /// The part of the region that these bytes are, as a buffer of an operation; `None` if not all of them are in it.
@@ -313,8 +317,12 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
     status(|| {
         // SAFETY: the table is that of a region.
         let region = unsafe { Object::<Region>::of(fid.cast()) };
-        if !region.region.is_empty() && !region.region.revoke() {
-            return Err(Errno(FI_EBUSY));
+        {
+            // As in `Region::new`: the region is counted, and counts its domain.
+            let used = Use::new(region);
+            if !threads::asleep(|| used.region.is_empty() || used.region.revoke()) {
+                return Err(Errno(FI_EBUSY));
+            }
         }
         // SAFETY: as above; the value isn't used afterwards.
         unsafe { region.close() }.map(drop)

@@ -299,6 +299,85 @@ static void closed_beside(void)
 	close_world(&world);
 }
 
+static atomic_bool is_held, is_let_go;
+
+/* Holds a thread that was in a call: then further calls of it fail. */
+static void hold(int number)
+{
+	struct fi_cq_tagged_entry entry;
+
+	(void)number;
+	if (fi_cq_read(world.side[0].tx, &entry, 1) != -EDEADLK)
+		return;
+	atomic_store(&is_held, true);
+	while (!atomic_load(&is_let_go))
+		usleep(1000);
+}
+
+static void *reads_until_let_go(void *argument)
+{
+	struct fi_cq_tagged_entry entry;
+
+	(void)argument;
+	while (!atomic_load(&is_let_go))
+		FAILS(fi_cq_read(world.side[1].rx, &entry, 1), FI_EAGAIN);
+	return NULL;
+}
+
+static void *finds_busy(void *fid)
+{
+	FAILS(fi_close(fid), FI_EBUSY);
+	return NULL;
+}
+
+/* A thread that doesn't return from a call keeps others from closing objects. When it has returned they are closed. */
+static void held_in_a_call(void)
+{
+	struct options options = { .caps = FI_MSG | FI_TAGGED | FI_RMA };
+	struct fi_cq_attr cq_attr = { .format = FI_CQ_FORMAT_MSG };
+	struct fi_cntr_attr counter_attr = { .events = FI_CNTR_EVENTS_COMP };
+	struct fid_cq *queue;
+	struct fid_cntr *counter;
+	struct fi_cq_msg_entry entry;
+	struct fid_mr *mr;
+	static char memory[64];
+	pthread_t reader, closer[4];
+	uint64_t key;
+
+	if (!is_ours())
+		not_offered("a close that waits for threads");
+	open_world(&world, &options);
+	OK(fi_cq_open(world.domain, &cq_attr, &queue, NULL));
+	OK(fi_cntr_open(world.domain, &counter_attr, &counter, NULL));
+	OK(fi_mr_reg(world.domain, memory, sizeof(memory), FI_REMOTE_READ, 0, 0, 0, &mr, memory));
+	key = fi_mr_key(mr);
+	signal(SIGUSR1, hold);
+	OK(pthread_create(&reader, NULL, reads_until_let_go, NULL));
+	end = now() + PATIENCE;
+	while (!atomic_load(&is_held)) {
+		OK(pthread_kill(reader, SIGUSR1));
+		usleep(1000);
+		CHECK(now() < end);
+	}
+	struct fid *fids[] = { &queue->fid, &counter->fid, &mr->fid, &world.side[0].ep->fid };
+	for (size_t i = 0; i < COUNT(fids); i++)
+		OK(pthread_create(&closer[i], NULL, finds_busy, fids[i]));
+	for (size_t i = 0; i < COUNT(fids); i++)
+		OK(pthread_join(closer[i], NULL));
+	/* They are as before. */
+	EQUAL(fi_mr_key(mr), key);
+	EQUAL((uintptr_t)mr->fid.context, (uintptr_t)memory);
+	EQUAL(fi_cntr_read(counter), 0);
+	FAILS(fi_cq_read(queue, &entry, 1), FI_EAGAIN);
+	atomic_store(&is_let_go, true);
+	OK(pthread_join(reader, NULL));
+	signal(SIGUSR1, SIG_DFL);
+	for (size_t i = 0; i < COUNT(fids); i++)
+		OK(fi_close(fids[i]));
+	world.side[0].ep = NULL;
+	close_world(&world);
+}
+
 /* The threads of this process but the first, and how many of them take a signal of the process. */
 static void count_threads(int *others, int *that_take)
 {
@@ -346,6 +425,7 @@ const struct program threads[] = {
 	{ "threads-closed-meanwhile", closed_meanwhile },
 	{ "threads-closed-by-two", closed_by_two },
 	{ "threads-closed-beside", closed_beside },
+	{ "threads-held", held_in_a_call },
 	{ "threads-signals", block_signals },
 	{ NULL, NULL },
 };
