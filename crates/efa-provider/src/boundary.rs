@@ -11,6 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::abi::{FI_EBADF, FI_EINVAL, FI_EOTHER};
+use crate::cancel::NotNow;
 use crate::log;
 use crate::threads::InCall;
 
@@ -69,10 +70,17 @@ fn run<T>(call: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| Err(of_panic(&*panic)))
 }
 
+/// As [`run`], of a call that may reach a point where threads are cancelled.
+#[inline(always)]
+fn run_through<T>(call: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+    let _not_now = NotNow::begin();
+    run(call)
+}
+
 /// 0 or the negative error number.
 #[inline(always)]
 pub(crate) fn status(call: impl FnOnce() -> Outcome<()>) -> c_int {
-    match run(call) {
+    match run_through(call) {
         Ok(()) => 0,
         Err(Errno(errno)) => -errno,
     }
@@ -80,13 +88,13 @@ pub(crate) fn status(call: impl FnOnce() -> Outcome<()>) -> c_int {
 
 /// The number or the negative error number, as `int`.
 pub(crate) fn number(call: impl FnOnce() -> Outcome<usize>) -> c_int {
-    match run(call) {
+    match run_through(call) {
         Ok(number) => c_int::try_from(number).unwrap_or(c_int::MAX),
         Err(Errno(errno)) => -errno,
     }
 }
 
-/// 0 or the negative error number, as `ssize_t`.
+/// 0 or the negative error number, as `ssize_t`, of a call of the data path.
 #[inline(always)]
 pub(crate) fn started(call: impl FnOnce() -> Outcome<()>) -> isize {
     match run(call) {
@@ -96,9 +104,19 @@ pub(crate) fn started(call: impl FnOnce() -> Outcome<()>) -> isize {
 }
 
 /// The number or the negative error number, as `ssize_t`.
-#[inline(always)]
 pub(crate) fn count(call: impl FnOnce() -> Outcome<usize>) -> isize {
-    match run(call) {
+    size(run_through(call))
+}
+
+/// As [`count`], of a call of the data path.
+#[inline(always)]
+pub(crate) fn found(call: impl FnOnce() -> Outcome<usize>) -> isize {
+    size(run(call))
+}
+
+#[inline(always)]
+fn size(outcome: Outcome<usize>) -> isize {
+    match outcome {
         Ok(number) => isize::try_from(number).unwrap_or(isize::MAX),
         Err(Errno(errno)) => -(errno as isize),
     }

@@ -16,6 +16,7 @@ pub mod abi;
 mod bits;
 mod boundary;
 mod c;
+mod cancel;
 mod device;
 mod errors;
 mod fork;

@@ -19,6 +19,7 @@ use tracing::subscriber::Interest;
 use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::abi::*;
+use crate::cancel::NotNow;
 use crate::libfabric;
 
 /// Lets events go to libfabric's log. Calls after the first do nothing.
@@ -118,6 +119,8 @@ impl Subscriber for ToLibfabric {
     }
 
     fn event(&self, event: &Event<'_>) {
+        // Writing may be a point where threads are cancelled, also of a call of the data path.
+        let _not_now = NotNow::begin();
         let metadata = event.metadata();
         let mut line = Line::default();
         event.record(&mut line);

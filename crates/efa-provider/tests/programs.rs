@@ -325,6 +325,7 @@ programs! {
     endpoint_that_two_threads_close_at_once_is_closed_by_one_of_them "threads-closed-by-two"
     regions_are_closed_while_another_thread_closes_an_endpoint_whose_peer_does_not_work "threads-closed-beside"
     objects_that_could_not_be_closed_beside_a_thread_that_is_held_in_a_call_are_closed_when_it_has_returned "threads-held"
+    thread_that_is_cancelled_in_a_call_ends_after_it "threads-cancelled-in-calls"
     threads_of_the_library_block_the_signals_of_the_program "threads-signals"
 
     wait_set_knows_answers_failures_and_events_that_were_looked_at "sleepers-wait-set"

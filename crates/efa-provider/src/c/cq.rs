@@ -9,7 +9,7 @@ use std::time::Duration;
 use efa::{CompletionError, CompletionQueueOptions, Environment, WaitError};
 
 use crate::abi::*;
-use crate::boundary::{Errno, INVALID, Outcome, count, status, value};
+use crate::boundary::{Errno, INVALID, Outcome, count, found, status, value};
 use crate::c::completion;
 use crate::c::domain::Domain;
 use crate::c::wait::{self, WaitFor};
@@ -433,7 +433,7 @@ unsafe fn read_found(
     most: usize,
     sources: *mut fi_addr_t,
 ) -> isize {
-    count(|| {
+    found(|| {
         // SAFETY: the caller's promise.
         unsafe {
             let cq = Object::<CompletionQueue>::of(cq);

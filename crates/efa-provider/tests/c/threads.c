@@ -378,6 +378,65 @@ static void held_in_a_call(void)
 	close_world(&world);
 }
 
+static void cancel(pthread_t thread)
+{
+	void *result;
+
+	OK(pthread_cancel(thread));
+	OK(pthread_join(thread, &result));
+	CHECK(result == PTHREAD_CANCELED);
+}
+
+static void *opens_until_cancelled(void *argument)
+{
+	static char memory[4096];
+
+	for (;;) {
+		struct fi_cq_attr attr = { .format = FI_CQ_FORMAT_MSG, .wait_obj = FI_WAIT_FD };
+		struct fi_info *hints = hints_of(&world.options), *info;
+		struct fid_cq *queue;
+		struct fid_mr *mr;
+		struct side side = { 0 };
+		int state;
+
+		OK(fi_cq_open(world.domain, &attr, &queue, NULL));
+		OK(fi_mr_reg(world.domain, memory, sizeof(memory), FI_REMOTE_READ, 0, 0, 0, &mr, NULL));
+		/* Not by way of libfabric, whose own calls may be such points. */
+		OK(library()->getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &info));
+		fi_freeinfo(info);
+		fi_freeinfo(hints);
+		open_side(&world, &side);
+		close_side(&side);
+		OK(fi_close(&mr->fid));
+		OK(fi_close(&queue->fid));
+		/* Each call has left it as it was. */
+		OK(pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state));
+		EQUAL(state, PTHREAD_CANCEL_ENABLE);
+		OK(fi_cq_open(world.domain, &attr, &queue, NULL));
+		OK(fi_close(&queue->fid));
+		OK(pthread_setcancelstate(state, &state));
+		EQUAL(state, PTHREAD_CANCEL_DISABLE);
+		pthread_testcancel();
+	}
+	return argument;
+}
+
+/* A thread that is cancelled in a call completes it. */
+static void cancelled_in_calls(void)
+{
+	struct options options = { .caps = FI_MSG | FI_RMA };
+	pthread_t thread;
+
+	CHECK(library());
+	open_world(&world, &options);
+	for (useconds_t round = 0; round < 40; round++) {
+		OK(pthread_create(&thread, NULL, opens_until_cancelled, NULL));
+		usleep(1000 + round * 370);
+		cancel(thread);
+	}
+	close_world(&world);
+}
+
 /* The threads of this process but the first, and how many of them take a signal of the process. */
 static void count_threads(int *others, int *that_take)
 {
@@ -426,6 +485,7 @@ const struct program threads[] = {
 	{ "threads-closed-by-two", closed_by_two },
 	{ "threads-closed-beside", closed_beside },
 	{ "threads-held", held_in_a_call },
+	{ "threads-cancelled-in-calls", cancelled_in_calls },
 	{ "threads-signals", block_signals },
 	{ NULL, NULL },
 };
