@@ -2,7 +2,9 @@
 
 #![allow(unsafe_code)]
 
+use std::ffi::CString;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::ptr::{null, null_mut};
 
 use efa::Link;
 
@@ -46,6 +48,27 @@ pub(crate) unsafe fn at(at: *const u8) -> Option<SocketAddr> {
     }
     // SAFETY: the caller's promise; more than the family is read of internet addresses alone.
     unsafe { read(at, size_of::<libc::sockaddr_in6>()) }
+}
+
+/// The port of a service that the system knows by this name, as by /etc/services.
+pub(crate) fn port_of(service: &str) -> Option<u16> {
+    let service = CString::new(service).ok()?;
+    let mut found = null_mut();
+    // SAFETY: zeros are a valid value: null pointers and numbers. `getaddrinfo` reads the name and the hints, and writes a
+    // list that is freed once. Its addresses are internet addresses.
+    unsafe {
+        let hints = libc::addrinfo {
+            ai_family: libc::AF_INET,
+            ai_socktype: libc::SOCK_STREAM,
+            ..std::mem::zeroed()
+        };
+        if libc::getaddrinfo(null(), service.as_ptr(), &raw const hints, &raw mut found) != 0 {
+            return None;
+        }
+        let address = at((*found).ai_addr.cast());
+        libc::freeaddrinfo(found);
+        address.map(|address| address.port())
+    }
 }
 
 /// The address as C has it.

@@ -149,7 +149,7 @@ impl Inquiry<'_> {
             query = query.node(node);
         }
         if let Some(service) = self.service {
-            query = query.service(service);
+            query = query.service(number_of(service)?);
         }
         if self.flags & FI_SOURCE != 0 {
             query = query.source();
@@ -229,6 +229,21 @@ impl Inquiry<'_> {
         }
         first.ok_or(Errno(FI_ENODATA))
     }
+}
+
+/// A service as `efa` takes it, which knows no names.
+///
+/// # Errors
+/// `FI_ENODATA` for a name that the system doesn't know.
+fn number_of(service: &str) -> Outcome<String> {
+    if service.bytes().all(|digit| digit.is_ascii_digit()) {
+        return Ok(service.to_owned());
+    }
+    let port = crate::socket::port_of(service).ok_or_else(|| {
+        crate::log::info(format_args!("no entry: service {service} isn't in /etc/services"));
+        Errno(FI_ENODATA)
+    })?;
+    Ok(port.to_string())
 }
 
 /// The source of entries for which nothing was asked.

@@ -1,6 +1,9 @@
 /* fi_getinfo: each hint is met or the entry is left out. */
 #include "program.h"
 
+#include <netdb.h>
+#include <netinet/in.h>
+
 /* Of programs that libfabric 1.17 serves, and of newer ones. */
 static const uint32_t newer[] = { FI_VERSION(2, 0), FI_VERSION(2, 6) };
 static const uint32_t versions[] = { FI_VERSION(1, 5), FI_VERSION(1, 9), FI_VERSION(1, 17) };
@@ -426,6 +429,44 @@ static void source_node(void)
 	fi_freeinfo(hints);
 }
 
+static uint16_t port_for(const char *service, struct fi_info *hints)
+{
+	struct sockaddr_in *address;
+	struct fi_info *info;
+	uint16_t port;
+
+	OK(fi_getinfo(FI_VERSION(1, 17), "127.0.0.1", service, 0, hints, &info));
+	EQUAL(info->dest_addrlen, sizeof(*address));
+	address = info->dest_addr;
+	port = ntohs(address->sin_port);
+	fi_freeinfo(info);
+	return port;
+}
+
+/* A service is a number, or a name that the system knows. */
+static void services(void)
+{
+	static const char *const names[] = { "ssh", "http", "domain" };
+	struct fi_info *hints = plain_hints(), *info;
+
+	hints->ep_attr->type = FI_EP_MSG;
+	hints->addr_format = FI_SOCKADDR_IN;
+	hints->caps = FI_MSG;
+	EQUAL(port_for("22", hints), 22);
+	for (size_t i = 0; i < COUNT(names); i++) {
+		const struct servent *service = getservbyname(names[i], "tcp");
+
+		if (service)
+			EQUAL(port_for(names[i], hints), ntohs((uint16_t)service->s_port));
+	}
+	if (is_ours()) {
+		FAILS(fi_getinfo(FI_VERSION(1, 17), "127.0.0.1", "no-such-service", 0, hints, &info), FI_ENODATA);
+		FAILS(fi_getinfo(FI_VERSION(1, 17), "127.0.0.1", "65536", 0, hints, &info), FI_ENODATA);
+		FAILS(fi_getinfo(FI_VERSION(1, 17), "127.0.0.1", "", 0, hints, &info), FI_ENODATA);
+	}
+	fi_freeinfo(hints);
+}
+
 /* Flags and versions that there aren't. */
 static void bad_arguments(void)
 {
@@ -451,6 +492,7 @@ const struct program discovery[] = {
 	{ "discovery-no-more-than-asked", no_more_than_asked },
 	{ "discovery-unknown-host", unknown_host },
 	{ "discovery-source-node", source_node },
+	{ "discovery-services", services },
 	{ "discovery-bad-arguments", bad_arguments },
 	{ NULL, NULL },
 };
