@@ -16,7 +16,7 @@ use crate::threads::with_signals_blocked;
 pub(crate) struct Domain {
     pub(crate) domain: efa::Domain,
     /// The name of its device, if the program gave one.
-    pub(crate) device: Option<String>,
+    device: Option<String>,
     pub(crate) fabric: Use<Fabric>,
     pub(crate) addresses: AddressVectorKind,
     /// The newest release that the program knows.
@@ -114,6 +114,11 @@ impl Domain {
         };
         let device = name.map(str::to_owned);
         Ok(Self { domain, device, fabric: Use::new(fabric), addresses, api_version })
+    }
+
+    /// Whether its device has this name, or the program left that open.
+    pub(crate) fn is_on(&self, device: &str) -> bool {
+        self.device.as_ref().is_none_or(|name| name == device)
     }
 
     /// Whether the device takes its time to register memory.

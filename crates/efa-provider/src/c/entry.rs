@@ -15,7 +15,7 @@ use crate::c::fabric::Fabric;
 use crate::info::{Answer, ProgramHints, RequestedAttributes, answer, query};
 use crate::libfabric::{self, Libfabric, OwnedInfo, libfabric};
 use crate::lookup::HostPort;
-use crate::object::Object;
+use crate::object::{Object, Use};
 use crate::settings::Settings;
 use crate::threads;
 
@@ -127,8 +127,8 @@ struct Inquiry<'a> {
     service: Option<&'a str>,
     flags: u64,
     hints: Option<ProgramHints<'a>>,
-    /// The device of the open domain that the entries must be of.
-    open_domain: Option<String>,
+    /// The open domain that the entries must be of.
+    open_domain: Option<Use<Domain>>,
 }
 
 impl Inquiry<'_> {
@@ -211,7 +211,7 @@ impl Inquiry<'_> {
         let mut first: Option<OwnedInfo<'static>> = None;
         for entry in entries.iter().rev() {
             if asked_domain.is_some_and(|asked| asked != settings.domain_name(entry))
-                || self.open_domain.as_ref().is_some_and(|open| *open != entry.domain.name)
+                || self.open_domain.as_ref().is_some_and(|open| !open.is_on(&entry.domain.name))
             {
                 continue;
             }
@@ -219,6 +219,13 @@ impl Inquiry<'_> {
             // SAFETY: it is an entry of libfabric, which nobody else has.
             let info = unsafe { &mut *filled.as_ptr() };
             if hints.is_some_and(|hints| !is_format(info.addr_format, hints.info.addr_format)) {
+                continue;
+            }
+            // SAFETY: as above.
+            let attributes = unsafe { info.domain_attr.as_ref() };
+            if let Some(open) = &self.open_domain
+                && open.takes_keys_of(info.caps, attributes).is_err()
+            {
                 continue;
             }
             if let (Some(hints), EndpointKind::Connected) = (hints, entry.endpoint.kind) {
@@ -274,14 +281,14 @@ unsafe fn socket_address(at: *const c_void, length: usize) -> Option<SocketAddr>
     }
 }
 
-/// The device of the open domain that the entries must be of, if the hints have one.
+/// The open domain that the entries must be of, if the hints have one.
 ///
 /// # Errors
 /// `FI_ENODATA` if it, or the open fabric, is another provider's.
 ///
 /// # Safety
 /// The objects in the hints are open, or null.
-unsafe fn open_domain(asked: ProgramHints<'_>) -> Outcome<Option<String>> {
+unsafe fn open_domain(asked: ProgramHints<'_>) -> Outcome<Option<Use<Domain>>> {
     let fabric = asked.fabric.map_or(std::ptr::null_mut(), |fabric| fabric.fabric);
     let domain = asked.domain.map_or(std::ptr::null_mut(), |domain| domain.domain);
     // SAFETY: the caller's promise.
@@ -293,7 +300,7 @@ unsafe fn open_domain(asked: ProgramHints<'_>) -> Outcome<Option<String>> {
             return Ok(None);
         }
         let domain = Object::<Domain>::argument(domain.cast()).map_err(|_| Errno(FI_ENODATA))?;
-        Ok(domain.device.clone())
+        Ok(Some(Use::new(domain)))
     }
 }
 

@@ -69,7 +69,7 @@ static void chosen_keys(void)
 static void keys_of_another_entry(void)
 {
 	struct options options = { .caps = FI_MSG };
-	struct fi_info *hints = hints_of(&options), *plain, *keyed;
+	struct fi_info *hints = hints_of(&options), *plain, *keyed, *found;
 	struct fid_fabric *fabric;
 	struct fid_domain *domain;
 	struct fid_ep *ep;
@@ -83,10 +83,27 @@ static void keys_of_another_entry(void)
 	OK(fi_domain(fabric, plain, &domain, NULL));
 	if (is_ours())
 		FAILS(fi_endpoint(domain, keyed, &ep, NULL), FI_EINVAL);
+	/* Who asks for entries of the open domain isn't offered it. */
+	hints->domain_attr->domain = domain;
+	if (is_ours())
+		FAILS(fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &found), FI_ENODATA);
+	hints->caps = FI_MSG;
+	OK(fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &found));
+	OK(fi_endpoint(domain, found, &ep, NULL));
+	OK(fi_close(&ep->fid));
+	fi_freeinfo(found);
 	OK(fi_endpoint(domain, plain, &ep, NULL));
 	OK(fi_close(&ep->fid));
 	OK(fi_close(&domain->fid));
 	OK(fi_domain(fabric, keyed, &domain, NULL));
+	hints->domain_attr->domain = domain;
+	for (int i = 0; i < 2; i++) {
+		hints->caps = i ? FI_MSG : FI_MSG | FI_RMA;
+		OK(fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &found));
+		OK(fi_endpoint(domain, found, &ep, NULL));
+		OK(fi_close(&ep->fid));
+		fi_freeinfo(found);
+	}
 	OK(fi_endpoint(domain, plain, &ep, NULL));
 	OK(fi_close(&ep->fid));
 	OK(fi_endpoint(domain, keyed, &ep, NULL));
