@@ -197,6 +197,7 @@ programs! {
     endpoints_of_entries_of_each_version_exchange_messages "discovery-answers-open"
     search_for_an_unknown_host_fails_within_seconds "discovery-unknown-host"
     source_node_becomes_the_source_address "discovery-source-node"
+    entry_names_the_open_fabric_and_domain_that_it_was_asked_for "discovery-open-objects"
     service_is_found_by_number_and_by_name "discovery-services"
     search_with_bad_arguments_fails "discovery-bad-arguments"
 

@@ -77,8 +77,8 @@ unsafe extern "C" fn getinfo(
                 return Err(Errno(FI_ENODATA));
             }
             let hints = hints.as_ref().map(|hints| asked(hints)).transpose()?;
-            let open_domain = hints.map(|hints| open_domain(hints)).transpose()?.flatten();
-            let inquiry = Inquiry { version, node, service, flags, hints, open_domain };
+            let open = hints.map(|hints| OpenObjects::of(hints)).transpose()?.unwrap_or_default();
+            let inquiry = Inquiry { version, node, service, flags, hints, open };
             // A host may take its time to be found.
             *info = threads::asleep(|| inquiry.discover())?.into_raw();
         }
@@ -127,8 +127,7 @@ struct Inquiry<'a> {
     service: Option<&'a str>,
     flags: u64,
     hints: Option<ProgramHints<'a>>,
-    /// The open domain that the entries must be of.
-    open_domain: Option<Use<Domain>>,
+    open: OpenObjects,
 }
 
 impl Inquiry<'_> {
@@ -210,9 +209,7 @@ impl Inquiry<'_> {
         let libfabric = libfabric().ok_or(Errno(FI_ENODATA))?;
         let mut first: Option<OwnedInfo<'static>> = None;
         for entry in entries.iter().rev() {
-            if asked_domain.is_some_and(|asked| asked != settings.domain_name(entry))
-                || self.open_domain.as_ref().is_some_and(|open| !open.is_on(&entry.domain.name))
-            {
+            if asked_domain.is_some_and(|asked| asked != settings.domain_name(entry)) {
                 continue;
             }
             let filled = fill(libfabric, entry, &requested, &settings, self.version)?;
@@ -221,12 +218,12 @@ impl Inquiry<'_> {
             if hints.is_some_and(|hints| !is_format(info.addr_format, hints.info.addr_format)) {
                 continue;
             }
-            // SAFETY: as above.
-            let attributes = unsafe { info.domain_attr.as_ref() };
-            if let Some(open) = &self.open_domain
-                && open.takes_keys_of(info.caps, attributes).is_err()
-            {
-                continue;
+            // SAFETY: as above; it has all attributes.
+            unsafe {
+                if !self.open.take(&entry.domain.name, info) {
+                    continue;
+                }
+                self.open.put_into(info);
             }
             if let (Some(hints), EndpointKind::Connected) = (hints, entry.endpoint.kind) {
                 info.handle = hints.info.handle;
@@ -281,26 +278,67 @@ unsafe fn socket_address(at: *const c_void, length: usize) -> Option<SocketAddr>
     }
 }
 
-/// The open domain that the entries must be of, if the hints have one.
-///
-/// # Errors
-/// `FI_ENODATA` if it, or the open fabric, is another provider's.
-///
-/// # Safety
-/// The objects in the hints are open, or null.
-unsafe fn open_domain(asked: ProgramHints<'_>) -> Outcome<Option<Use<Domain>>> {
-    let fabric = asked.fabric.map_or(std::ptr::null_mut(), |fabric| fabric.fabric);
-    let domain = asked.domain.map_or(std::ptr::null_mut(), |domain| domain.domain);
-    // SAFETY: the caller's promise.
-    unsafe {
-        if !fabric.is_null() {
-            Object::<Fabric>::argument(fabric.cast()).map_err(|_| Errno(FI_ENODATA))?;
+/// The open fabric and domain that the entries must be of.
+#[derive(Default)]
+struct OpenObjects {
+    fabric: Option<Use<Fabric>>,
+    domain: Option<Use<Domain>>,
+}
+
+impl OpenObjects {
+    /// Those of the hints. A domain brings its fabric along.
+    ///
+    /// # Errors
+    /// `FI_ENODATA` if one is another provider's, or the domain is of another fabric.
+    ///
+    /// # Safety
+    /// The objects in the hints are open, or null.
+    unsafe fn of(asked: ProgramHints<'_>) -> Outcome<Self> {
+        let none = |_| Errno(FI_ENODATA);
+        let fabric = asked.fabric.map(|fabric| fabric.fabric).filter(|fabric| !fabric.is_null());
+        let domain = asked.domain.map(|domain| domain.domain).filter(|domain| !domain.is_null());
+        // SAFETY: the caller's promise.
+        let (fabric, domain) = unsafe {
+            let fabric = fabric.map(|fabric| Object::<Fabric>::argument(fabric.cast()));
+            let domain = domain.map(|domain| Object::<Domain>::argument(domain.cast()));
+            (fabric.transpose().map_err(none)?, domain.transpose().map_err(none)?)
+        };
+        let Some(domain) = domain else {
+            return Ok(Self { fabric: fabric.map(Use::new), domain: None });
+        };
+        let domain = Use::new(domain);
+        if fabric.is_some_and(|fabric| !domain.fabric.is(fabric)) {
+            return Err(Errno(FI_ENODATA));
         }
-        if domain.is_null() {
-            return Ok(None);
+        Ok(Self { fabric: Some(domain.fabric.clone()), domain: Some(domain) })
+    }
+
+    /// Whether an endpoint of this entry may be opened on the domain.
+    ///
+    /// # Safety
+    /// The entry's attributes are valid.
+    unsafe fn take(&self, device: &str, info: &fi_info) -> bool {
+        self.domain.as_ref().is_none_or(|domain| {
+            // SAFETY: the caller's promise.
+            let attributes = unsafe { info.domain_attr.as_ref() };
+            domain.is_on(device) && domain.takes_keys_of(info.caps, attributes).is_ok()
+        })
+    }
+
+    /// Names them in an entry.
+    ///
+    /// # Safety
+    /// The entry has its attributes, and nobody else has them.
+    unsafe fn put_into(&self, info: &mut fi_info) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if let Some(fabric) = &self.fabric {
+                (*info.fabric_attr).fabric = fabric.object().address();
+            }
+            if let Some(domain) = &self.domain {
+                (*info.domain_attr).domain = domain.object().address();
+            }
         }
-        let domain = Object::<Domain>::argument(domain.cast()).map_err(|_| Errno(FI_ENODATA))?;
-        Ok(Some(Use::new(domain)))
     }
 }
 

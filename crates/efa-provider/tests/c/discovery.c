@@ -429,6 +429,40 @@ static void source_node(void)
 	fi_freeinfo(hints);
 }
 
+/* Entries for an open fabric or domain name it. */
+static void open_objects(void)
+{
+	struct fi_info *hints = plain_hints(), *first, *info;
+	struct fid_fabric *fabric, *other;
+	struct fid_domain *domain;
+
+	if (!is_ours())
+		not_offered("entries that name open objects");
+	OK(ask(FI_VERSION(1, 17), hints, &first));
+	CHECK(!first->fabric_attr->fabric && !first->domain_attr->domain);
+	OK(fi_fabric(first->fabric_attr, &fabric, NULL));
+	OK(fi_fabric(first->fabric_attr, &other, NULL));
+	OK(fi_domain(fabric, first, &domain, NULL));
+	/* The fabric, both, the domain. */
+	for (int i = 0; i < 3; i++) {
+		hints->fabric_attr->fabric = i < 2 ? fabric : NULL;
+		hints->domain_attr->domain = i ? domain : NULL;
+		OK(ask(FI_VERSION(1, 17), hints, &info));
+		for (struct fi_info *entry = info; entry; entry = entry->next) {
+			CHECK(entry->fabric_attr->fabric == fabric);
+			CHECK(entry->domain_attr->domain == (i ? domain : NULL));
+		}
+		fi_freeinfo(info);
+	}
+	hints->fabric_attr->fabric = other;
+	FAILS(ask(FI_VERSION(1, 17), hints, &info), FI_ENODATA);
+	OK(fi_close(&domain->fid));
+	OK(fi_close(&other->fid));
+	OK(fi_close(&fabric->fid));
+	fi_freeinfo(first);
+	fi_freeinfo(hints);
+}
+
 static uint16_t port_for(const char *service, struct fi_info *hints)
 {
 	struct sockaddr_in *address;
@@ -492,6 +526,7 @@ const struct program discovery[] = {
 	{ "discovery-no-more-than-asked", no_more_than_asked },
 	{ "discovery-unknown-host", unknown_host },
 	{ "discovery-source-node", source_node },
+	{ "discovery-open-objects", open_objects },
 	{ "discovery-services", services },
 	{ "discovery-bad-arguments", bad_arguments },
 	{ NULL, NULL },
