@@ -16,13 +16,8 @@ use efa_sim::record::{PacketEvent, QueuePairId, Record, Trace};
 
 /// Bytes that depend on their offset and on the message.
 pub(crate) fn pattern(length: usize, salt: u64) -> Vec<u8> {
-    let mut state = salt.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes = Vec::with_capacity(length);
-    while bytes.len() < length {
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        bytes.extend_from_slice(&(state >> 29).to_le_bytes()[..4.min(length - bytes.len())]);
-    }
+    let mut bytes = vec![0; length];
+    fastrand::Rng::with_seed(salt).fill(&mut bytes);
     bytes
 }
 
