@@ -360,10 +360,11 @@ impl Netio {
             return;
         }
         match (connection.owner, control) {
-            (owner, Control::End { messages })
-                if owner.receives() && connection.receives.expect(messages) =>
-            {
-                self.end_if_all_arrived(key);
+            (owner, Control::End { messages }) if owner.receives() => {
+                match connection.receives.expect(messages) {
+                    true => self.end_if_all_arrived(key),
+                    false => self.counts.ignored += 1,
+                }
             }
             (
                 Owner::Send(_) | Owner::Publish(_),

@@ -248,10 +248,10 @@ pub struct PostRefused {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostError {
-    /// The socket.
+    /// The socket is in no state for it.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// The endpoint.
+    /// The endpoint can't post it.
     #[error(transparent)]
     Start(#[from] StartError),
 }

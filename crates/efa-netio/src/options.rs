@@ -70,13 +70,8 @@ impl Default for Buffers {
 impl Buffers {
     /// A buffer, if there is memory.
     pub(crate) fn make(self) -> Option<Vec<u8>> {
-        /// Beyond it the system is asked first, as a program without memory ends.
-        const HUGE: usize = 1 << 30;
-        if self.size > HUGE {
-            Vec::<u8>::new().try_reserve_exact(self.size).ok()?;
-        }
         // The system gives memory of zeros when it is used.
-        Some(vec![0; self.size])
+        efa_device::zeroed(self.size).ok().map(Vec::from)
     }
 }
 

@@ -326,7 +326,8 @@ impl Netio {
     }
 
     /// Offers a publication to those who are owed it. The answer is [`Published::UnderWay`] when nobody is any more, and
-    /// else [`Published::Partial`] with a token for another attempt.
+    /// else [`Published::Partial`] with a token for another attempt. Once the publish socket is closed it is
+    /// [`Published::UnderWay`] in any case: the context goes on by itself.
     ///
     /// A token of another context comes back as it is.
     pub fn resume(&mut self, mut token: Reentry) -> Published {

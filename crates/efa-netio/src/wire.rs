@@ -94,8 +94,7 @@ impl Features {
 }
 
 /// A number of received messages, of which 32 bits are enough: it is at most the number of sent ones, and far less than
-/// 2^32 below it. It isn't 0, by which sides that don't say it can be told: from 1 on it is counted up to 2^32 - 1, and
-/// then from 1 on again.
+/// 2^32 below it. 0 on the wire means that it isn't told: so the count goes from 1 to 2^32 - 1, and then from 1 on again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReceivedBefore(NonZeroU32);
 

@@ -13,18 +13,22 @@ use efa_netio::{
     Sent, SubscribeOptions, Wait,
 };
 
-/// Bytes of a buffer: more than those for which the system isn't asked first.
-const HUGE: usize = (1 << 30) + 1;
+/// Bytes of a buffer, more than of anything else here.
+const HUGE: usize = 1 << 26;
 
 /// Whether there is no memory for such a buffer.
 static IS_SHORT: AtomicBool = AtomicBool::new(true);
+
+fn is_refused(layout: Layout) -> bool {
+    layout.size() >= HUGE && IS_SHORT.load(Ordering::Relaxed)
+}
 
 struct Short;
 
 // SAFETY: every call goes to the system's allocator unchanged, or is refused as the trait allows; neither unwinds.
 unsafe impl GlobalAlloc for Short {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if layout.size() >= HUGE && IS_SHORT.load(Ordering::Relaxed) {
+        if is_refused(layout) {
             return null_mut();
         }
         // SAFETY: the caller upholds `alloc`'s contract, which is the system allocator's.
@@ -33,6 +37,9 @@ unsafe impl GlobalAlloc for Short {
 
     // That of the trait would write zeros into what the system gives as zeros.
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        if is_refused(layout) {
+            return null_mut();
+        }
         // SAFETY: as for `alloc`.
         unsafe { System.alloc_zeroed(layout) }
     }

@@ -241,8 +241,8 @@ impl MemoryRegion {
     /// do accesses of peers. Its key is free.
     ///
     /// Returns whether nothing accesses the memory any more. If not, a thread, or another process of the host, doesn't go
-    /// on in the middle of an access; or the memory belongs to the region. Then nothing is changed: peers access it until
-    /// the last handle of the region is dropped.
+    /// on in the middle of an access; or the memory belongs to the region. In the latter case nothing is changed: peers
+    /// access it until the last handle of the region is dropped.
     #[must_use = "after `false`, peers may still access the memory"]
     pub fn revoke(&self) -> bool {
         let is_revoked = self.0.region.revoke();

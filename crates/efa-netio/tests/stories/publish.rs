@@ -345,7 +345,7 @@ fn closed_publisher_sends_what_is_under_way_and_takes_nothing_more() {
 }
 
 #[test]
-fn publisher_closed_while_a_token_is_out_gives_all_their_messages_and_ends() {
+fn publisher_closed_while_a_token_is_out_gives_each_subscriber_all_messages_and_ends() {
     for is_dropped in [false, true] {
         let options = PublishOptions::default().completion(Completion::Delivered);
         let narrow = Options::default().with(|options| options.sends = 1);

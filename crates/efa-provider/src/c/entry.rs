@@ -244,7 +244,7 @@ fn number_of(service: &str) -> Outcome<String> {
         return Ok(service.to_owned());
     }
     let port = crate::socket::port_of(service).ok_or_else(|| {
-        crate::log::info(format_args!("no entry: service {service} isn't in /etc/services"));
+        crate::log::info(format_args!("no entry: the system knows no TCP service {service}"));
         Errno(FI_ENODATA)
     })?;
     Ok(port.to_string())

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::{Future, poll_fn};
+use std::panic::resume_unwind;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -193,7 +194,7 @@ impl EndpointBuilder {
         let [turn, kept, closed] = [(); 3].map(|()| Notify::new());
         let shared = Arc::new(Shared { state, permits, turn, kept, closed, budget });
         let runtime = Handle::current();
-        let reader = Reader { shared: Arc::clone(&shared), others: Some(sender) };
+        let reader = Reader { shared: Arc::clone(&shared), others: Some(sender), is_closed: false };
         let reader = runtime.spawn(reader.run(completions)).abort_handle();
         let others = AsyncMutex::new(others);
         Ok(AsyncEndpoint(Arc::new(Inner { endpoint, shared, others, runtime, reader })))
@@ -380,7 +381,11 @@ impl AsyncEndpoint {
     pub async fn close(&self, timeout: Duration) -> Result<(), CloseError> {
         let inner = Arc::clone(&self.0);
         let closed = self.0.runtime.spawn_blocking(move || inner.close(timeout));
-        closed.await.unwrap_or_else(|_| self.0.close(Duration::ZERO))
+        match closed.await {
+            Ok(closed) => closed,
+            Err(ended) if ended.is_panic() => resume_unwind(ended.into_panic()),
+            Err(_) => self.0.close(Duration::ZERO),
+        }
     }
 }
 
@@ -598,8 +603,9 @@ fn taken(pending: &mut Operation) -> Operation {
 /// The task that reads completions.
 struct Reader {
     shared: Arc<Shared>,
-    /// `None` once the endpoint was closed.
+    /// `None` once the endpoint was closed and all completions were read.
     others: Option<mpsc::Sender<Entry>>,
+    is_closed: bool,
 }
 
 impl Reader {
@@ -622,14 +628,15 @@ impl Reader {
     /// The next completion. Sends that have completed at the level inject end without another one, and whoever waits for
     /// their room tries again when there is nothing to be read.
     async fn next(&mut self, completions: &mut CompletionStream) -> Result<Completion, WaitError> {
-        let Self { shared, others } = self;
+        let Self { shared, others, is_closed } = self;
         let mut closed = pin!(shared.closed.notified());
         poll_fn(|cx| {
             let polled = completions.poll(cx);
             if polled.is_pending() {
                 shared.give_turns();
-                // All that the end of the endpoint has completed was read.
-                if others.is_some() && closed.as_mut().poll(cx).is_ready() {
+                *is_closed = *is_closed || closed.as_mut().poll(cx).is_ready();
+                // What the close has completed is in the queue, if it wasn't read yet.
+                if *is_closed && !completions.has_entries() {
                     *others = None;
                 }
             }

@@ -88,6 +88,11 @@ impl CompletionStream {
         poll_fn(|cx| self.poll(cx)).await
     }
 
+    /// Whether there are completions that weren't read.
+    pub(super) fn has_entries(&self) -> bool {
+        self.queue.shared().has_entries()
+    }
+
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Completion, WaitError>> {
         let Self { queue, sleeper, turns } = self;
         turns.poll_found(cx, sleeper, || match queue.read() {
