@@ -45,7 +45,7 @@ mod tests {
             let memory = zeroed(length).unwrap();
             assert!(memory.len() == length && memory.iter().all(|&byte| byte == 0));
         }
-        for length in [usize::MAX, isize::MAX as usize, 1 << 46] {
+        for length in [usize::MAX, isize::MAX as usize, 1 << 48] {
             let error = zeroed(length).unwrap_err();
             assert_eq!(error.shortage(), Some(Shortage::Memory));
             assert!(error.to_string().starts_with(&format!("allocating {length} bytes failed")));

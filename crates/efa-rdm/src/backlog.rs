@@ -30,6 +30,13 @@ impl<P, B> Backlog<P, B> {
         self.work.push_front(work);
     }
 
+    /// Puts a written packet behind those at the front, before all other work.
+    pub(crate) fn push_behind_packets(&mut self, packet: Work<P, B>) {
+        self.responses += usize::from(packet.is_response());
+        let place = self.work.partition_point(Work::is_packet);
+        self.work.insert(place, packet);
+    }
+
     pub(crate) fn pop_front(&mut self) -> Option<Work<P, B>> {
         let work = self.work.pop_front()?;
         // A packet whose message was cancelled meanwhile was not counted.

@@ -251,6 +251,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         self.schedule.serve_if_due(peer, active);
     }
 
+    /// Puts a packet that failed with RNR behind others of these, before all else in the backlog of a live peer.
+    pub(crate) fn enqueue_again(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
+        let Some(active) = self.peers.active_mut(peer) else {
+            return debug_assert!(false, "the buffer of a packet would be lost");
+        };
+        active.backlog.push_behind_packets(work);
+        self.schedule.serve_if_due(peer, active);
+    }
+
     /// Waits until nothing is in flight to a peer, whose send window is used up.
     #[cold]
     pub(crate) fn await_pause(&mut self, peer: PeerId) {

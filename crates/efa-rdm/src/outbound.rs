@@ -184,7 +184,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         self.core.statistics.receiver_not_ready += 1;
         record.retransmitted = true;
         self.back_off(record.peer);
-        self.core.enqueue_first(record.peer, Work::Packet { packet, record });
+        self.core.enqueue_again(record.peer, Work::Packet { packet, record });
     }
 
     /// Begins or extends the backoff of a peer that was not ready.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use efa_device::{QueuePairOptions, Rdma, Status, Time};
 use efa_rdm::{Completion, Config};
-use efa_sim::local::{Faults, LocalOptions};
+use efa_sim::local::{Faults, LocalOptions, Reorder};
 
 use crate::world::{World, pattern, place};
 
@@ -121,6 +121,29 @@ fn peer_in_rnr_backoff_does_not_delay_others() {
     assert!(world.now - start < Duration::from_micros(400), "{:?}", world.now - start);
     world.drive();
     assert_eq!(world.receive_done(slow).buffer, pattern(10, 1));
+}
+
+#[test]
+fn packets_that_failed_with_rnr_are_sent_again_in_the_order_of_sending() {
+    let options = LocalOptions::default().with(|options| options.reorder = Reorder::None);
+    let mut world = World::new(options);
+    for _ in 0..2 {
+        let at_once = QueuePairOptions::default().with(|options| options.rnr_retry = 0);
+        world.add_with(Config::default(), at_once);
+    }
+    world.receive(1, 10, 0);
+    world.send(0, 1, pattern(10, 0), 0);
+    world.drive();
+    // Each fails three times, so also after a backoff.
+    let target = place(&world.ends[1]);
+    world.network.not_ready(target, 30).unwrap();
+    for i in 1..11 {
+        world.receive(1, 10, i);
+        world.send(0, 1, pattern(10, i), i);
+    }
+    world.drive();
+    assert_eq!(world.endpoint(0).statistics().receiver_not_ready, 30);
+    assert_eq!(world.endpoint(1).statistics().reordered, 0);
 }
 
 /// Steps, and advances the clock by one microsecond.

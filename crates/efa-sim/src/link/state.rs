@@ -237,9 +237,14 @@ impl QueueState {
 
     /// Whether there is space in the send queue.
     #[inline]
-    pub(crate) fn check_depth(&self) -> Result<(), DeviceError> {
+    pub(super) fn check_depth(&self) -> Result<(), DeviceError> {
         let depth = self.attributes.max_send;
         if self.sends >= depth { Err(DeviceError::QueueFull { depth }) } else { Ok(()) }
+    }
+
+    /// Whether the send queue is full, and the program can't make space in it by taking completions.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.check_depth().is_err() && !self.has_completions()
     }
 
     /// Counts a send or RDMA operation that was accepted.

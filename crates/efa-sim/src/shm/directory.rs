@@ -18,9 +18,9 @@
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use efa_device::{DeviceError, Gid, Qpn};
+use efa_device::{DeviceError, Gid, Qpn, Time};
 use rustix::fs::{
     AtFlags, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags, Stat, chmod, chmodat,
     fallocate, fchmod, flock, fstat, linkat, mkdirat, mknodat, openat, renameat, statat, unlinkat,
@@ -28,6 +28,7 @@ use rustix::fs::{
 use rustix::io::{Errno, retry_on_intr};
 use rustix::time::{ClockId, clock_gettime};
 
+use super::link::SWEEP_EVERY;
 use super::mailbox::PeerMailbox;
 use crate::fork::{Descriptor, Opener};
 use crate::link::system;
@@ -52,6 +53,10 @@ pub(super) struct HostDirectory {
     gid: Gid,
     /// How many queue pairs this process creates before it looks for rings without a receiver again.
     until_sweep: AtomicUsize,
+    /// Whether a peer was found dead since the last sweep.
+    has_dead: AtomicBool,
+    /// The time in nanoseconds before which no sweep follows for that.
+    sweep_due: AtomicU64,
 }
 
 /// Fewest queue pairs between two looks for rings without a receiver.
@@ -159,8 +164,8 @@ impl HostDirectory {
         let path = base.join(name);
         let file = open_private(&parent, Path::new(name), &path, uid)?;
         let (opener, gid) = (Opener::this(), gid_of(uid, name));
-        let until_sweep = AtomicUsize::new(0);
-        let mut directory = Self { opener, file, path, uid, gid, until_sweep };
+        let (until_sweep, has_dead, sweep_due) = Default::default();
+        let mut directory = Self { opener, file, path, uid, gid, until_sweep, has_dead, sweep_due };
         directory.gid = directory.agree_on_gid()?;
         directory.sweep()?;
         Ok(directory)
@@ -523,9 +528,28 @@ impl HostDirectory {
         Ok(names)
     }
 
-    /// Removes files of dead processes, after one was found dead or has ended.
+    /// Notes that a peer was found dead, after which there are files of it.
+    pub(super) fn note_dead(&self) {
+        self.has_dead.store(true, Ordering::Relaxed);
+    }
+
+    /// Removes files of dead processes if a peer was found dead, at most once in [`SWEEP_EVERY`] for all queue pairs.
+    pub(super) fn sweep_after_death(&self, now: Time) {
+        if !self.has_dead.load(Ordering::Relaxed) {
+            return;
+        }
+        let nanos = |time: Time| (time - Time::ZERO).as_nanos() as u64;
+        let (due, next) = (self.sweep_due.load(Ordering::Relaxed), nanos(now + SWEEP_EVERY));
+        let order = Ordering::Relaxed;
+        // Only one of several threads sweeps.
+        if nanos(now) >= due && self.sweep_due.compare_exchange(due, next, order, order).is_ok() {
+            self.has_dead.store(false, Ordering::Relaxed);
+            self.try_sweep();
+        }
+    }
+
     #[cold]
-    pub(super) fn sweep_after_end(&self) {
+    fn try_sweep(&self) {
         if self.opener.is_this()
             && let Err(error) = self.sweep()
         {
@@ -595,14 +619,15 @@ impl HostDirectory {
 
     /// Whether the sender of a ring ended before it announced the ring. Nobody else will.
     fn is_abandoned(&self, to: Qpn, from: Qpn, nonce: u64) -> bool {
-        let [sender, receiver] = [from, to].map(|qpn| PeerMailbox::open(self, qpn));
-        matches!((sender, receiver), (Ok(None), Ok(Some(receiver))) if !receiver.names(nonce))
+        // In this order: a sender announces a ring before it ends.
+        matches!(PeerMailbox::open(self, from), Ok(None))
+            && matches!(PeerMailbox::open(self, to), Ok(Some(receiver)) if !receiver.names(nonce))
     }
 }
 
 impl Drop for HostDirectory {
     fn drop(&mut self) {
-        self.sweep_after_end();
+        self.try_sweep();
     }
 }
 

@@ -47,7 +47,7 @@ use crate::region::SoftRegion;
 
 /// How often entries of dead senders are looked for. A queue pair that sleeps wakes up as often, which
 /// bounds what a neighbour can delay.
-const SWEEP_EVERY: Duration = Duration::from_secs(1);
+pub(super) const SWEEP_EVERY: Duration = Duration::from_secs(1);
 /// How often a queue pair that sleeps looks at packets for which no buffer is posted.
 const LOOK_FOR_BUFFERS: Duration = Duration::from_millis(1);
 
@@ -222,7 +222,7 @@ impl ShmLink {
             });
             match polled {
                 Polled::There => {}
-                Polled::Stalled if state.check_depth().is_ok() => {}
+                Polled::Stalled if !state.is_stuck() => {}
                 Polled::Stalled => outgoing
                     .return_waiting(|finished| complete(state, &mut self.requests, peer, finished)),
                 Polled::Gone => self.forget(key),

@@ -238,7 +238,14 @@ impl Outgoing {
     /// Whether nothing is in flight and the peer is gone. (With sends in flight, their completion shows
     /// it.)
     pub(super) fn is_useless(&self) -> bool {
-        self.is_idle() && (self.is_closed() || !self.mailbox.is_alive())
+        if !self.is_idle() || self.is_closed() {
+            return self.is_idle();
+        }
+        let is_dead = !self.mailbox.is_alive();
+        if is_dead {
+            self.local.directory.note_dead();
+        }
+        is_dead
     }
 
     #[inline]
@@ -534,7 +541,7 @@ impl Outgoing {
         if now - since >= self.local.probe_after {
             self.probed = now;
             if !self.mailbox.is_alive() {
-                self.local.directory.sweep_after_end();
+                self.local.directory.note_dead();
                 return Check::Gone(Status::UnresponsiveRemote);
             }
         }

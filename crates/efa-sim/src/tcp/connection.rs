@@ -527,7 +527,7 @@ impl Connection {
         let Stream { socket, silence, .. } = &mut self.stream;
         let socket = socket.as_ref().filter(|_| silence.is_open() && !self.is_over);
         let traffic = socket.and_then(Socket::traffic);
-        traffic.is_some_and(|traffic| silence.look(&traffic, now) >= limit)
+        traffic.is_some_and(|traffic| silence.look(&traffic, now, limit))
     }
 
     /// Gives its host up: it gets nothing more, and nothing is taken from it.

@@ -444,10 +444,23 @@ impl TcpLink {
     /// If the send queue is full, takes packets back from it that wait for receivers without response, as those keep others
     /// from it that have receivers that respond.
     fn relieve(&mut self, state: &mut QueueState) {
-        let (now, is_full) = (state.now(), state.check_depth().is_err());
-        for (_, connection) in &mut self.connections {
-            let peer = connection.peer();
-            if connection.outgoing.unanswered(now) >= RESPONDS_WITHIN && is_full {
+        let now = state.now();
+        let unanswered =
+            |connection: &mut Connection| connection.outgoing.unanswered(now) >= RESPONDS_WITHIN;
+        let all = self.connections.iter_mut();
+        let stalled = all.filter_map(|(key, connection)| unanswered(connection).then_some(key));
+        for key in stalled.collect::<Vec<_>>() {
+            if !state.is_stuck() {
+                return;
+            }
+            // A response may have arrived since the socket was last read.
+            self.ready.retain(|&ready| ready != key);
+            self.look(state, key);
+            if let Some(connection) = self.connections.get_mut(key)
+                && unanswered(connection)
+                && state.is_stuck()
+            {
+                let peer = connection.peer();
                 tracing::debug!(%peer, "the send queue is full, and it doesn't respond");
                 connection.outgoing.take_back(|finished| complete(state, peer, finished));
             }

@@ -51,7 +51,13 @@ pub(super) struct Silence {
     is_over: bool,
     /// When a look first found a question, if there has been no answer since.
     since: Option<Time>,
+    /// When a look was the last one.
+    looked: Option<Time>,
 }
+
+/// By how much the system's times may differ from those of looks. An answer that came so soon after a look isn't told from
+/// one before it.
+const MARGIN: Duration = Duration::from_millis(100);
 
 impl Silence {
     /// Notes that bytes were written.
@@ -64,12 +70,15 @@ impl Silence {
         !self.is_over
     }
 
-    /// Looks at what TCP says. Returns how long the peer has not answered.
-    pub(super) fn look(&mut self, traffic: &Traffic, now: Time) -> Duration {
+    /// Looks at what TCP says. Returns whether the peer has not answered for `limit`. What an earlier look has found counts
+    /// only if it wasn't longer ago than that: the program may not have polled, and the peer may have answered meanwhile.
+    pub(super) fn look(&mut self, traffic: &Traffic, now: Time, limit: Duration) -> bool {
         self.is_over = traffic.is_over();
-        let before = self.since.filter(|&since| traffic.heard >= now - since);
+        let is_recent = self.looked.replace(now).is_some_and(|looked| now - looked <= limit);
+        let is_unanswered = |since: &Time| is_recent && traffic.heard >= now - *since + MARGIN;
+        let before = self.since.filter(is_unanswered);
         self.since = traffic.asks().then_some(before.unwrap_or(now));
-        self.since.map_or(Duration::ZERO, |since| now - since)
+        self.since.is_some_and(|since| now - since >= limit)
     }
 }
 
@@ -91,52 +100,74 @@ mod tests {
         Duration::from_secs(secs)
     }
 
-    /// How long the peer has been silent at the last of these looks, one a second.
-    fn silent(looks: impl IntoIterator<Item = Traffic>) -> Duration {
-        let mut silence = Silence::default();
-        let looks = looks.into_iter().zip(10..);
-        looks.map(|(traffic, now)| silence.look(&traffic, Time::ZERO + secs(now))).last().unwrap()
+    /// For how long the peer has been silent at the last of these looks, one a second.
+    fn silent(looks: impl Clone + IntoIterator<Item = Traffic>) -> u64 {
+        let is_silent = |limit: &u64| {
+            let mut silence = Silence::default();
+            let looks = looks.clone().into_iter().zip(10..);
+            let looks = looks
+                .map(|(traffic, now)| silence.look(&traffic, Time::ZERO + secs(now), secs(*limit)));
+            looks.last().unwrap()
+        };
+        (1..10).take_while(is_silent).last().unwrap_or(0)
     }
 
     #[test]
     fn host_that_does_not_answer_is_silent_from_the_first_look_on() {
         // Nothing was under way before that.
         let resent = (0..8).map(|n| Traffic { sent: secs(n % 3), heard: secs(60 + n), ..OPEN });
-        assert_eq!(silent(resent), secs(7));
+        assert_eq!(silent(resent), 7);
         let probes = (0..8).map(|n| Traffic {
             has_unanswered_probes: n >= 3,
             heard: secs(60 + n),
             sent: secs(90),
             ..FULL
         });
-        assert_eq!(silent(probes), secs(4));
-        let connects = (0..8).map(|n| Traffic { is_connecting: true, heard: secs(n), ..OPEN });
-        assert_eq!(silent(connects), secs(7));
+        assert_eq!(silent(probes), 4);
+        let connects = (0..8).map(|n| Traffic { is_connecting: true, heard: secs(60 + n), ..OPEN });
+        assert_eq!(silent(connects), 7);
+        let just_answered = (0..8).map(|n| Traffic { heard: secs(n), ..OPEN });
+        assert_eq!(silent(just_answered), 6, "the first look may have been before the answer");
     }
 
     #[test]
     fn host_that_answers_is_not_silent() {
         let acknowledges = (0..8).map(|_| Traffic { heard: Duration::from_millis(999), ..OPEN });
-        assert_eq!(silent(acknowledges), Duration::ZERO);
+        assert_eq!(silent(acknowledges), 0);
         let no_room = (0..8).map(|n| Traffic { heard: secs(60 + n), sent: secs(90), ..FULL });
-        assert_eq!(silent(no_room), Duration::ZERO, "the next probe is not due");
+        assert_eq!(silent(no_room), 0, "the next probe is not due");
         let no_room = (0..8).map(|n| Traffic { sent: secs(60 + n), heard: secs(60 + n), ..OPEN });
-        assert_eq!(silent(no_room), Duration::ZERO, "the last try was answered");
+        assert_eq!(silent(no_room), 0, "the last try was answered");
         let seen_before_the_answer = (0..8).map(|n| Traffic {
             has_unanswered_probes: n % 2 == 0,
             heard: Duration::from_millis(1900),
             ..FULL
         });
-        assert_eq!(silent(seen_before_the_answer), Duration::ZERO);
+        assert_eq!(silent(seen_before_the_answer), 0);
+    }
+
+    /// The answer came just after the first look, as the system's clock has it at the time of the look or before.
+    #[test]
+    fn host_is_not_silent_after_a_time_in_which_nobody_looked() {
+        for (pause, heard) in [(20, 20_000), (20, 20_050), (60, 60_000), (60, 61_000)] {
+            let mut silence = Silence::default();
+            assert!(!silence.look(&OPEN, Time::ZERO, secs(15)));
+            let traffic = Traffic { heard: Duration::from_millis(heard), ..OPEN };
+            assert!(!silence.look(&traffic, Time::ZERO + secs(pause), secs(15)), "{pause} {heard}");
+        }
+        let mut silence = Silence::default();
+        assert!(!silence.look(&OPEN, Time::ZERO, secs(30)));
+        let traffic = Traffic { heard: Duration::from_millis(30_050), ..OPEN };
+        assert!(!silence.look(&traffic, Time::ZERO + secs(30), secs(30)), "within the margin");
     }
 
     #[test]
     fn nothing_is_looked_at_from_the_last_acknowledgement_to_the_next_write() {
         let mut silence = Silence::default();
         assert!(silence.is_open(), "it connects");
-        silence.look(&FULL, Time::ZERO);
+        silence.look(&FULL, Time::ZERO, secs(1));
         assert!(silence.is_open());
-        silence.look(&Traffic { has_unsent: false, ..FULL }, Time::ZERO);
+        silence.look(&Traffic { has_unsent: false, ..FULL }, Time::ZERO, secs(1));
         assert!(!silence.is_open());
         silence.wrote();
         assert!(silence.is_open());

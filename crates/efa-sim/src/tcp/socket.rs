@@ -103,7 +103,7 @@ impl Socket {
     fn tune(&self, dead_after: Option<Duration>) -> Result<(), Errno> {
         sockopt::set_tcp_nodelay(&self.0, true)?;
         let Some(limit) = dead_after else { return Ok(()) };
-        info::limit_waits(self.0.as_fd(), limit / 4);
+        info::limit_waits(self.0.as_fd(), limit / 2);
         let (interval, count) = probes(limit);
         sockopt::set_tcp_keepidle(&self.0, interval)?;
         sockopt::set_tcp_keepintvl(&self.0, interval)?;

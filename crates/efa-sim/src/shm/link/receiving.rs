@@ -162,7 +162,6 @@ impl ShmLink {
     pub(super) fn sweep(&mut self, now: Time) {
         self.next_sweep = now + SWEEP_EVERY;
         self.forget_useless();
-        let mut has_dead = false;
         for slot in 0..self.mailbox.peers() {
             let (state, sender, _) = self.mailbox.entry(slot);
             match (self.incoming.get_mut(slot).and_then(Option::as_mut), state) {
@@ -183,7 +182,9 @@ impl ShmLink {
                     let is_dead =
                         incoming.was_quiet() && !is_alive(&self.local.directory, attached);
                     let gone = is_dead || incoming.is_finished();
-                    has_dead |= is_dead;
+                    if is_dead {
+                        self.local.directory.note_dead();
+                    }
                     self.repair_entry(slot, attached, state, sender);
                     let Some(incoming) = self.incoming(slot) else { continue };
                     // Checked again: it may have sent just before it died.
@@ -193,9 +194,7 @@ impl ShmLink {
                 }
             }
         }
-        if has_dead {
-            self.local.directory.sweep_after_end();
-        }
+        self.local.directory.sweep_after_death(now);
     }
 }
 

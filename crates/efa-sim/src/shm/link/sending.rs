@@ -20,7 +20,7 @@ impl ShmLink {
         let peer = QueuePairId { gid: self.me.gid, qpn: outgoing.peer() };
         let polled = outgoing
             .poll(state.now(), |finished| complete(state, &mut self.requests, peer, finished));
-        if polled == Polled::Stalled && state.check_depth().is_err() {
+        if polled == Polled::Stalled && state.is_stuck() {
             outgoing.return_waiting(|finished| complete(state, &mut self.requests, peer, finished));
         }
         if polled != Polled::Gone && !outgoing.is_idle() {

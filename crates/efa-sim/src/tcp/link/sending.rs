@@ -131,6 +131,9 @@ impl TcpLink {
                 self.flush_connection(state, key);
             }
             Ok(Err(status)) => self.end(state, key, Ending::Over(status)),
+            Err(_) if !self.opener.is_this() => {
+                self.end(state, key, Ending::Over(Status::UnresponsiveRemote));
+            }
             Err(error) => {
                 tracing::debug!(%peer, %error, "not connected again yet");
                 let Some(connection) = self.connections.get_mut(key) else { return };
