@@ -31,6 +31,8 @@ pub(crate) enum Tool {
     /// Open MPI and its headers, for programs on the software device.
     OpenMpi,
     OpenMpiHeaders,
+    /// Names of services.
+    Services,
     /// UCX's program that measures messages.
     UcxPerftest,
     /// MPI in Python, arrays for it, and a program of MPI that measures and checks messages.
@@ -128,6 +130,7 @@ impl Tool {
                 "libopenmpi-dev",
                 "/usr/share/doc/libopenmpi-dev/copyright",
             )),
+            Self::Services => Source::Debian(DebianPackage::file("netbase", "/etc/services")),
             Self::UcxPerftest => {
                 Source::Debian(DebianPackage::program("ucx-utils", "ucx_perftest"))
             }

@@ -154,6 +154,7 @@ impl Step {
                 Tool::Mpi4py,
                 Tool::NumPy,
                 Tool::NetPipe,
+                Tool::Services,
                 Tool::UcxPerftest,
                 Tool::Valgrind,
             ],

@@ -400,6 +400,11 @@ fn memory_registered_for_sending_is_readable_on_an_interface_and_other_memory_is
 }
 
 #[test]
+fn objects_that_could_not_be_closed_beside_a_held_thread_are_closed_later_on_an_interface() {
+    check_on_interface("threads-held");
+}
+
+#[test]
 fn access_that_a_region_does_not_allow_fails_on_an_interface() {
     check_on_interface("regions-refused-access");
 }
