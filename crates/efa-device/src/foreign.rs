@@ -47,9 +47,10 @@ impl ForeignMemory {
     /// `()` if they live as long as the process.
     ///
     /// # Safety
-    /// The bytes are within one allocation or mapping, and `length` is at most `isize::MAX`. Until `owner` is
-    /// dropped, the bytes are mapped, readable and writable, and no Rust reference to any of them exists. Other processes and devices may read and write them at any time; threads of this process,
-    /// C code included, by atomic accesses, or ordered with those of the handles.
+    /// The bytes are within one allocation or mapping, and `length` is at most `isize::MAX`. Until `owner` is dropped,
+    /// the bytes are mapped, readable and writable, and no Rust reference to any of them exists. Other processes and
+    /// devices may read and write them at any time; threads of this process, C code included, by atomic accesses, or
+    /// ordered with those of the handles.
     #[must_use]
     pub unsafe fn new(base: NonNull<u8>, length: usize, owner: impl Any + Send + Sync) -> Self {
         let whole = Whole { base, length, _owner: Box::new(owner) };

@@ -181,8 +181,8 @@ pub struct TcpOptions {
     /// After how long a host that doesn't respond is given up, rounded to some seconds. The system of a
     /// stopped process responds for it, however much is under way to it. While the process has no room for what is
     /// under way, the system asks the host more and more rarely: every two minutes in the end, or (since Linux 6.15) after
-    /// half of this. A program that polls more rarely than this notices nothing. `None`, or more than some 15 minutes: when the system's own limit for unacknowledged
-    /// bytes is reached.
+    /// half of this. A program that polls more rarely than this notices nothing. `None`, or more than some 15 minutes: when
+    /// the system's own limit for unacknowledged bytes is reached.
     pub dead_after: Option<Duration>,
     /// Whether a receive reports the sender's GID if the device has no address handle for it.
     pub report_unknown_gid: bool,
