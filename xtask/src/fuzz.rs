@@ -268,6 +268,8 @@ impl<'a> Fuzzer<'a> {
         // The gate doesn't keep what it finds: the next one starts from the same corpus.
         let scratch = self.folder.join("target/scratch").join(target);
         if seed.is_some() {
+            // Of a gate that was interrupted.
+            let _ = std::fs::remove_dir_all(&scratch);
             std::fs::create_dir_all(&scratch)
                 .with_context(|| format!("cannot make {}", scratch.display()))?;
             command.arg(&scratch);

@@ -187,9 +187,14 @@ impl Step {
             Self::Fmt => {
                 process::run(cargo.args(["fmt", "--all", "--check"]))?;
                 // Workspaces of their own.
-                for manifest in [package::NO_STD, verbs::RDMA_SYS] {
-                    let arguments = ["fmt", "--check", "--manifest-path", manifest];
-                    process::run(workspace.cargo().args(arguments))?;
+                for (manifest, packages) in [
+                    (package::NO_STD, None),
+                    (verbs::RDMA_SYS, None),
+                    (bench::NETIO_PEERS, Some("--all")),
+                ] {
+                    let mut cargo = workspace.cargo();
+                    cargo.arg("fmt").args(packages).args(["--check", "--manifest-path", manifest]);
+                    process::run(&mut cargo)?;
                 }
                 let Some(fuzz) = workspace.fuzz_manifest() else { return Ok(()) };
                 let mut cargo = workspace.cargo();
@@ -224,7 +229,8 @@ impl Step {
                 run_tests(with_packages(&mut cargo, &names), tests)
             }
             Self::Provider => {
-                run_tests(with_packages(&mut cargo, &["layout", "programs", "provider"]), tests)?;
+                let names = ["layout", "programs", "provider", "doctor_provider"];
+                run_tests(with_packages(&mut cargo, &names), tests)?;
                 interop::provider_gate(workspace)?;
                 bench::provider::gate(workspace)?;
                 bench::peers::smoke(workspace)

@@ -1,7 +1,17 @@
-//! What child processes print, read while they run: a child waits for whoever doesn't read its pipe.
+//! Child processes: their options, and what they print, read while they run: a child waits for whoever doesn't read its
+//! pipe.
 
+use std::ffi::{OsStr, OsString};
 use std::io::Read;
 use std::thread::{self, JoinHandle};
+
+/// An option and its value as one argument, as the value may begin with `-`.
+pub(crate) fn option(name: &str, value: impl AsRef<OsStr>) -> OsString {
+    let mut option = OsString::from(name);
+    option.push("=");
+    option.push(value);
+    option
+}
 
 /// Reads a pipe to its end in a thread. What can't be read is left out.
 pub(crate) fn read_aside(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {

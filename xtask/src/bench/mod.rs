@@ -30,6 +30,8 @@ use crate::process;
 use crate::setup::{self, Tool};
 use crate::workspace::{Metadata, Workspace};
 
+/// The programs that NetIO is compared with, a workspace of its own.
+pub(crate) const NETIO_PEERS: &str = "tests/bench/netio/peers/Cargo.toml";
 /// Name of the bench that counts instructions.
 pub(crate) const INSTRUCTIONS: &str = "instructions";
 /// Name of the bench that measures wall clock.

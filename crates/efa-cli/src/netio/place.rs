@@ -12,6 +12,7 @@ use efa::Domain;
 use efa_netio::{AnySocket, Event, Netio, Options, Tag, Wait};
 
 use super::NetioError;
+use crate::child::option;
 use crate::device::{DeviceArgs, Kind, PropertyArgs, SoftLink, TcpHost, host_address};
 use crate::output;
 use crate::pingpong::size;
@@ -207,13 +208,13 @@ impl LinkArgs {
         let kind = self.device.kind(&self.properties, self.of_soft());
         let mut arguments: Vec<OsString> = ["--device".into(), kind.setting().into()].into();
         if let Some(interface) = interface {
-            arguments.extend(["--interface".into(), interface.into()]);
+            arguments.push(option("--interface", interface));
         }
         if kind != Kind::Verbs {
-            arguments.extend(["--device-name".into(), soft.name().into()]);
+            arguments.push(option("--device-name", soft.name()));
         }
         if let Some(directory) = &soft.directory {
-            arguments.extend(["--directory".into(), directory.into()]);
+            arguments.push(option("--directory", directory));
         }
         let PropertyArgs { device_rdma, reorder, rnr } = &self.properties;
         for (option, value) in [

@@ -454,16 +454,29 @@ mod tests {
         assert!(matches!(b.check(), Err(ControlError::Closed)));
     }
 
+    fn start_line(number: &str, flag: bool) -> String {
+        format!(
+            r#"{{"message":"start","plan":{{"mode":"latency","tagged":{flag},"cq_data":{flag},"check":{flag},"warmup":{number},"steps":[{{"size":{number},"iterations":1,"window":1}}]}},"address":"x"}}"#
+        )
+    }
+
+    #[test]
+    fn line_like_those_that_are_tried_is_a_plan() {
+        let said =
+            format!("{{\"protocol\":\"efa-pingpong\",\"version\":1}}\n{}\n", start_line("1", true));
+        let (plan, address) = opened(said.as_bytes()).unwrap().receive_start().unwrap();
+        assert_eq!((plan.steps.len(), address.as_str()), (1, "x"));
+    }
+
     /// A line that is a message, or similar to one.
     fn line() -> impl Strategy<Value = Vec<u8>> {
         let number = prop_oneof![any::<u64>().prop_map(|n| n.to_string()), "[-0-9.e]{1,30}"];
         let message = prop_oneof![
             Just(r#"{"protocol":"efa-pingpong","version":1}"#.to_owned()),
-            Just(r#""done""#.to_owned()),
-            "[a-z\u{1b}\"\\\\{}]{0,20}".prop_map(|text| format!(r#"{{"ready":{{"address":"{text}"}}}}"#)),
-            (number, any::<bool>()).prop_map(|(number, flag)| format!(
-                r#"{{"start":{{"plan":{{"mode":"latency","tagged":{flag},"cq_data":{flag},"check":{flag},"warmup":{number},"steps":[{{"size":{number},"iterations":1,"window":1}}]}},"address":"x"}}}}"#
-            )),
+            Just(r#"{"message":"done"}"#.to_owned()),
+            "[a-z\u{1b}\"\\\\{}]{0,20}"
+                .prop_map(|text| format!(r#"{{"message":"ready","address":"{text}"}}"#)),
+            (number, any::<bool>()).prop_map(|(number, flag)| start_line(&number, flag)),
         ];
         prop_oneof![
             3 => message.prop_map(String::into_bytes),

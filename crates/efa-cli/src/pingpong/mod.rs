@@ -49,6 +49,7 @@ pub(crate) use self::report::readable_size;
 use self::session::RunError;
 use self::sizes::Sizes;
 pub(crate) use self::sizes::size;
+use crate::child::option;
 use crate::device::{CaptureFile, DeviceArgs, Kind, PropertyArgs, SoftLink, TcpHost, host_address};
 use crate::output;
 
@@ -353,13 +354,13 @@ impl Args {
         arguments.extend(["--timeout".into(), self.timeout.to_string().into()]);
         arguments.extend(["--device".into(), kind.setting().into()]);
         if let Some(interface) = interface {
-            arguments.extend(["--interface".into(), interface.into()]);
+            arguments.push(option("--interface", interface));
         }
         if kind != Kind::Verbs {
-            arguments.extend(["--device-name".into(), soft.name().into()]);
+            arguments.push(option("--device-name", soft.name()));
         }
         if let Some(directory) = &soft.directory {
-            arguments.extend(["--directory".into(), directory.into()]);
+            arguments.push(option("--directory", directory));
         }
         let PropertyArgs { device_rdma, reorder, rnr } = &self.properties;
         for (option, value) in [

@@ -279,8 +279,11 @@ impl TmReceiver {
             Report::Received { connection, buffer, byte_len, result, .. } => {
                 self.unexpected(Unexpected { connection, buffer, byte_len }, result);
             }
-            Report::NoTag { wr_id, connection, buffer, byte_len, .. } => {
-                self.no_tag.push_back((connection, buffer.gather(byte_len)));
+            Report::NoTag { wr_id, connection, buffer, byte_len, result } => {
+                match result {
+                    Ok(()) => self.no_tag.push_back((connection, buffer.gather(byte_len))),
+                    Err(_) => self.malformed += 1,
+                }
                 self.srq.post_receive(wr_id, buffer);
             }
             Report::TmReceived {

@@ -420,3 +420,14 @@ fn no_tag_messages_bypass_matching() {
         assert_eq!(net.completed().iter().map(data).collect::<Vec<_>>(), [(1, b"tagged".to_vec())]);
     }
 }
+
+#[test]
+fn no_tag_message_beyond_the_buffer_is_counted_as_malformed_and_the_next_arrives() {
+    for mut net in nets(1) {
+        net.senders[0].no_tag(&[1; 1 << 16]);
+        net.senders[0].no_tag(b"control");
+        net.settle();
+        assert_eq!(net.receiver.poll_no_tag(), Some((Connection(0), b"\0control".to_vec())));
+        assert_eq!((net.receiver.poll_no_tag(), net.receiver.malformed()), (None, 1));
+    }
+}
