@@ -392,6 +392,11 @@ fn client_refuses_other_programs_as_servers() {
     assert!(mute.contains("no answer on the control channel within 1s"), "{mute}");
 }
 
+#[test]
+fn name_of_a_device_that_begins_with_a_dash_reaches_the_server_process() {
+    run_pingpong("--device-name=-x --sizes 8").success();
+}
+
 /// The server's replies to a client that sends `lines`, and its own error.
 fn server_of(lines: &[&[u8]]) -> (String, String) {
     let (server, address) = server("");
