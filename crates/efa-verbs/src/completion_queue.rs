@@ -35,6 +35,9 @@ pub(crate) enum Outcome {
     /// A send, read or write of this side succeeded; its `wr_id` says which.
     Done,
     Failed(Status),
+    /// A remote write with immediate data that takes no receive buffer failed. It has no work request
+    /// here, and its `wr_id` is 0.
+    FailedUnsolicited(Status),
     /// A datagram came in.
     Received,
     /// A remote write with immediate data came in and took a receive buffer.
@@ -43,7 +46,7 @@ pub(crate) enum Outcome {
     WrittenUnsolicited,
 }
 
-const NOTHING: WorkCompletion = WorkCompletion {
+pub(crate) const NOTHING: WorkCompletion = WorkCompletion {
     wr_id: 0,
     outcome: Outcome::Done,
     length: 0,
@@ -144,6 +147,26 @@ impl PollFunctions {
             read_wc_flags: cq.read_wc_flags?,
             read_slid: cq.read_slid?,
         })
+    }
+
+    /// What a completion with an error means. The library gives those of unsolicited writes the `wr_id` 0,
+    /// so that only opcode and flag tell them from those of work requests.
+    ///
+    /// # Safety
+    /// A poll of the queue `cq` must have been started, and have a current completion; `unsolicited` must be
+    /// of the same queue.
+    #[cold]
+    unsafe fn failure(&self, cq: *mut ibv_cq_ex, unsolicited: Option<IsUnsolicited>) -> Outcome {
+        // SAFETY: the poll has a current completion, as the caller promises, and the flag is read only if
+        // it is of a write with immediate data.
+        unsafe {
+            let status = status_of((self.read_vendor_err)(cq));
+            if (self.read_opcode)(cq) == IBV_WC_RECV_RDMA_WITH_IMM && is_unsolicited(unsolicited) {
+                Outcome::FailedUnsolicited(status)
+            } else {
+                Outcome::Failed(status)
+            }
+        }
     }
 }
 
@@ -270,14 +293,14 @@ impl CompletionQueue {
         entry.wr_id = wr_id;
         if status != IBV_WC_SUCCESS {
             // SAFETY: the poll has a current completion, as the caller promises.
-            entry.outcome = Outcome::Failed(status_of(unsafe { (functions.read_vendor_err)(cq) }));
+            entry.outcome = unsafe { functions.failure(cq, self.is_unsolicited) };
             return;
         }
         // SAFETY: the poll has a current completion, as the caller promises.
         entry.outcome = match unsafe { (functions.read_opcode)(cq) } {
             IBV_WC_RECV => Outcome::Received,
             // SAFETY: the poll has a current completion, as the caller promises.
-            IBV_WC_RECV_RDMA_WITH_IMM if unsafe { self.is_unsolicited() } => {
+            IBV_WC_RECV_RDMA_WITH_IMM if unsafe { is_unsolicited(self.is_unsolicited) } => {
                 Outcome::WrittenUnsolicited
             }
             IBV_WC_RECV_RDMA_WITH_IMM => Outcome::Written,
@@ -325,16 +348,18 @@ impl CompletionQueue {
         let code = unsafe { read(queue.as_ptr(), &mut gid) };
         (code >= 0).then_some(Gid(gid.raw))
     }
+}
 
-    /// # Safety
-    /// A poll must have been started, and have a current completion of a write with immediate data.
-    #[cold]
-    unsafe fn is_unsolicited(&self) -> bool {
-        let Some(IsUnsolicited { queue, is }) = self.is_unsolicited else { return false };
-        // SAFETY: `queue` exists as long as the completion queue, and the poll has a current completion,
-        // as the caller promises.
-        unsafe { is(queue.as_ptr()) }
-    }
+/// Whether the current completion is of a write that took no receive buffer.
+///
+/// # Safety
+/// A poll of the queue must have been started, and have a current completion of a write with immediate data.
+#[cold]
+unsafe fn is_unsolicited(reported: Option<IsUnsolicited>) -> bool {
+    let Some(IsUnsolicited { queue, is }) = reported else { return false };
+    // SAFETY: `queue` exists as long as the completion queue, and the poll has a current completion, as the
+    // caller promises.
+    unsafe { is(queue.as_ptr()) }
 }
 
 impl Drop for CompletionQueue {
@@ -367,6 +392,57 @@ mod tests {
         let cq: ibv_cq_ex = unsafe { zeroed() };
         assert!(cq.context.is_null());
         assert!(PollFunctions::of(&cq).is_none());
+    }
+
+    #[test]
+    fn failed_unsolicited_write_is_told_from_failed_work_requests() {
+        unsafe extern "C" fn start(_: *mut ibv_cq_ex, _: *mut ibv_poll_cq_attr) -> c_int {
+            0
+        }
+        unsafe extern "C" fn next(_: *mut ibv_cq_ex) -> c_int {
+            0
+        }
+        unsafe extern "C" fn end(_: *mut ibv_cq_ex) {}
+        unsafe extern "C" fn send(_: *mut ibv_cq_ex) -> c_int {
+            0
+        }
+        unsafe extern "C" fn write(_: *mut ibv_cq_ex) -> c_int {
+            IBV_WC_RECV_RDMA_WITH_IMM
+        }
+        unsafe extern "C" fn seven(_: *mut ibv_cq_ex) -> u32 {
+            7
+        }
+        unsafe extern "C" fn yes(_: *mut efadv_cq) -> bool {
+            true
+        }
+        unsafe extern "C" fn no(_: *mut efadv_cq) -> bool {
+            false
+        }
+        // SAFETY: a structure of numbers, pointers and optional functions, for which zeros are valid.
+        let mut cq: ibv_cq_ex = unsafe { zeroed() };
+        let of = |read_opcode| PollFunctions {
+            start_poll: start,
+            next_poll: next,
+            end_poll: end,
+            read_opcode,
+            read_vendor_err: seven,
+            read_byte_len: seven,
+            read_imm_data: seven,
+            read_src_qp: seven,
+            read_wc_flags: seven,
+            read_slid: seven,
+        };
+        let flag = |is| Some(IsUnsolicited { queue: NonNull::dangling(), is });
+        let mut outcome = |read_opcode, unsolicited| {
+            // SAFETY: the functions above access neither queue.
+            unsafe { of(read_opcode).failure(&mut cq, unsolicited) }
+        };
+        let status = Status::RemoteBadAddress;
+        let failed = outcome(write, flag(yes));
+        assert!(matches!(failed, Outcome::FailedUnsolicited(found) if found == status));
+        for (opcode, flag) in [(write as ReadOpcode, flag(no)), (write, None), (send, flag(yes))] {
+            assert!(matches!(outcome(opcode, flag), Outcome::Failed(found) if found == status));
+        }
     }
 
     #[test]

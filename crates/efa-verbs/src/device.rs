@@ -35,9 +35,11 @@ use crate::queue_pair::{LocalBuffer, QueuePair, RECEIVES, Remote, Target};
 
 /// Most sends of one doorbell.
 const SENDS: usize = 16;
-/// The bit in the `wr_id` of a receive; the bits below it are a key of `Outstanding::receives`, or
-/// without it of `Outstanding::sends`.
+/// The bit in the `wr_id` of a receive; the bits below it are a key of `Outstanding::receives`.
 const RECEIVE: u64 = 1 << 32;
+/// The bit in the `wr_id` of a send; the bits below [`RECEIVE`] are a key of `Outstanding::sends`. So no
+/// work request has the number 0, which the library reports for completions without one.
+const SEND: u64 = 1 << 33;
 
 /// An opened EFA interface. Clones are handles to the same one.
 #[derive(Clone, Debug)]
@@ -196,6 +198,8 @@ pub struct Counters {
     pub completions: u64,
     /// Receive buffers that the interface refused, or returned without a datagram.
     pub receives_lost: u64,
+    /// Writes of remote sides, with immediate data, that failed and had no receive buffer.
+    pub writes_failed: u64,
 }
 
 /// A queue pair of an EFA interface.
@@ -368,6 +372,21 @@ impl VerbsQueuePair {
         }
     }
 
+    /// Counts and logs a completion queue entry that is [for nobody](Outstanding::complete).
+    #[cold]
+    fn note_lost(&mut self, entry: &WorkCompletion) {
+        match entry.outcome {
+            Outcome::FailedUnsolicited(status) => {
+                self.counters.writes_failed += 1;
+                tracing::warn!(%status, "write of a remote side failed");
+            }
+            _ if entry.wr_id & (SEND | RECEIVE) == 0 => {
+                tracing::warn!(?entry, "completion without work request");
+            }
+            _ => {}
+        }
+    }
+
     /// Counts a poll that found completions.
     #[inline]
     fn count_poll(&mut self) {
@@ -395,7 +414,7 @@ impl VerbsQueuePair {
         let remote = (remote.key, remote.address);
         // SAFETY: `outstanding` owns the region until the operation completes. Address handles are
         // destroyed only after a flush, and the library copies what it needs of them at the post.
-        unsafe { self.pair.remote(key as u64, operation, buffer, remote, target) }?;
+        unsafe { self.pair.remote(SEND | key as u64, operation, buffer, remote, target) }?;
         let memory = Memory::Region { _range: local };
         self.outstanding.sends.insert(OutstandingSend { id, memory });
         self.posted(key).map_err(|(error, _)| error)
@@ -410,14 +429,19 @@ impl Outstanding {
         entry: &WorkCompletion,
         counters: &mut Counters,
     ) -> Option<Completion<Packet>> {
-        if let Outcome::WrittenUnsolicited = entry.outcome {
-            return Some(written(entry, None));
+        match entry.outcome {
+            Outcome::WrittenUnsolicited => return Some(written(entry, None)),
+            Outcome::FailedUnsolicited(_) => return None,
+            _ => {}
         }
         let key = key_of(entry.wr_id);
-        if entry.wr_id & RECEIVE == 0 {
+        if entry.wr_id & SEND != 0 {
             let result =
                 if let Outcome::Failed(status) = entry.outcome { Err(status) } else { Ok(()) };
             return self.sends.try_remove(key).map(|send| send.complete(result));
+        }
+        if entry.wr_id & RECEIVE == 0 {
+            return None;
         }
         let packet = self.receives.try_remove(key)?;
         match entry.outcome {
@@ -426,7 +450,7 @@ impl Outstanding {
                 Some(Completion::Receive { packet, length: length as usize, source, immediate })
             }
             Outcome::Written | Outcome::WrittenUnsolicited => Some(written(entry, Some(packet))),
-            Outcome::Done | Outcome::Failed(_) => {
+            Outcome::Done | Outcome::Failed(_) | Outcome::FailedUnsolicited(_) => {
                 counters.receives_lost += 1;
                 None
             }
@@ -499,7 +523,7 @@ impl efa_device::QueuePair for VerbsQueuePair {
         // SAFETY: address, pointer and key are those of the packet, which is registered and at least
         // `length` bytes long. `outstanding` owns it until the send completes. Address handles are
         // destroyed only after a flush, and the library copies what it needs of them at the post.
-        unsafe { self.pair.send(key as u64, from, packet.as_mut_ptr(), target, immediate) };
+        unsafe { self.pair.send(SEND | key as u64, from, packet.as_mut_ptr(), target, immediate) };
         self.outstanding.sends.insert(OutstandingSend { id, memory: Memory::Packet(packet) });
         match self.posted(key) {
             Err((error, OutstandingSend { memory: Memory::Packet(packet), .. })) => {
@@ -590,6 +614,8 @@ impl efa_device::QueuePair for VerbsQueuePair {
                 if completion.is_some() {
                     return completion;
                 }
+                let entry = *entry;
+                self.note_lost(&entry);
             }
             self.flush();
             if let Some(failed) = self.failed.pop_front() {
@@ -638,5 +664,67 @@ impl Drop for VerbsQueuePair {
             // more, and it is dropped here alone.
             unsafe { ManuallyDrop::drop(&mut self.outstanding) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use efa_device::{QueuePair as _, WorkId};
+
+    use super::*;
+    use crate::common;
+    use crate::completion_queue::NOTHING;
+
+    const NAME: &str = "device::tests::";
+
+    /// Two queue pairs of one interface.
+    fn pair() -> [VerbsQueuePair; 2] {
+        let device = VerbsDevice::open(None).unwrap();
+        [(); 2].map(|()| device.create_queue_pair(QueuePairOptions::default()).unwrap())
+    }
+
+    fn next(pair: &mut VerbsQueuePair) -> Completion<Packet> {
+        loop {
+            if let Some(completion) = pair.poll(Time::ZERO) {
+                return completion;
+            }
+        }
+    }
+
+    fn post_receive(pair: &mut VerbsQueuePair) {
+        let packet = pair.allocate_packet().unwrap();
+        pair.post_receive(packet).unwrap();
+    }
+
+    fn send(from: &mut VerbsQueuePair, to: QueuePairAddress) {
+        let address_handle = from.create_address_handle(to.gid).unwrap();
+        let destination = Destination { address_handle, qpn: to.qpn, qkey: to.qkey };
+        let packet = from.allocate_packet().unwrap();
+        let id = WorkId(7);
+        let request = SendRequest { id, packet, length: 8, destination, immediate: None };
+        from.post_send(request).unwrap();
+    }
+
+    #[test]
+    fn failed_unsolicited_write_ends_no_send() {
+        let name = &format!("{NAME}failed_unsolicited_write_ends_no_send");
+        common::on_soft_device(name, &[], || {
+            let [mut a, mut b] = pair();
+            post_receive(&mut b);
+            send(&mut a, b.address());
+            assert!(a.outstanding.sends.contains(0), "the send has the key 0");
+            for outcome in [
+                Outcome::FailedUnsolicited(Status::RemoteBadAddress),
+                // As libraries report it that don't tell them apart.
+                Outcome::Failed(Status::RemoteBadAddress),
+            ] {
+                let entry = WorkCompletion { outcome, ..NOTHING };
+                assert!(a.outstanding.complete(&entry, &mut a.counters).is_none());
+                a.note_lost(&entry);
+            }
+            assert_eq!(a.counters.writes_failed, 1);
+            assert!(matches!(next(&mut a), Completion::Send { id: WorkId(7), result: Ok(()), .. }));
+            assert!(matches!(next(&mut b), Completion::Receive { length: 8, .. }));
+        });
     }
 }

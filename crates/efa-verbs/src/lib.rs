@@ -62,6 +62,9 @@
 #[doc(hidden)]
 pub mod abi;
 mod channel;
+#[cfg(test)]
+#[path = "../tests/common/mod.rs"]
+mod common;
 mod completion_queue;
 mod context;
 mod device;
