@@ -70,6 +70,14 @@ impl Batch {
         self.next == self.end
     }
 
+    /// One completion.
+    #[cfg(test)]
+    pub(crate) fn of(entry: WorkCompletion) -> Self {
+        let mut entries = [NOTHING; BATCH];
+        entries[0] = entry;
+        Self { entries, next: 0, end: 1 }
+    }
+
     /// How many are left.
     pub(crate) fn len(&self) -> usize {
         self.end - self.next

@@ -155,6 +155,7 @@ impl Device for VerbsDevice {
             }),
             batched: Vec::with_capacity(SENDS),
             is_held: false,
+            is_failed: false,
             batch: Batch::EMPTY,
             failed: VecDeque::with_capacity(SENDS),
             counters: Counters::default(),
@@ -196,8 +197,10 @@ pub struct Counters {
     pub polls: u64,
     /// Completions found.
     pub completions: u64,
-    /// Receive buffers that the interface refused, or returned without a datagram.
+    /// Receive buffers that the interface refused, or returned without a datagram and with the queue pair.
     pub receives_lost: u64,
+    /// Receive buffers that the interface returned without a datagram, and that were posted again.
+    pub receives_reposted: u64,
     /// Writes of remote sides, with immediate data, that failed and had no receive buffer.
     pub writes_failed: u64,
 }
@@ -212,6 +215,8 @@ pub struct VerbsQueuePair {
     batched: Vec<usize>,
     /// Whether the caller announced more posts.
     is_held: bool,
+    /// Whether a receive was flushed, so that the queue pair is in its error state.
+    is_failed: bool,
     batch: Batch,
     /// Completions of sends that were accepted and then refused with their batch.
     failed: VecDeque<Completion<Packet>>,
@@ -372,9 +377,10 @@ impl VerbsQueuePair {
         }
     }
 
-    /// Counts and logs a completion queue entry that is [for nobody](Outstanding::complete).
+    /// Counts and logs a completion queue entry that is [for nobody](Outstanding::complete). The buffer of
+    /// a failed receive is posted again.
     #[cold]
-    fn note_lost(&mut self, entry: &WorkCompletion) {
+    fn handle_lost(&mut self, entry: &WorkCompletion) {
         match entry.outcome {
             Outcome::FailedUnsolicited(status) => {
                 self.counters.writes_failed += 1;
@@ -383,8 +389,33 @@ impl VerbsQueuePair {
             _ if entry.wr_id & (SEND | RECEIVE) == 0 => {
                 tracing::warn!(?entry, "completion without work request");
             }
+            Outcome::Failed(Status::Flushed) if entry.wr_id & RECEIVE != 0 => {
+                drop(self.outstanding.receives.try_remove(key_of(entry.wr_id)));
+                self.counters.receives_lost += 1;
+                if !self.is_failed {
+                    self.is_failed = true;
+                    let (status, qpn) = (Status::Flushed, self.address.qpn.0);
+                    tracing::error!(%status, qpn, "receive failed, the queue pair receives no more");
+                }
+            }
+            outcome if entry.wr_id & RECEIVE != 0 => {
+                tracing::warn!(?outcome, "receive failed, its buffer is posted again");
+                self.post_again(entry.wr_id);
+            }
             _ => {}
         }
+    }
+
+    /// Posts the buffer of a receive that failed, at once: the caller counts it as posted.
+    fn post_again(&mut self, wr_id: u64) {
+        let Some(packet) = self.outstanding.receives.get(key_of(wr_id)) else { return };
+        // SAFETY: the memory is that of the packet, which is registered. `outstanding` owns it until the
+        // receive completes or is refused, and doesn't access it. The interface is done with the request
+        // that failed.
+        unsafe { self.pair.add_receive(wr_id, whole(packet)) };
+        self.counters.receives += 1;
+        self.counters.receives_reposted += 1;
+        self.post_waiting();
     }
 
     /// Counts a poll that found completions.
@@ -422,45 +453,50 @@ impl VerbsQueuePair {
 }
 
 impl Outstanding {
-    /// The completion that a completion queue entry means; `None` if it is for nobody.
+    /// The completion that a completion queue entry means; `None` if it is for nobody. The packet of a
+    /// failed receive stays.
     #[inline]
-    fn complete(
-        &mut self,
-        entry: &WorkCompletion,
-        counters: &mut Counters,
-    ) -> Option<Completion<Packet>> {
-        match entry.outcome {
-            Outcome::WrittenUnsolicited => return Some(written(entry, None)),
-            Outcome::FailedUnsolicited(_) => return None,
-            _ => {}
-        }
+    fn complete(&mut self, entry: &WorkCompletion) -> Option<Completion<Packet>> {
         let key = key_of(entry.wr_id);
         if entry.wr_id & SEND != 0 {
             let result =
                 if let Outcome::Failed(status) = entry.outcome { Err(status) } else { Ok(()) };
             return self.sends.try_remove(key).map(|send| send.complete(result));
         }
-        if entry.wr_id & RECEIVE == 0 {
-            return None;
-        }
-        let packet = self.receives.try_remove(key)?;
         match entry.outcome {
             Outcome::Received => {
+                let packet = self.take_received(entry)?;
                 let &WorkCompletion { length, immediate, source, .. } = entry;
                 Some(Completion::Receive { packet, length: length as usize, source, immediate })
             }
-            Outcome::Written | Outcome::WrittenUnsolicited => Some(written(entry, Some(packet))),
-            Outcome::Done | Outcome::Failed(_) | Outcome::FailedUnsolicited(_) => {
-                counters.receives_lost += 1;
-                None
-            }
+            Outcome::WrittenUnsolicited => Some(written(entry, None)),
+            Outcome::Written => Some(written(entry, Some(self.take_received(entry)?))),
+            Outcome::Done | Outcome::Failed(_) | Outcome::FailedUnsolicited(_) => None,
         }
+    }
+
+    #[inline]
+    fn take_received(&mut self, entry: &WorkCompletion) -> Option<Packet> {
+        if entry.wr_id & RECEIVE == 0 {
+            return None;
+        }
+        self.receives.try_remove(key_of(entry.wr_id))
     }
 }
 
 /// The key in the number of a work request.
 fn key_of(wr_id: u64) -> usize {
     (wr_id & (RECEIVE - 1)) as usize
+}
+
+/// All bytes of a packet.
+#[inline]
+fn whole(packet: &Packet) -> LocalBuffer {
+    LocalBuffer {
+        address: packet.address(),
+        length: packet.as_ref().len() as u32,
+        local_key: packet.local_key(),
+    }
 }
 
 fn written(entry: &WorkCompletion, packet: Option<Packet>) -> Completion<Packet> {
@@ -541,11 +577,7 @@ impl efa_device::QueuePair for VerbsQueuePair {
             let error = DeviceError::QueueFull { depth: self.pair.receive_depth };
             return Err(PostError { error, packet });
         }
-        let into = LocalBuffer {
-            address: packet.address(),
-            length: packet.as_ref().len() as u32,
-            local_key: packet.local_key(),
-        };
+        let into = whole(&packet);
         let key = receives.insert(packet);
         let outstanding = receives.len();
         // SAFETY: the memory is that of the packet, which is registered. `outstanding` owns it until the
@@ -610,12 +642,12 @@ impl efa_device::QueuePair for VerbsQueuePair {
     fn poll(&mut self, _: Time) -> Option<Completion<Packet>> {
         loop {
             while let Some(entry) = self.batch.pop() {
-                let completion = self.outstanding.complete(entry, &mut self.counters);
+                let completion = self.outstanding.complete(entry);
                 if completion.is_some() {
                     return completion;
                 }
                 let entry = *entry;
-                self.note_lost(&entry);
+                self.handle_lost(&entry);
             }
             self.flush();
             if let Some(failed) = self.failed.pop_front() {
@@ -719,12 +751,45 @@ mod tests {
                 Outcome::Failed(Status::RemoteBadAddress),
             ] {
                 let entry = WorkCompletion { outcome, ..NOTHING };
-                assert!(a.outstanding.complete(&entry, &mut a.counters).is_none());
-                a.note_lost(&entry);
+                assert!(a.outstanding.complete(&entry).is_none());
+                a.handle_lost(&entry);
             }
             assert_eq!(a.counters.writes_failed, 1);
             assert!(matches!(next(&mut a), Completion::Send { id: WorkId(7), result: Ok(()), .. }));
             assert!(matches!(next(&mut b), Completion::Receive { length: 8, .. }));
+        });
+    }
+
+    #[test]
+    fn buffer_of_failed_receive_is_posted_again() {
+        let name = &format!("{NAME}buffer_of_failed_receive_is_posted_again");
+        common::on_soft_device(name, &[], || {
+            let [mut a, mut b] = pair();
+            // The interface doesn't have the buffer, as after a failure: it was not posted.
+            let packet = b.allocate_packet().unwrap();
+            let wr_id = RECEIVE | b.outstanding.receives.insert(packet) as u64;
+            let outcome = Outcome::Failed(Status::BadLength);
+            b.batch = Batch::of(WorkCompletion { wr_id, outcome, ..NOTHING });
+            assert!(b.poll(Time::ZERO).is_none());
+            assert_eq!(b.outstanding.receives.len(), 1);
+            assert_eq!((b.counters.receives_reposted, b.counters.receives_lost), (1, 0));
+            send(&mut a, b.address());
+            assert!(matches!(next(&mut b), Completion::Receive { length: 8, .. }));
+        });
+    }
+
+    #[test]
+    fn buffer_of_flushed_receive_is_dropped() {
+        let name = &format!("{NAME}buffer_of_flushed_receive_is_dropped");
+        common::on_soft_device(name, &[], || {
+            let [_, mut b] = pair();
+            let packet = b.allocate_packet().unwrap();
+            let wr_id = RECEIVE | b.outstanding.receives.insert(packet) as u64;
+            let outcome = Outcome::Failed(Status::Flushed);
+            b.batch = Batch::of(WorkCompletion { wr_id, outcome, ..NOTHING });
+            assert!(b.poll(Time::ZERO).is_none());
+            assert!(b.outstanding.receives.is_empty() && b.is_failed);
+            assert_eq!((b.counters.receives_reposted, b.counters.receives_lost), (0, 1));
         });
     }
 }
