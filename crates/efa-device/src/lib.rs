@@ -434,6 +434,9 @@ pub struct QueuePairOptions {
     /// Packets to a peer for which a device that keeps memory for each should have some while little is sent;
     /// under load it takes more. By default the device decides.
     pub idle_packets: usize,
+    /// Whether immediate data of a write takes no receive buffer, where the device has
+    /// [that](Rdma::unsolicited_write_receive). Software devices have it for all their queue pairs or for none.
+    pub unsolicited_write_receive: bool,
 }
 
 impl QueuePairOptions {
@@ -460,6 +463,7 @@ impl Default for QueuePairOptions {
             rnr_retry: 3,
             waitable: false,
             idle_packets: usize::MAX,
+            unsolicited_write_receive: true,
         }
     }
 }

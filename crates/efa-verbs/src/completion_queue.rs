@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-use efa_device::{AddressHandle, DeviceError, Gid, Qpn, Source, Status};
+use efa_device::{AddressHandle, DeviceError, Gid, Qpn, Rdma, Source, Status};
 
 use crate::abi::*;
 use crate::channel::{self, Channel};
@@ -179,10 +179,11 @@ impl PollFunctions {
 }
 
 impl CompletionQueue {
-    /// A queue of `entries` completions. A thread can sleep on a waitable one.
+    /// A queue of `entries` completions, of a queue pair with `rdma`. A thread can sleep on a waitable one.
     pub(crate) fn new(
         context: Arc<Context>,
         limits: &Limits,
+        rdma: &Rdma,
         entries: usize,
         waitable: bool,
     ) -> Result<Self, DeviceError> {
@@ -200,7 +201,7 @@ impl CompletionQueue {
         if limits.reports_source_gid() {
             wanted |= EFADV_WC_EX_WITH_SGID;
         }
-        if limits.rdma().unsolicited_write_receive {
+        if rdma.unsolicited_write_receive {
             wanted |= EFADV_WC_EX_WITH_IS_UNSOLICITED;
         }
         let mut efa = efadv_cq_init_attr::new(wanted);

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use efa_device::{
     Access, AddressHandle, Armed, Completion, Destination, Device, DeviceAttributes, DeviceError,
-    ForeignMemory, Gid, Lending, NoTagList, PostError, QueuePairAddress, QueuePairOptions,
+    ForeignMemory, Gid, Lending, NoTagList, PostError, QueuePairAddress, QueuePairOptions, Rdma,
     RdmaRequest, RegionRange, RegisterError, SendRequest, Status, Time, WorkId,
 };
 use slab::Slab;
@@ -35,6 +35,9 @@ use crate::queue_pair::{LocalBuffer, QueuePair, RECEIVES, Remote, Target};
 
 /// Most sends of one doorbell.
 const SENDS: usize = 16;
+/// Fewest entries of a completion queue that has room for writes which take no receive buffer, so that the
+/// depths of the queues don't bound its completions. An interface loses those that find it full.
+const UNSOLICITED: usize = 12_288;
 /// The bit in the `wr_id` of a receive; the bits below it are a key of `Outstanding::receives`.
 const RECEIVE: u64 = 1 << 32;
 /// The bit in the `wr_id` of a send; the bits below [`RECEIVE`] are a key of `Outstanding::sends`. So no
@@ -70,7 +73,7 @@ impl VerbsDevice {
     /// [`DeviceError::Unsupported`]; [`DeviceError::System`] for a call that failed.
     pub fn check_notifies(&self) -> Result<(), DeviceError> {
         let Opened { context, limits, .. } = &*self.0;
-        CompletionQueue::new(Arc::clone(context), limits, 1, true).map(drop)
+        CompletionQueue::new(Arc::clone(context), limits, &Rdma::NONE, 1, true).map(drop)
     }
 
     /// Opens the interface of this name, or the first EFA interface.
@@ -128,6 +131,8 @@ impl Device for VerbsDevice {
     fn create_queue_pair(&self, options: QueuePairOptions) -> Result<VerbsQueuePair, DeviceError> {
         let Opened { attributes, limits, .. } = &*self.0;
         let QueuePairOptions { send_depth, receive_depth, waitable, .. } = options;
+        let mut rdma = attributes.rdma;
+        rdma.unsolicited_write_receive &= options.unsolicited_write_receive;
         let completions = send_depth + receive_depth;
         for (length, limit) in [
             (send_depth, attributes.max_send),
@@ -139,11 +144,16 @@ impl Device for VerbsDevice {
             }
         }
         let context = Arc::clone(&self.0.context);
-        let queue = CompletionQueue::new(context, limits, completions, waitable)?;
-        let pair = QueuePair::new(Arc::clone(&self.0.domain), queue, limits, &options)?;
+        let completions = match rdma.unsolicited_write_receive {
+            true => completions.max(UNSOLICITED).min(limits.max_completions),
+            false => completions,
+        };
+        let queue = CompletionQueue::new(context, limits, &rdma, completions, waitable)?;
+        let pair = QueuePair::new(Arc::clone(&self.0.domain), queue, limits, &rdma, &options)?;
         let attributes = DeviceAttributes {
             max_send: pair.send_depth,
             max_receive: pair.receive_depth,
+            rdma,
             ..attributes.clone()
         };
         let address = QueuePairAddress { gid: self.0.gid, qpn: pair.number(), qkey: options.qkey };

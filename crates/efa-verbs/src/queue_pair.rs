@@ -14,7 +14,7 @@ use std::mem::zeroed;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-use efa_device::{DeviceError, Qkey, Qpn, QueuePairOptions};
+use efa_device::{DeviceError, Qkey, Qpn, QueuePairOptions, Rdma};
 
 use crate::abi::*;
 use crate::completion_queue::CompletionQueue;
@@ -127,10 +127,10 @@ impl QueuePair {
         domain: Arc<ProtectionDomain>,
         completions: CompletionQueue,
         limits: &Limits,
+        rdma: &Rdma,
         options: &QueuePairOptions,
     ) -> Result<Self, DeviceError> {
         let (context, libraries) = (domain.context(), domain.libraries());
-        let rdma = limits.rdma();
         // SAFETY: a structure of numbers and pointers, for which zeros are valid.
         let mut attributes: ibv_qp_init_attr_ex = unsafe { zeroed() };
         attributes.send_cq = completions.plain();

@@ -534,3 +534,32 @@ fn immediate_write_takes_no_buffer_on_capable_interface() {
         assert_eq!(&bytes, b"12..");
     });
 }
+
+#[test]
+fn immediate_write_takes_a_buffer_of_queue_pair_that_wants_it() {
+    let name = "immediate_write_takes_a_buffer_of_queue_pair_that_wants_it";
+    on_soft_device(name, &[("EFA_SOFT_UNSOLICITED", "1")], || {
+        let device = device();
+        let mut a = device.create_queue_pair(options(11)).unwrap();
+        let options = options(22).with(|options| options.unsolicited_write_receive = false);
+        let mut b = device.create_queue_pair(options).unwrap();
+        assert!(a.attributes().rdma.unsolicited_write_receive);
+        assert!(!b.attributes().rdma.unsolicited_write_receive);
+        post(&mut b, 1);
+        let to = destination(&mut a, b.address());
+        let local = region(&device, b"0123", Access::default());
+        let remote = region(&device, b"....", ALL);
+        let request = RdmaRequest {
+            id: WorkId(1),
+            local: RegionRange { region: local, offset: 0, length: 4 },
+            remote: RemoteMemory { address: remote.remote_address(), key: remote.remote_key() },
+            destination: to,
+        };
+        a.post_write(request, Some(1)).unwrap();
+        let has_packet = until(&mut [&mut a, &mut b], |_, done| match done {
+            Completion::Written { packet, .. } => Some(packet.is_some()),
+            _ => None,
+        });
+        assert!(has_packet);
+    });
+}

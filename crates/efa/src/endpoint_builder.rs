@@ -4,6 +4,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
 use efa_device::{Qkey, QueuePairOptions};
+use efa_handshake::Extras;
 use efa_lock::Mutex as BiasedMutex;
 use efa_rdm::Config;
 use parking_lot::Mutex;
@@ -313,6 +314,8 @@ impl EndpointBuilder {
             queue_pair.rnr_retry = options.rnr_retry;
             queue_pair.waitable = is_waitable;
             queue_pair.idle_packets = options.protocol.min_receive_buffers;
+            let extras = options.protocol.profile.extras;
+            queue_pair.unsolicited_write_receive = extras.contains(Extras::UNSOLICITED_WRITE_RECV);
         })
     }
 
