@@ -200,6 +200,9 @@ pub(crate) struct Limits {
     pub(crate) max_regions: usize,
     /// In bytes.
     pub(crate) max_region_size: u64,
+    /// Deepest queues of sends, receives and completions that can be made.
+    pub(crate) max_send: usize,
+    pub(crate) max_receive: usize,
     pub(crate) max_completions: usize,
     pub(crate) efa: efadv_device_attr,
 }
@@ -288,6 +291,7 @@ impl Context {
         let code = unsafe { (ibverbs.ibv_query_port)(self.raw(), PORT, &mut port) };
         check(code, "ibv_query_port", &self.name)?;
         let count = |number: c_int| usize::try_from(number).unwrap_or(0);
+        let depth = |number: u32| usable_depth(number as usize);
         Ok(Limits {
             vendor_part_id: device.vendor_part_id,
             mtu: port.max_msg_sz.min(MAX_MTU) as usize,
@@ -299,7 +303,9 @@ impl Context {
             max_queue_pairs: count(device.max_qp),
             max_regions: count(device.max_mr),
             max_region_size: device.max_mr_size,
-            max_completions: count(device.max_cqe),
+            max_send: depth(efa.max_sq_wr),
+            max_receive: depth(efa.max_rq_wr),
+            max_completions: usable_depth(count(device.max_cqe)),
             efa,
         })
     }
@@ -313,9 +319,21 @@ impl Context {
     }
 }
 
+/// The deepest queue that can be made where the interface has `limit` entries. libefa rounds depths up to
+/// powers of two, and the driver refuses what is then beyond the limit.
+fn usable_depth(limit: usize) -> usize {
+    limit.checked_ilog2().map_or(0, |exponent| 1 << exponent)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn usable_depth_is_a_power_of_two_within_the_limit() {
+        let depths = [0, 1, 3, 4096, 12_288, 32_767].map(usable_depth);
+        assert_eq!(depths, [0, 1, 2, 4096, 8192, 16_384]);
+    }
 
     #[test]
     fn each_reason_for_no_interface_is_one_line_with_a_remedy() {
