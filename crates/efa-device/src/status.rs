@@ -36,6 +36,8 @@ pub enum Status {
     UnknownPeer,
     /// 15: the remote side was never reachable.
     UnreachableRemote,
+    /// 18: the remote side lacks a feature that the operation needs.
+    FeatureMismatch,
     /// 7, as [`RemoteBadAddress`](Self::RemoteBadAddress), of which the EFA device has no finer one: the
     /// system doesn't permit the software device to access the memory of the remote process.
     NotPermitted,
@@ -61,6 +63,7 @@ impl Status {
             Self::UnresponsiveRemote => 13,
             Self::UnknownPeer => 14,
             Self::UnreachableRemote => 15,
+            Self::FeatureMismatch => 18,
         }
     }
 
@@ -83,6 +86,7 @@ impl Status {
             13 => Self::UnresponsiveRemote,
             14 => Self::UnknownPeer,
             15 => Self::UnreachableRemote,
+            18 => Self::FeatureMismatch,
             _ => return None,
         })
     }
@@ -118,6 +122,7 @@ impl fmt::Display for Status {
             Self::UnresponsiveRemote => "the remote side stopped responding",
             Self::UnknownPeer => "the remote side does not know the sender",
             Self::UnreachableRemote => "the remote side was never reachable",
+            Self::FeatureMismatch => "the remote side lacks a feature that the operation needs",
             Self::NotPermitted => {
                 "not permitted to access the memory of the remote process (not dumpable, seccomp, \
                  ptrace_scope, PID namespace)"
@@ -132,7 +137,7 @@ mod tests {
 
     #[test]
     fn status_numbers_convert_both_ways() {
-        for code in 1..=15 {
+        for code in (1..=15).chain([18]) {
             assert_eq!(Status::from_code(code).map(Status::code), Some(code));
         }
         assert_eq!((Status::from_code(0), Status::from_code(16)), (None, None));

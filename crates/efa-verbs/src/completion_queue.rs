@@ -5,6 +5,7 @@ use std::mem::zeroed;
 use std::os::fd::BorrowedFd;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use efa_device::{AddressHandle, DeviceError, Gid, Qpn, Rdma, Source, Status};
 
@@ -385,10 +386,24 @@ impl Drop for CompletionQueue {
     }
 }
 
-/// The status of the interface's number; an unknown number is `BadStatus`.
+/// The status of the interface's number; an unknown number is `BadStatus`, and logged once.
 fn status_of(code: u32) -> Status {
     let status = u8::try_from(code).ok().and_then(Status::from_code);
-    status.unwrap_or(Status::BadStatus)
+    status.unwrap_or_else(|| {
+        if is_first(code) {
+            tracing::warn!(code, "completion status of the interface is not known");
+        }
+        Status::BadStatus
+    })
+}
+
+/// Whether no thread asked for this number before. Those that don't fit the byte that statuses have count as
+/// one number.
+fn is_first(code: u32) -> bool {
+    static SEEN: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
+    let code = u8::try_from(code).unwrap_or(u8::MAX);
+    let bit = 1 << (code % 64);
+    SEEN[usize::from(code / 64)].fetch_or(bit, Ordering::Relaxed) & bit == 0
 }
 
 #[cfg(test)]
@@ -458,5 +473,6 @@ mod tests {
     fn unknown_status_number_is_bad_status() {
         assert_eq!(status_of(0x1_0000), Status::BadStatus);
         assert_eq!(status_of(255), Status::BadStatus);
+        assert_eq!((is_first(17), is_first(17), is_first(16)), (true, false, true));
     }
 }
