@@ -135,6 +135,8 @@ pub struct AsyncEndpoint(Arc<Inner>);
 struct Inner {
     // Dropped first: what is under way then completes as cancelled.
     endpoint: Endpoint,
+    // Dropped next: what is under way has returned its shares of the budget.
+    _turns: TurnsAtEnd,
     shared: Arc<Shared>,
     others: AsyncMutex<mpsc::Receiver<Entry>>,
     runtime: Handle,
@@ -154,6 +156,15 @@ struct Shared {
     closed: Notify,
     /// What the endpoint's sends take a share of, if it has one.
     budget: Option<SendBudget>,
+}
+
+/// Gives turns when it is dropped. Nobody reads the completions of an endpoint that is gone, so the reader doesn't.
+struct TurnsAtEnd(Arc<Shared>);
+
+impl Drop for TurnsAtEnd {
+    fn drop(&mut self) {
+        self.0.give_turns();
+    }
 }
 
 /// The index of a side's permits.
@@ -197,7 +208,9 @@ impl EndpointBuilder {
         let reader = Reader { shared: Arc::clone(&shared), others: Some(sender), is_closed: false };
         let reader = runtime.spawn(reader.run(completions)).abort_handle();
         let others = AsyncMutex::new(others);
-        Ok(AsyncEndpoint(Arc::new(Inner { endpoint, shared, others, runtime, reader })))
+        let turns = TurnsAtEnd(Arc::clone(&shared));
+        let inner = Inner { endpoint, _turns: turns, shared, others, runtime, reader };
+        Ok(AsyncEndpoint(Arc::new(inner)))
     }
 }
 
@@ -394,6 +407,8 @@ impl Inner {
         let result = self.endpoint.close(timeout);
         self.shared.state.lock().is_closed = true;
         self.shared.closed.notify_one();
+        // The reader may be gone with its runtime, and those who share the budget run in another.
+        self.shared.give_turns();
         result
     }
 

@@ -4,6 +4,25 @@ use efa::CloseError;
 
 use super::*;
 
+/// After how long nothing happens any more at endpoints that wait for a receive.
+const QUIET: Duration = Duration::from_millis(50);
+
+/// Two endpoints with one share of a budget between them, each enabled in one of these runtimes; and one that both send
+/// to, which would give them turns if it had the budget too.
+fn two_with_one_share([of_a, of_b]: [&Runtime; 2]) -> ([AsyncEndpoint; 3], FiAddr) {
+    let domain = Fabric::local(LocalOptions::default()).domain().unwrap();
+    let budget = domain.send_budget(SendBudgetOptions::new().limit(1));
+    let addresses = domain.address_vector();
+    let builder = || domain.endpoint(EndpointOptions::default()).bind_address_vector(&addresses);
+    let sharing = |runtime: &Runtime| {
+        runtime.block_on(async { builder().bind_send_budget(&budget).enable_async().unwrap() })
+    };
+    let (a, b) = (sharing(of_a), sharing(of_b));
+    let target = of_a.block_on(async { builder().enable_async().unwrap() });
+    let to = addresses.insert(target.address()).unwrap();
+    ([a, b, target], to)
+}
+
 #[test]
 fn unasked_completions_are_returned_after_close_and_then_it_ends_for_all_who_wait() {
     // One; more than are read in a row; nearly as many as are kept, after others that were asked for.
@@ -70,4 +89,36 @@ fn endpoint_whose_runtime_was_shut_down_is_closed_without_waiting_for_its_sends(
             assert_eq!(refused, Err(StartError::Closed));
         });
     }
+}
+
+#[test]
+fn endpoint_that_is_dropped_returns_its_share_of_the_budget_to_those_who_wait() {
+    let runtime = one_thread();
+    let ([a, b, _target], to) = two_with_one_share([&runtime; 2]);
+    runtime.block_on(async {
+        let mut long = Box::pin(b.send(Message::to(to), vec![1; LONG]));
+        assert!(poll_once(long.as_mut()).await.is_pending());
+        drop(long);
+        let mut waits = pin!(a.send(Message::to(to), "waits"));
+        // Until nobody's completions have news, which would give a turn.
+        assert!(timeout(QUIET, waits.as_mut()).await.is_err());
+        drop(b);
+        timeout(TIMEOUT, waits).await.expect("it gets the share").unwrap();
+    });
+}
+
+#[test]
+fn endpoint_that_is_closed_without_its_runtime_returns_its_share_of_the_budget() {
+    let (runtime, gone) = (one_thread(), several_threads());
+    let ([a, b, _target], to) = two_with_one_share([&runtime, &gone]);
+    runtime.block_on(async {
+        let mut long = Box::pin(b.send(Message::to(to), vec![1; LONG]));
+        assert!(poll_once(long.as_mut()).await.is_pending());
+        drop(long);
+        gone.shutdown_background();
+        let mut waits = pin!(a.send(Message::to(to), "waits"));
+        assert!(timeout(QUIET, waits.as_mut()).await.is_err());
+        b.close(TIMEOUT).await.unwrap_err();
+        timeout(TIMEOUT, waits).await.expect("it gets the share").unwrap();
+    });
 }
