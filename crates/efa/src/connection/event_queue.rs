@@ -388,6 +388,16 @@ impl Shared {
         sources.remove(key, &self.watch)
     }
 
+    /// Lets an endpoint begin no connection any more, and returns the source of one that it has.
+    pub(super) fn retire(&self, state: &ConnectionState) -> Option<Removed> {
+        let mut sources = self.sources.lock();
+        let phase = std::mem::replace(&mut *state.phase.lock(), Phase::Over);
+        match phase {
+            Phase::Busy(key) => sources.remove(key, &self.watch),
+            Phase::Idle | Phase::Over => None,
+        }
+    }
+
     /// A listener that had too many requests without an answer has fewer now.
     pub(super) fn room_again(&self) {
         self.has_room_again.store(true, Ordering::Release);

@@ -337,9 +337,13 @@ impl MsgEndpoint {
     /// # Errors
     /// Not all was sent in time. The endpoint is closed nevertheless; sends under way are cancelled.
     pub fn close(&self, timeout: Duration) -> Result<(), CloseError> {
+        let Attachment { events, state } = &self.attachment;
         let shut_down = self.shutdown(timeout);
-        *self.attachment.state.phase.lock() = Phase::Over;
-        shut_down.and(self.endpoint.close(timeout))
+        // A connection that another thread has begun meanwhile ends after the rest, as when the endpoint is dropped.
+        let begun = events.shared().retire(state);
+        let closed = self.endpoint.close(timeout);
+        drop(begun);
+        shut_down.and(closed)
     }
 
     /// Ends the connection: finishes the sends under way, then tells the other side (`fi_shutdown`). It polls,

@@ -4,6 +4,7 @@ mod hostile;
 mod local;
 mod net;
 mod processes;
+mod races;
 mod waiting;
 
 use std::collections::VecDeque;
