@@ -202,7 +202,7 @@ fn register(
     memory: Box<[u8]>,
     access: Access,
 ) -> Result<MemoryRegion, KeyedRegisterError> {
-    match domain.device().register(memory, access) {
+    match domain.register_with_room(memory, access) {
         Ok(region) => Ok(MemoryRegion::new(domain, region, LocalAccess::all(), Some(key), None)),
         Err(efa_device::RegisterError { error, memory }) => {
             Err(KeyedRegisterError { error: error.into(), memory })
@@ -254,7 +254,7 @@ impl Domain {
         local: LocalAccess,
     ) -> Result<MemoryRegion, KeyError> {
         let key = self.reserved(key)?;
-        let region = self.device().register_foreign(memory, remote)?;
+        let region = self.with_room(|| self.device().register_foreign(memory, remote))?;
         Ok(MemoryRegion::new(self, region, local, Some(key), None))
     }
 

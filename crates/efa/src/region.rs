@@ -91,7 +91,7 @@ impl MemoryRegion {
         access: Access,
         local: LocalAccess,
     ) -> Result<Self, RegisterError> {
-        match domain.device().register(memory, access) {
+        match domain.register_with_room(memory, access) {
             Ok(region) => {
                 let key = domain.keys().map(Keys::any);
                 Ok(Self::new(domain, region, local, key, None))
@@ -108,7 +108,7 @@ impl MemoryRegion {
         access: Access,
         local: LocalAccess,
     ) -> Result<Self, DeviceError> {
-        let region = domain.device().allocate(length, access)?;
+        let region = domain.with_room(|| domain.device().allocate(length, access))?;
         Ok(Self::new(domain, region, local, domain.keys().map(Keys::any), None))
     }
 
@@ -118,7 +118,7 @@ impl MemoryRegion {
         access: Access,
         local: LocalAccess,
     ) -> Result<Self, DeviceError> {
-        let region = domain.device().register_foreign(memory, access)?;
+        let region = domain.with_room(|| domain.device().register_foreign(memory, access))?;
         Ok(Self::new(domain, region, local, domain.keys().map(Keys::any), None))
     }
 

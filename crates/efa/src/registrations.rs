@@ -5,7 +5,7 @@
 //!            ▲                     │ no                                                      │
 //!            │                     └─► register ─► RegionSlice                               │
 //!            └──── idle, the newest last ◄── the last handle is dropped ◄────────────────────┘
-//!                    │ over a limit, invalidated, or the device is full
+//!                    │ over a limit, invalidated, or the device or the memory is full
 //!                    └─► deregistered
 //! ```
 //!
@@ -18,7 +18,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use efa_device::{Access, DeviceError, Region as _};
+use efa_device::{Access, DeviceError, Region as _, RegisterError, Shortage};
 
 use crate::device::AnyRegion;
 use crate::domain::Domain;
@@ -57,7 +57,7 @@ pub struct RegistrationCounts {
     pub registered: u64,
     /// Buffers that were taken from the cache.
     pub reused: u64,
-    /// Idle regions deregistered: over a limit, invalidated, or for lack of space on the device.
+    /// Idle regions deregistered: over a limit, invalidated, or for lack of space on the device or of memory.
     pub deregistered: u64,
     /// Idle regions.
     pub idle: usize,
@@ -178,22 +178,45 @@ impl Domain {
         Ok(MemoryRegion::leased(self, region, lease).first(length))
     }
 
-    /// Allocates memory; deregisters idle regions while the device is full.
+    /// Allocates memory for a region that the cache will get.
     fn register_for_cache(&self, length: usize, access: Access) -> Result<AnyRegion, DeviceError> {
+        let region = self.with_room(|| self.device().allocate(length, access))?;
+        self.cache().state().counts.registered += 1;
+        Ok(region)
+    }
+
+    /// Makes a region; deregisters idle ones while the device or the memory is full.
+    pub(crate) fn with_room(
+        &self,
+        mut make: impl FnMut() -> Result<AnyRegion, DeviceError>,
+    ) -> Result<AnyRegion, DeviceError> {
         loop {
-            match self.device().allocate(length, access) {
-                Ok(region) => {
-                    self.cache().state().counts.registered += 1;
-                    return Ok(region);
-                }
-                Err(error) => {
-                    let full = matches!(error, DeviceError::LimitReached { .. });
-                    if !full || !self.cache().state().deregister_oldest() {
-                        return Err(error);
-                    }
-                }
+            match make() {
+                Err(error) if self.make_room(&error) => {}
+                made => return made,
             }
         }
+    }
+
+    /// As [`with_room`](Self::with_room), with memory of the program.
+    pub(crate) fn register_with_room(
+        &self,
+        mut memory: Box<[u8]>,
+        access: Access,
+    ) -> Result<AnyRegion, RegisterError> {
+        loop {
+            match self.device().register(memory, access) {
+                Err(refused) if self.make_room(&refused.error) => memory = refused.memory,
+                made => return made,
+            }
+        }
+    }
+
+    /// Deregisters an idle region if a registration that failed with this error may succeed then; returns whether it did.
+    fn make_room(&self, error: &DeviceError) -> bool {
+        let is_full = matches!(error, DeviceError::LimitReached { .. })
+            || error.shortage() == Some(Shortage::Memory);
+        is_full && self.cache().state().deregister_oldest()
     }
 
     /// Counts of the registration cache.

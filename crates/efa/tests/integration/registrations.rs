@@ -1,8 +1,8 @@
 //! The registration cache.
 
 use efa::{
-    Access, DeviceError, Domain, Fabric, LocalOptions, Message, Receive, RegistrationLimits,
-    Subprotocol,
+    Access, DeviceError, Domain, Fabric, LocalAccess, LocalOptions, Message, Receive,
+    RegistrationLimits, RegistrationMode, Subprotocol,
 };
 
 use crate::world::{ALICE, BOB, World, pattern, with};
@@ -73,6 +73,30 @@ fn registration_cache_evicts_the_least_recently_used_above_its_limits() {
     domain.limit_registrations(RegistrationLimits::new(0, usize::MAX));
     drop(some(2));
     assert_eq!(domain.registrations().idle, 0);
+}
+
+#[test]
+fn idle_registrations_make_room_for_memory_of_the_program() {
+    let fill = |domain: &Domain| {
+        let two = [4096, 8192].map(|length| domain.registered(length, MINE).unwrap());
+        drop(two);
+        assert_eq!(domain.registrations().idle, 2);
+    };
+    let domain = domain(2);
+    fill(&domain);
+    let first = domain.register(vec![7; 100], MINE).unwrap();
+    let second = domain.allocate(100, MINE, LocalAccess::all()).unwrap();
+    let counts = domain.registrations();
+    assert_eq!((counts.deregistered, counts.idle), (2, 0));
+    let refused = domain.register(vec![7; 100], MINE).unwrap_err();
+    assert!(matches!(refused.error, DeviceError::LimitReached { .. }), "{refused}");
+    assert_eq!(*refused.memory, [7; 100]);
+    drop((first, second));
+
+    let scalable = domain.with_registration(RegistrationMode::Scalable);
+    fill(&scalable);
+    let regions = [1, 2].map(|key| scalable.register_keyed(vec![0; 100], key, MINE).unwrap());
+    assert_eq!(regions.map(|region| region.key()), [1, 2]);
 }
 
 #[test]
