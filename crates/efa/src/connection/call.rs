@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use efa_connect::Exchange;
 
-use super::stream::{Received, Stream};
+use super::stream::{Received, Stream, Watch};
 use crate::fabric::Fabric;
 
 #[derive(Debug)]
@@ -23,6 +23,12 @@ impl Call {
     /// A caller that was accepted.
     pub(super) fn from(stream: Stream, exchange: Exchange) -> Self {
         Self { exchange, stream: Ok(stream) }
+    }
+
+    /// Reports changes of the stream under `key` from now on. An error of the stream itself shows in the first
+    /// [`pump`](Self::pump).
+    pub(super) fn register(&self, watch: &Watch, key: u64) -> io::Result<()> {
+        self.stream.as_ref().map_or(Ok(()), |stream| stream.register(watch, key))
     }
 
     /// Moves bytes in both directions as far as they go. An error of the stream ends the exchange.

@@ -291,6 +291,11 @@ impl Shared {
         &self.fabric
     }
 
+    #[cfg(test)]
+    pub(super) fn watch(&self) -> &Watch {
+        &self.watch
+    }
+
     fn is_held(&self) -> bool {
         self.is_held.load(Ordering::Acquire)
     }

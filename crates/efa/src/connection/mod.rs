@@ -35,6 +35,8 @@ mod request;
 mod sources;
 mod state;
 mod stream;
+#[cfg(all(test, feature = "sim"))]
+mod tests;
 
 pub use event::{ConnectError, ControlError, ControlEvent};
 pub use event_queue::{EventQueue, EventQueueFull, EventQueueOptions, EventWaitError};

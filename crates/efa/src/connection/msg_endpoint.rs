@@ -15,6 +15,7 @@ use super::event_queue::EventQueue;
 use super::request::{ConnectionRequest, NotAnswered};
 use super::sources::Source;
 use super::state::{ConnectionState, PEER, Phase};
+use super::stream::Watch;
 use crate::address_vector::FiAddr;
 use crate::completion_queue::CompletionQueue;
 use crate::counter::{Counted, Counter};
@@ -278,7 +279,11 @@ impl MsgEndpoint {
         let shared = events.shared();
         let address = self.endpoint.address().to_bytes();
         let exchange = Exchange::caller(address, data, shared.now() + state.timeout);
-        self.attach(|| Ok(Call::to(shared.fabric(), to, exchange)))
+        self.attach(|watch, key| {
+            let call = Call::to(shared.fabric(), to, exchange);
+            call.register(watch, key)?;
+            Ok(call)
+        })
     }
 
     /// Accepts a request, with up to 256 bytes of data for the caller (`fi_accept`). The event queue reports
@@ -289,28 +294,44 @@ impl MsgEndpoint {
     /// comes back.
     pub fn accept(&self, request: ConnectionRequest, data: &[u8]) -> Result<(), NotAnswered> {
         let mut request = Box::new(request);
-        let state = &self.attachment.state;
-        let address = self.endpoint.address().to_bytes();
-        let deadline = self.attachment.events.shared().now() + state.timeout;
-        let accepted = Data::new(data).map_err(StartConnectError::from).and_then(|data| {
-            self.attach(|| {
-                state.admit(request.address().to_bytes())?;
-                // A request that can be passed here has its call.
-                let mut call = request
-                    .take_call()
-                    .ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
-                call.exchange.accept(address, &data, deadline);
-                call.pump();
-                Ok(call)
-            })
-        });
+        let accepted = Data::new(data)
+            .map_err(StartConnectError::from)
+            .and_then(|data| self.begin_accept(&mut request, &data));
         accepted.map_err(|error| NotAnswered { error, request })
     }
 
-    /// Gives the event queue a call.
+    /// Answers a request, which keeps its call if that fails: then nothing was sent, and no peer is left.
+    fn begin_accept(
+        &self,
+        request: &mut ConnectionRequest,
+        data: &Data,
+    ) -> Result<(), StartConnectError> {
+        let Attachment { events, state } = &self.attachment;
+        let address = self.endpoint.address().to_bytes();
+        let deadline = events.shared().now() + state.timeout;
+        self.attach(|watch, key| {
+            // A request that can be passed here has its call.
+            let mut call =
+                request.take_call().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
+            if let Err(error) = state.admit(request.address().to_bytes()) {
+                request.put_back(call);
+                return Err(error.into());
+            }
+            if let Err(error) = call.register(watch, key) {
+                state.forget_peer();
+                request.put_back(call);
+                return Err(error.into());
+            }
+            call.exchange.accept(address, data, deadline);
+            call.pump();
+            Ok(call)
+        })
+    }
+
+    /// Gives the event queue a call, which is registered with it.
     fn attach(
         &self,
-        call: impl FnOnce() -> Result<Call, StartConnectError>,
+        call: impl FnOnce(&Watch, u64) -> Result<Call, StartConnectError>,
     ) -> Result<(), StartConnectError> {
         let Attachment { events, state } = &self.attachment;
         events.shared().add(|key, watch| {
@@ -318,13 +339,7 @@ impl MsgEndpoint {
             if *phase != Phase::Idle {
                 return Err(StartConnectError::NotIdle);
             }
-            let call = call()?;
-            if let Ok(stream) = &call.stream
-                && let Err(error) = stream.register(watch, key)
-            {
-                state.forget_peer();
-                return Err(error.into());
-            }
+            let call = call(watch, key)?;
             *phase = Phase::Busy(key as usize);
             Ok(Source::Connection { state: state.clone(), call })
         })?;

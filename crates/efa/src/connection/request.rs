@@ -118,6 +118,16 @@ impl ConnectionRequest {
     pub(super) fn take_call(&mut self) -> Option<Call> {
         self.call.take().map(|call| *call)
     }
+
+    /// The exchange, which was not accepted.
+    pub(super) fn put_back(&mut self, call: Call) {
+        self.call = Some(Box::new(call));
+    }
+
+    #[cfg(test)]
+    pub(super) fn call(&self) -> Option<&Call> {
+        self.call.as_deref()
+    }
 }
 
 impl Drop for ConnectionRequest {
