@@ -16,7 +16,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use efa_connect::{Exchange, Happening};
+use efa_connect::{Exchange, Failure, Happening};
 use efa_device::Time;
 use rustix::event::{Timespec, epoll};
 use slab::Slab;
@@ -388,9 +388,15 @@ impl Sources {
                 Ok(()) => {
                     call.exchange.ready();
                     call.pump();
-                    if !call.exchange.is_over() {
-                        self.entries.push_back(Ok(state.connected(data.into_vec())));
+                    if call.exchange.is_over() {
+                        let failure = match call.exchange.next(now) {
+                            Some(Happening::Failed(failure)) => failure,
+                            // The exchange calls it a shutdown, but the program knows of no connection yet.
+                            _ => Failure::Ended,
+                        };
+                        return self.fail(&state, &call, failure, watch);
                     }
+                    self.entries.push_back(Ok(state.connected(data.into_vec())));
                     Next::Again(Source::Connection { state, call })
                 }
                 Err(error) => {
@@ -408,15 +414,24 @@ impl Sources {
                 drop(call);
                 self.finish(state)
             }
-            Happening::Failed(failure) => {
-                let error = state.error(failure, call.error());
-                self.entries.push_back(Err(state.failed(error)));
-                unregister(&call, watch);
-                Next::Gone
-            }
+            Happening::Failed(failure) => self.fail(&state, &call, failure, watch),
             // What only a callee hears.
             Happening::Requested { .. } => Next::Gone,
         }
+    }
+
+    /// Reports that an attempt to connect failed.
+    fn fail(
+        &mut self,
+        state: &ConnectionState,
+        call: &Call,
+        failure: Failure,
+        watch: &Watch,
+    ) -> Next {
+        let error = state.error(failure, call.error());
+        self.entries.push_back(Err(state.failed(error)));
+        unregister(call, watch);
+        Next::Gone
     }
 
     /// Takes what has arrived of a connection that the other side ended.

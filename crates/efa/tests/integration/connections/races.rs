@@ -1,11 +1,11 @@
 //! What two threads do to a connection at the same time, or both sides.
 
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use efa::{Fabric, TcpOptions};
+use efa::{ConnectError, ControlEvent, Fabric, TcpOptions};
 
 use super::{Side, TIMEOUT};
 
@@ -51,5 +51,39 @@ fn connection_that_is_begun_while_its_endpoint_is_closed_ends() {
         if connected.is_ok() {
             assert!(ends(&listener.accept().unwrap().0), "the connection is left");
         }
+    }
+}
+
+#[test]
+fn caller_whose_callee_leaves_after_its_answer_is_connected_before_it_is_shut_down() {
+    let side = side();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = listener.local_addr().unwrap();
+    let callee = side.builder(0).enable().unwrap();
+    let answer = [b"EfaC\x01\x02\x20\x00".as_slice(), &callee.address().to_bytes()].concat();
+    for round in 0..2000_u32 {
+        let caller = side.builder(1).connect(to, b"").unwrap();
+        let (mut stream, _) = listener.accept().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut request = [0; 40];
+                stream.read_exact(&mut request).unwrap();
+                stream.write_all(&answer).unwrap();
+                let leaves = Instant::now() + Duration::from_nanos(100) * (round % 200);
+                while Instant::now() < leaves {}
+                stream.shutdown(std::net::Shutdown::Write).unwrap();
+            });
+            match side.events.wait(TIMEOUT) {
+                Ok(ControlEvent::Connected { .. }) => {
+                    let end = side.events.wait(TIMEOUT);
+                    assert!(matches!(end, Ok(ControlEvent::Shutdown { .. })), "{end:?}");
+                }
+                Err(efa::EventWaitError::Failed(failed)) => {
+                    assert_eq!(failed.error, ConnectError::Ended);
+                }
+                other => panic!("round {round}: {other:?}"),
+            }
+        });
+        drop(caller);
     }
 }
