@@ -749,9 +749,15 @@ impl Shared {
         drive!(self, driver => driver.peer_removed(peer, address), _ => {});
     }
 
-    /// Allows operations that need the peer of a connection, or forbids them.
-    pub(crate) fn transmit_allowed(&self, allowed: bool) {
-        self.transmittable.allow(allowed);
+    /// Allows operations that need the peer of a connection, if that was awaited: one that this side is shutting down
+    /// takes none.
+    pub(crate) fn connection_made(&self) {
+        self.transmittable.establish();
+    }
+
+    /// Forbids operations that need the peer of a connection.
+    pub(crate) fn forbid_transmits(&self) {
+        self.transmittable.forbid();
     }
 
     /// Forbids operations that need the peer of a connection until that is made.

@@ -36,10 +36,9 @@ impl Usable {
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
     }
 
-    /// Allows all capabilities, or forbids all for now.
-    pub(crate) fn allow(&self, allowed: bool) {
-        // It may be out of the rotation by now.
-        self.put(if allowed { RESTS } else { 0 });
+    /// Forbids all capabilities for good, unless a connection is awaited anew.
+    pub(crate) fn forbid(&self) {
+        self.put(0);
     }
 
     pub(crate) fn awaits(&self) -> bool {
@@ -48,6 +47,7 @@ impl Usable {
 
     /// Allows all capabilities if the connection was awaited.
     pub(crate) fn establish(&self) {
+        // It may be out of the rotation by now.
         let change = |usable: u32| (usable & AWAITS != 0).then_some(RESTS | OPEN);
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
     }

@@ -291,7 +291,7 @@ impl Shared {
         &self.fabric
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, feature = "sim"))]
     pub(super) fn watch(&self) -> &Watch {
         &self.watch
     }

@@ -388,6 +388,13 @@ impl MsgEndpoint {
     }
 }
 
+#[cfg(all(test, feature = "sim"))]
+impl MsgEndpoint {
+    pub(super) fn state(&self) -> &ConnectionState {
+        &self.attachment.state
+    }
+}
+
 impl Deref for MsgEndpoint {
     type Target = Endpoint;
 

@@ -124,7 +124,7 @@ impl ConnectionRequest {
         self.call = Some(Box::new(call));
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, feature = "sim"))]
     pub(super) fn call(&self) -> Option<&Call> {
         self.call.as_deref()
     }

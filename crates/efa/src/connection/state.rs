@@ -60,10 +60,10 @@ impl ConnectionState {
         admitted
     }
 
-    /// The program may send.
+    /// The program may send, unless it is shutting the connection down.
     pub(super) fn connected(&self, data: Vec<u8>) -> ControlEvent {
         if let Some(endpoint) = self.endpoint.upgrade() {
-            endpoint.transmit_allowed(true);
+            endpoint.connection_made();
         }
         ControlEvent::Connected { endpoint: self.id, context: self.context, data }
     }
@@ -100,7 +100,7 @@ impl ConnectionState {
     /// From now on no operation starts.
     pub(super) fn stop_sending(&self) {
         if let Some(endpoint) = self.endpoint.upgrade() {
-            endpoint.transmit_allowed(false);
+            endpoint.forbid_transmits();
         }
     }
 

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::msg_endpoint::{MsgEndpoint, MsgEndpointBuilder, MsgEndpointOptions};
 use super::{ControlEvent, EventQueue, EventQueueOptions, PassiveEndpointOptions};
 use crate::TcpOptions;
+use crate::completion::StartError;
 use crate::completion_queue::CompletionQueueOptions;
 use crate::domain::Domain;
 use crate::endpoint_builder::Direction;
@@ -68,4 +69,16 @@ fn request_whose_socket_cannot_be_registered_can_be_accepted_again() {
     connected.sort_unstable();
     assert_eq!(connected, [caller.id(), callee.id()]);
     callee.send(Message::to(MsgEndpoint::PEER), "it is the caller", 0).unwrap();
+}
+
+#[test]
+fn caller_that_becomes_ready_during_a_shutdown_allows_no_sends() {
+    let (_, side) = Side::new();
+    let endpoint = side.builder().enable().unwrap();
+    let sends = || endpoint.send(Message::to(MsgEndpoint::PEER), "x", 0).unwrap_err().error;
+    endpoint.state().admit(endpoint.address().to_bytes()).unwrap();
+    assert_eq!(sends(), StartError::NotConnected);
+    endpoint.state().stop_sending();
+    endpoint.state().connected(Vec::new());
+    assert_eq!(sends(), StartError::NotConnected);
 }
