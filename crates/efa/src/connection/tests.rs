@@ -1,5 +1,7 @@
 //! What no program can bring about by the calls that it has.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests too")]
+
 use std::time::{Duration, Instant};
 
 use super::msg_endpoint::{MsgEndpoint, MsgEndpointBuilder, MsgEndpointOptions};
