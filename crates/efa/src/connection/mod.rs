@@ -35,7 +35,8 @@ mod request;
 mod sources;
 mod state;
 mod stream;
-#[cfg(all(test, feature = "sim"))]
+#[cfg(test)]
+#[cfg(feature = "sim")]
 mod tests;
 
 pub use event::{ConnectError, ControlError, ControlEvent};

@@ -1,7 +1,5 @@
 //! What no program can bring about by the calls that it has.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests are tests too")]
-
 use std::time::{Duration, Instant};
 
 use super::msg_endpoint::{MsgEndpoint, MsgEndpointBuilder, MsgEndpointOptions};
@@ -46,13 +44,18 @@ impl Side {
 }
 
 #[test]
-fn request_whose_socket_cannot_be_registered_can_be_accepted_again() {
+fn request_whose_socket_cannot_be_registered_leaves_no_peer_and_can_be_accepted_again() {
     let (fabric, side) = Side::new();
     let passive = fabric.passive_endpoint(&side.events, PassiveEndpointOptions::default());
     let listener = passive.listen("127.0.0.1:0".parse().unwrap()).unwrap();
-    let caller = side.builder().connect(listener.local_address(), b"").unwrap();
-    let ControlEvent::ConnectionRequest(request) = side.event() else { panic!("no request") };
-    let callee = side.builder().enable().unwrap();
+    let ask = || {
+        let caller = side.builder().connect(listener.local_address(), b"").unwrap();
+        let ControlEvent::ConnectionRequest(request) = side.event() else { panic!("no request") };
+        (caller, request)
+    };
+    let (first, request) = ask();
+    let (second, other_request) = ask();
+    let [callee, other] = [(); 2].map(|()| side.builder().enable().unwrap());
 
     // A socket can't be registered twice.
     let watch = side.events.shared().watch();
@@ -63,14 +66,15 @@ fn request_whose_socket_cannot_be_registered_can_be_accepted_again() {
     assert!(call.exchange.is_requested() && call.exchange.to_send().is_empty());
     call.stream.as_ref().unwrap().unregister(watch);
 
-    callee.accept(*refused.request, b"").unwrap();
-    let mut connected = [side.event(), side.event()].map(|event| match event {
+    // The endpoint has no peer of that request.
+    callee.accept(other_request, b"").unwrap();
+    other.accept(*refused.request, b"").unwrap();
+    let mut connected = [(); 4].map(|()| match side.event() {
         ControlEvent::Connected { endpoint, .. } => endpoint,
         other => panic!("{other:?}"),
     });
     connected.sort_unstable();
-    assert_eq!(connected, [caller.id(), callee.id()]);
-    callee.send(Message::to(MsgEndpoint::PEER), "it is the caller", 0).unwrap();
+    assert_eq!(connected, [first.id(), second.id(), callee.id(), other.id()]);
 }
 
 #[test]
