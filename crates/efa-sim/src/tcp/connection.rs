@@ -10,7 +10,7 @@
 //! write; or in two of which the system holds back the first one.
 
 use std::io::IoSlice;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use efa_device::{Gid, Qkey, Qpn, Status, Time};
 use rustix::io::Errno;
@@ -84,6 +84,8 @@ struct Stream {
     /// Bytes of the hello written.
     hello_written: usize,
     ready: Readiness,
+    /// When it was opened or accepted, by the system's clock as all that TCP says.
+    opened: Instant,
     silence: Silence,
     /// The first error of a write.
     error: Option<Errno>,
@@ -105,6 +107,7 @@ impl Stream {
             reached: false,
             hello_written: 0,
             ready,
+            opened: Instant::now(),
             silence: Silence::default(),
             error: None,
             holds: false,
@@ -524,10 +527,12 @@ impl Connection {
 
     /// Whether its host has not answered for so long, though something is under way to it.
     pub(super) fn is_silent(&mut self, limit: Duration, now: Time) -> bool {
-        let Stream { socket, silence, .. } = &mut self.stream;
+        let Stream { socket, silence, opened, .. } = &mut self.stream;
         let socket = socket.as_ref().filter(|_| silence.is_open() && !self.is_over);
-        let traffic = socket.and_then(Socket::traffic);
-        traffic.is_some_and(|traffic| silence.look(&traffic, now, limit))
+        let Some(mut traffic) = socket.and_then(Socket::traffic) else { return false };
+        // Of a peer that was never heard, TCP says any time.
+        traffic.heard = traffic.heard.min(opened.elapsed());
+        silence.look(&traffic, now, limit)
     }
 
     /// Gives its host up: it gets nothing more, and nothing is taken from it.
