@@ -27,7 +27,7 @@ use efa_device::{
 use slab::Slab;
 
 pub(super) use self::keys::Keys;
-use self::sending::complete;
+use self::sending::{complete, relieve};
 use super::incoming::Incoming;
 use super::mailbox::Mailbox;
 use super::memory::HostMemory;
@@ -222,9 +222,7 @@ impl ShmLink {
             });
             match polled {
                 Polled::There => {}
-                Polled::Stalled if !state.is_stuck() => {}
-                Polled::Stalled => outgoing
-                    .return_waiting(|finished| complete(state, &mut self.requests, peer, finished)),
+                Polled::Stalled => relieve(state, &mut self.requests, peer, outgoing),
                 Polled::Gone => self.forget(key),
             }
         }

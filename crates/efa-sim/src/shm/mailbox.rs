@@ -90,6 +90,11 @@ pub(super) struct Sender {
 }
 
 impl EntryState {
+    /// Whether the entry has the number of a ring, which its owner maps or has mapped.
+    fn names_ring(self) -> bool {
+        matches!(self, Self::Announced | Self::Attached)
+    }
+
     fn encode(self, sender: Sender) -> u64 {
         let state = match self {
             Self::Free => return 0,
@@ -419,16 +424,14 @@ impl PeerMailbox {
     /// Whether the entry still announces the ring `nonce` of `sender`, or says that it is attached.
     pub(super) fn has_entry(&self, slot: usize, sender: Sender, nonce: u64) -> bool {
         let (state, from, ring) = self.board.entry(slot);
-        let known = matches!(state, EntryState::Announced | EntryState::Attached);
-        known && (from, ring) == (sender, nonce)
+        state.names_ring() && (from, ring) == (sender, nonce)
     }
 
     /// Whether an entry leads the owner to the ring with `nonce`, or led it there.
     pub(super) fn names(&self, nonce: u64) -> bool {
-        let known = |state| matches!(state, EntryState::Announced | EntryState::Attached);
         (0..self.board.peers).any(|slot| {
             let (state, _, ring) = self.board.entry(slot);
-            known(state) && ring == nonce
+            state.names_ring() && ring == nonce
         })
     }
 

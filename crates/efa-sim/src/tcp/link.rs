@@ -428,9 +428,7 @@ impl TcpLink {
             all.filter_map(|(key, connection)| connection.exceeded(&options, now).map(|_| key));
         for key in late.collect::<Vec<_>>() {
             // The rest may have arrived since the socket was last read.
-            self.ready.retain(|&ready| ready != key);
-            self.look(state, key);
-            let Some(connection) = self.connections.get_mut(key) else { continue };
+            let Some(connection) = self.look_now(state, key) else { continue };
             if let Some(limit) = connection.exceeded(&options, now) {
                 let violation = Violation::Slow { limit };
                 tracing::warn!(peer = %connection.peer(), %violation, "closing a connection");
@@ -439,6 +437,13 @@ impl TcpLink {
                 self.turn_away(key, now);
             }
         }
+    }
+
+    /// Looks at a connection out of turn. `None` if it is gone then.
+    fn look_now(&mut self, state: &mut QueueState, key: usize) -> Option<&mut Connection> {
+        self.ready.retain(|&ready| ready != key);
+        self.look(state, key);
+        self.connections.get_mut(key)
     }
 
     /// If the send queue is full, takes packets back from it that wait for receivers without response, as those keep others
@@ -454,9 +459,7 @@ impl TcpLink {
                 return;
             }
             // A response may have arrived since the socket was last read.
-            self.ready.retain(|&ready| ready != key);
-            self.look(state, key);
-            if let Some(connection) = self.connections.get_mut(key)
+            if let Some(connection) = self.look_now(state, key)
                 && unanswered(connection)
                 && state.is_stuck()
             {
@@ -476,9 +479,7 @@ impl TcpLink {
             all.filter_map(|(key, connection)| connection.is_silent(limit, now).then_some(key));
         for key in silent.collect::<Vec<_>>() {
             // Something may have arrived before that, since the socket was last read.
-            self.ready.retain(|&ready| ready != key);
-            self.look(state, key);
-            if let Some(connection) = self.connections.get_mut(key)
+            if let Some(connection) = self.look_now(state, key)
                 && connection.is_silent(limit, now)
             {
                 tracing::debug!(peer = %connection.peer(), ?limit, "no answer");

@@ -20,8 +20,8 @@ impl ShmLink {
         let peer = QueuePairId { gid: self.me.gid, qpn: outgoing.peer() };
         let polled = outgoing
             .poll(state.now(), |finished| complete(state, &mut self.requests, peer, finished));
-        if polled == Polled::Stalled && state.is_stuck() {
-            outgoing.return_waiting(|finished| complete(state, &mut self.requests, peer, finished));
+        if polled == Polled::Stalled {
+            relieve(state, &mut self.requests, peer, outgoing);
         }
         if polled != Polled::Gone && !outgoing.is_idle() {
             self.next_active += 1;
@@ -210,6 +210,19 @@ impl ShmLink {
                 complete(state, &mut self.requests, path.peer, (posted, Err(status)));
             }
         }
+    }
+}
+
+/// Takes packets back from a full send queue that wait for this peer, which stands still.
+#[cold]
+pub(super) fn relieve(
+    state: &mut QueueState,
+    requests: &mut Requests,
+    peer: QueuePairId,
+    outgoing: &mut Outgoing,
+) {
+    if state.is_stuck() {
+        outgoing.return_waiting(|finished| complete(state, requests, peer, finished));
     }
 }
 
