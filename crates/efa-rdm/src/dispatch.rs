@@ -8,6 +8,7 @@
 use efa_device::{QueuePair, Status};
 use efa_proto::{MsgId, OpId, Rtm, RtmKind};
 
+use crate::backlog::Backlog;
 use crate::completion::{Level, OperationError};
 use crate::core::Core;
 use crate::endpoint::Endpoint;
@@ -244,19 +245,24 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
 
     /// Puts work before all else in the backlog of a live peer.
     pub(crate) fn enqueue_first(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
-        let Some(active) = self.peers.active_mut(peer) else {
-            return debug_assert!(!work.is_packet(), "its buffer would be lost");
-        };
-        active.backlog.push_front(work);
-        self.schedule.serve_if_due(peer, active);
+        self.put_back(peer, work, Backlog::push_front);
     }
 
     /// Puts a packet that failed with RNR behind others of these, before all else in the backlog of a live peer.
     pub(crate) fn enqueue_again(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
+        self.put_back(peer, work, Backlog::push_behind_packets);
+    }
+
+    fn put_back(
+        &mut self,
+        peer: PeerId,
+        work: Work<Q::Packet, B>,
+        put: impl FnOnce(&mut Backlog<Q::Packet, B>, Work<Q::Packet, B>),
+    ) {
         let Some(active) = self.peers.active_mut(peer) else {
-            return debug_assert!(false, "the buffer of a packet would be lost");
+            return debug_assert!(!work.is_packet(), "its buffer would be lost");
         };
-        active.backlog.push_behind_packets(work);
+        put(&mut active.backlog, work);
         self.schedule.serve_if_due(peer, active);
     }
 
