@@ -95,8 +95,8 @@ impl Region {
             None => return Err(INVALID),
         };
         // SAFETY: the program registers memory in one piece, of at most `LONGEST` bytes, that is mapped until it closes the
-        // region, and `close` ends all accesses before it returns. Accesses of the program and of peers may race; the bytes are copied by atomics
-        // and by the kernel.
+        // region, and `close` ends all accesses before it returns. Accesses of the program and of peers may race; the
+        // bytes are copied by atomics and by the kernel.
         let memory = unsafe { ForeignMemory::new(base, request.length, ()) };
         // This may take as long as there is much memory, and a thread that closes another object doesn't wait for it. So all
         // that is used here must be counted: the domain is, and counts its fabric.

@@ -205,7 +205,7 @@ impl EndpointBuilder {
         let [turn, kept, closed] = [(); 3].map(|()| Notify::new());
         let shared = Arc::new(Shared { state, permits, turn, kept, closed, budget });
         let runtime = Handle::current();
-        let reader = Reader { shared: Arc::clone(&shared), others: Some(sender), is_closed: false };
+        let reader = Reader { shared: Arc::clone(&shared), others: Some(sender) };
         let reader = runtime.spawn(reader.run(completions)).abort_handle();
         let others = AsyncMutex::new(others);
         let turns = TurnsAtEnd(Arc::clone(&shared));
@@ -620,7 +620,6 @@ struct Reader {
     shared: Arc<Shared>,
     /// `None` once the endpoint was closed and all completions were read.
     others: Option<mpsc::Sender<Entry>>,
-    is_closed: bool,
 }
 
 impl Reader {
@@ -643,15 +642,16 @@ impl Reader {
     /// The next completion. Sends that have completed at the level inject end without another one, and whoever waits for
     /// their room tries again when there is nothing to be read.
     async fn next(&mut self, completions: &mut CompletionStream) -> Result<Completion, WaitError> {
-        let Self { shared, others, is_closed } = self;
+        let Self { shared, others } = self;
         let mut closed = pin!(shared.closed.notified());
         poll_fn(|cx| {
             let polled = completions.poll(cx);
             if polled.is_pending() {
                 shared.give_turns();
-                *is_closed = *is_closed || closed.as_mut().poll(cx).is_ready();
-                // What the close has completed is in the queue, if it wasn't read yet.
-                if *is_closed && !completions.has_entries() {
+                // A close wakes this task. What it has completed is in the queue then, if it wasn't read yet.
+                let is_closed =
+                    closed.as_mut().poll(cx).is_ready() || shared.state.lock().is_closed;
+                if is_closed && !completions.has_entries() {
                     *others = None;
                 }
             }
