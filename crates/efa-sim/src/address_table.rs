@@ -258,9 +258,10 @@ impl TableReader {
         self.view.load(CHANGES)
     }
 
-    /// What a slot holds; `None` if nothing, or if it is damaged.
+    /// What a slot holds, and the number of the change that put it there: another one if it was freed and taken again
+    /// since. `None` if it holds nothing, or if it is damaged.
     #[must_use]
-    pub fn get(&self, index: usize) -> Option<Entry> {
+    pub fn get(&self, index: usize) -> Option<(u64, Entry)> {
         if index >= self.capacity {
             return None;
         }
@@ -280,7 +281,7 @@ impl TableReader {
             fence(Ordering::Acquire);
             if self.view.load(at) == sequence {
                 let entry = Entry { upper: (state >> 32) as u32, address };
-                return (state & u64::from(u32::MAX) == TAKEN).then_some(entry);
+                return (state & u64::from(u32::MAX) == TAKEN).then_some((sequence, entry));
             }
         }
         None
@@ -309,12 +310,15 @@ mod tests {
         let reader = TableReader::open(&name).unwrap();
         assert_eq!((reader.used(), reader.get(0), reader.get(7)), (0, None, None));
         writer.set(1, Some(entry(5)));
-        assert_eq!((reader.used(), reader.get(0), reader.get(1)), (2, None, Some(entry(5))));
+        assert_eq!((reader.used(), reader.get(0), reader.get(1)), (2, None, Some((2, entry(5)))));
         let changes = reader.changes();
         writer.set(1, None);
         writer.set(9, Some(entry(9)));
         assert_eq!((reader.used(), reader.get(1)), (2, None));
         assert_ne!(reader.changes(), changes);
+        writer.set(1, Some(entry(5)));
+        assert_eq!(reader.get(1), Some((6, entry(5))), "the number tells that it was freed");
+        writer.set(1, None);
         let refused = TableWriter::create(&name, 3).unwrap_err();
         assert!(refused.to_string().contains("another process writes it"), "{refused}");
         drop(writer);
@@ -335,7 +339,7 @@ mod tests {
                 }
             });
             for _ in 0..200_000 {
-                if let Some(entry) = reader.get(0) {
+                if let Some((_, entry)) = reader.get(0) {
                     assert!(entry.address.iter().all(|byte| u32::from(*byte) == entry.upper));
                 }
             }

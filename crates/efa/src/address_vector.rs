@@ -32,7 +32,7 @@ use crate::connection::EventQueue;
 use crate::domain::Domain;
 use crate::endpoint::Shared as EndpointShared;
 use crate::error::{Error, Wanted};
-use crate::named::Named;
+use crate::named::{Named, Published};
 
 /// A peer of an address vector (`fi_addr_t`).
 ///
@@ -172,6 +172,10 @@ struct Table {
     /// Randomly seeded: hostile addresses may be inserted.
     hasher: DefaultHashBuilder,
     generations: Generations,
+    /// By slot, if another process writes the address vector: the change by which it put the peer there.
+    changes: Vec<u64>,
+    /// Peers of such an address vector that an operation has put here, and that other endpoints don't know of.
+    unannounced: Vec<(FiAddr, Address)>,
     /// By the index of a peer: its queue pairs but the first.
     contexts: HashMap<u32, Contexts>,
     /// The index of the peer that has such a queue pair.
@@ -271,25 +275,23 @@ impl AddressVector {
         }
         let endpoints = self.0.endpoints();
         let known = self.0.table().slots.len() as u32;
-        let mut inserted = Vec::new();
+        let mut inserted = std::mem::take(&mut self.0.table().unannounced);
         for index in 0..known.max(self.0.named.used()) {
             let theirs = self.0.named.get(index);
-            let ours = self.0.table().entry(index);
+            let ours = self.0.table().published(index);
             if ours == theirs {
                 continue;
             }
-            if ours.is_some() {
+            if let Some(ours) = ours {
                 let peer = self.0.table().addr(index);
-                let removed = self.0.table().begin_removal(peer);
-                if let Some((address, _)) = removed {
-                    for endpoint in endpoints.iter().filter_map(Weak::upgrade) {
-                        endpoint.peer_removed(peer, &address);
-                    }
+                self.0.table().begin_removal(peer);
+                for endpoint in endpoints.iter().filter_map(Weak::upgrade) {
+                    endpoint.published_peer_changed(peer, ours, theirs);
                 }
                 self.0.table().slots[index as usize] = Slot::FREE;
             }
-            if let Some((upper, address)) = theirs {
-                inserted.push((self.0.table().put(index, upper, address), address));
+            if let Some(theirs) = theirs {
+                inserted.push((self.0.table().put(index, theirs), theirs.address));
             }
         }
         announce(&endpoints, &inserted);
@@ -430,8 +432,7 @@ impl Shared {
     }
 
     pub(crate) fn address(&self, peer: FiAddr) -> Option<Address> {
-        let mut table = self.table();
-        table.address(peer).or_else(|| self.look_up(&mut table, peer))
+        self.table().address(peer)
     }
 
     /// Whether another process writes it.
@@ -439,26 +440,22 @@ impl Shared {
         self.named.is_reader()
     }
 
-    /// The address that the writer of a named address vector has for a peer now.
-    pub(crate) fn published(&self, peer: FiAddr) -> Option<Address> {
-        // This process learns of a new peer, unless it has another one in the slot.
-        self.address(peer);
+    /// The peer as the writer of a named address vector has it now. This process learns of it if it is new; a slot that has
+    /// another peer here is for `refresh`, which ends that one.
+    pub(crate) fn published(&self, peer: FiAddr) -> Option<Published> {
         let index = peer.0 as u32;
-        let (upper, address) = self.named.get(index)?;
-        (u64::from(upper) << 32 | u64::from(index) == peer.0).then_some(address)
+        let found = self.named.get(index).filter(|found| is_upper(found.upper, peer))?;
+        let mut table = self.table();
+        if table.entry(index).is_none() && table.find(&found.address).is_none() {
+            table.put(index, found);
+            table.unannounced.push((peer, found.address));
+        }
+        Some(found)
     }
 
-    /// An address that the writer of a named address vector has inserted since.
-    #[cold]
-    #[inline(never)]
-    fn look_up(&self, table: &mut Table, peer: FiAddr) -> Option<Address> {
-        let index = peer.0 as u32;
-        let (upper, address) = self.named.get(index)?;
-        // A slot that has another peer here is for `refresh`, which ends that one.
-        if table.entry(index).is_none() && table.find(&address).is_none() {
-            table.put(index, upper, address);
-        }
-        table.address(peer)
+    /// The peer as this process took it over from the writer of a named address vector.
+    pub(crate) fn taken_over(&self, peer: FiAddr) -> Option<Published> {
+        self.table().published(peer.0 as u32).filter(|found| is_upper(found.upper, peer))
     }
 
     fn check_writable(&self) -> Result<(), DeviceError> {
@@ -482,6 +479,10 @@ impl Shared {
     pub(crate) fn find(&self, address: &Address) -> Option<FiAddr> {
         self.table().find_queue_pair(address)
     }
+}
+
+fn is_upper(upper: u32, peer: FiAddr) -> bool {
+    u64::from(upper) == peer.0 >> 32
 }
 
 /// Reports inserted peers to the endpoints.
@@ -529,10 +530,20 @@ impl Table {
         Some((self.upper(index), address))
     }
 
+    /// The peer in a slot, as another process has put it there.
+    fn published(&self, index: u32) -> Option<Published> {
+        let (upper, address) = self.entry(index)?;
+        let change = *self.changes.get(index as usize)?;
+        Some(Published { change, upper, address })
+    }
+
     /// Puts a peer into a free slot, where another process has it.
-    fn put(&mut self, index: u32, upper: u32, address: Address) -> FiAddr {
+    fn put(&mut self, index: u32, peer: Published) -> FiAddr {
+        let Published { change, upper, address } = peer;
         let length = self.slots.len().max(index as usize + 1);
         self.slots.resize(length, Slot::FREE);
+        self.changes.resize(length, 0);
+        self.changes[index as usize] = change;
         if let Generations::OfSlots(generations) = &mut self.generations {
             generations.resize(length, 0);
             generations[index as usize] = upper;

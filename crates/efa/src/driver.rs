@@ -41,6 +41,7 @@ use crate::endpoint_options::Side;
 use crate::event::Event;
 use crate::keys::Keys;
 use crate::message::{Message, Receive, ReceiveId};
+use crate::named::Published;
 use crate::packet::Packet;
 use crate::peer_map::PeerMap;
 use crate::rma::{AtomicRefused, Rma};
@@ -593,12 +594,10 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
                 // If the device fails here, the first operation with the peer returns the error.
                 if let Ok(peer) = self.engine.insert_peer(address.raw()) {
                     let name = self.addresses.peer_of(*addr);
-                    match is_sent_to {
-                        true if self.addresses.is_reader() => {
-                            self.peers.insert_shared(*addr, *address, peer);
-                        }
-                        true => self.peers.insert(*addr, name, peer),
-                        false => self.peers.name(peer, name),
+                    match self.addresses.taken_over(*addr) {
+                        Some(published) => self.peers.insert_shared(*addr, published, peer),
+                        None if is_sent_to => self.peers.insert(*addr, name, peer),
+                        None => self.peers.name(peer, name),
                     }
                 }
             }
@@ -616,6 +615,20 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             self.removed.insert(*address);
         }
         self.deliver();
+    }
+
+    /// The process that writes the address vector has removed a peer, and may have `another` one at its index now, which
+    /// this endpoint may have noticed.
+    pub(crate) fn published_peer_changed(
+        &mut self,
+        addr: FiAddr,
+        removed: Published,
+        another: Option<Published>,
+    ) {
+        let known = self.peers.shared(addr).map(|(known, _)| known);
+        if known.is_none() || known != another {
+            self.peer_removed(addr, &known.unwrap_or(removed).address);
+        }
     }
 
     /// The engine's peer for an index of the address vector. It is made on first use.
@@ -644,16 +657,16 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     #[cold]
     fn shared_peer(&mut self, addr: FiAddr) -> Result<PeerId, StartError> {
         let current = self.addresses.published(addr);
-        if let Some((address, peer)) = self.peers.shared(addr) {
-            if current == Some(address) {
+        if let Some((known, peer)) = self.peers.shared(addr) {
+            if current == Some(known) {
                 return Ok(peer);
             }
-            self.peer_removed(addr, &address);
+            self.peer_removed(addr, &known.address);
         }
-        let address = current.ok_or(StartError::UnknownAddress(addr))?;
-        self.removed.remove(&address);
-        let peer = self.engine.insert_peer(address.raw())?;
-        self.peers.insert_shared(addr, address, peer);
+        let current = current.ok_or(StartError::UnknownAddress(addr))?;
+        self.removed.remove(&current.address);
+        let peer = self.engine.insert_peer(current.address.raw())?;
+        self.peers.insert_shared(addr, current, peer);
         Ok(peer)
     }
 }

@@ -26,6 +26,7 @@ use crate::endpoint_options::Receiving;
 use crate::event::Event;
 use crate::injected::Copies;
 use crate::message::{Message, Receive, ReceiveId};
+use crate::named::Published;
 use crate::packet::Packet;
 use crate::region::LocalAccess;
 use crate::rma::{AtomicRefused, Operation, Rma};
@@ -672,6 +673,15 @@ impl Shared {
 
     pub(crate) fn peers_inserted(&self, peers: &[(FiAddr, Address)]) {
         drive!(self, driver => driver.peers_inserted(peers), _ => {});
+    }
+
+    pub(crate) fn published_peer_changed(
+        &self,
+        peer: FiAddr,
+        removed: Published,
+        another: Option<Published>,
+    ) {
+        drive!(self, driver => driver.published_peer_changed(peer, removed, another), _ => {});
     }
 
     pub(crate) fn peer_removed(&self, peer: FiAddr, address: &Address) {

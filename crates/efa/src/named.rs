@@ -25,6 +25,16 @@ pub(crate) enum Named {
     Reads(TableReader),
 }
 
+/// A peer of an address vector that another process writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Published {
+    /// Of the change that put it there. A peer that was removed and inserted again has another one.
+    pub(crate) change: u64,
+    /// The upper half of its [`FiAddr`](crate::FiAddr).
+    pub(crate) upper: u32,
+    pub(crate) address: Address,
+}
+
 /// Slots of a named address vector for which no count was given.
 #[cfg(feature = "sim")]
 const USUAL: usize = 4096;
@@ -83,14 +93,14 @@ impl Named {
     }
 
     /// What the writer has put into a slot.
-    pub(crate) fn get(&self, index: u32) -> Option<(u32, Address)> {
+    pub(crate) fn get(&self, index: u32) -> Option<Published> {
         match self {
             #[cfg(feature = "sim")]
             Self::Reads(reader) => {
-                let Entry { upper, address } = reader.get(index as usize)?;
+                let (change, Entry { upper, address }) = reader.get(index as usize)?;
                 let address = Address::from_bytes(address);
                 // No address vector has an address of no interface; only the writer's memory can.
-                (address.gid() != Gid::ZERO).then_some((upper, address))
+                (address.gid() != Gid::ZERO).then_some(Published { change, upper, address })
             }
             _ => {
                 let _ = index;
@@ -129,6 +139,7 @@ mod tests {
         let somewhere = Address::from_bytes(bytes);
         writer.set(0, || Some((0, nowhere)));
         writer.set(1, || Some((0, somewhere)));
-        assert_eq!((reader.used(), reader.get(0), reader.get(1)), (2, None, Some((0, somewhere))));
+        let published = reader.get(1).map(|peer| (peer.upper, peer.address));
+        assert_eq!((reader.used(), reader.get(0), published), (2, None, Some((0, somewhere))));
     }
 }

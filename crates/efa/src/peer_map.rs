@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use efa_rdm::PeerId;
 
-use crate::address::Address;
 use crate::address_vector::FiAddr;
+use crate::named::Published;
 
 /// Which peer of the engine an address of the address vector stands for, and back. Indices of a table and the
 /// engine's numbers are dense, so two vectors do; others are looked up by their lower half.
@@ -19,7 +19,7 @@ pub(crate) struct PeerMap {
     others: HashMap<FiAddr, PeerId>,
     /// Those of an address vector that another process writes. [`peer`](Self::peer) doesn't find them: each use looks
     /// whether they are still there.
-    shared: HashMap<FiAddr, (Address, PeerId)>,
+    shared: HashMap<FiAddr, (Published, PeerId)>,
 }
 
 impl PeerMap {
@@ -63,14 +63,14 @@ impl PeerMap {
         }
     }
 
-    /// Adds a pair of an address vector that another process writes, whose address was this.
-    pub(crate) fn insert_shared(&mut self, addr: FiAddr, address: Address, peer: PeerId) {
+    /// Adds a pair of an address vector that another process writes.
+    pub(crate) fn insert_shared(&mut self, addr: FiAddr, published: Published, peer: PeerId) {
         self.name(peer, addr);
-        self.shared.insert(addr, (address, peer));
+        self.shared.insert(addr, (published, peer));
     }
 
     /// A pair of an address vector that another process writes, as it was when it was added.
-    pub(crate) fn shared(&self, addr: FiAddr) -> Option<(Address, PeerId)> {
+    pub(crate) fn shared(&self, addr: FiAddr) -> Option<(Published, PeerId)> {
         self.shared.get(&addr).copied()
     }
 

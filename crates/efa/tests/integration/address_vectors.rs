@@ -1,9 +1,9 @@
 //! Address vectors of each kind, and receive contexts of peers.
 
 use efa::{
-    Address, AddressVectorKind, AddressVectorOptions, CompletionQueueOptions, ContextError,
-    ControlEvent, DeviceError, Direction, Error, EventQueueOptions, FiAddr, InsertionError,
-    Message, OperationError, Receive, StartError, Wanted,
+    Address, AddressVector, AddressVectorKind, AddressVectorOptions, CompletionQueueOptions,
+    ContextError, ControlEvent, DeviceError, Direction, Domain, Error, EventQueueOptions, FiAddr,
+    InsertionError, Message, OperationError, Receive, StartError, Wanted,
 };
 
 use crate::ends::End;
@@ -12,16 +12,7 @@ use crate::world::{ALICE, BOB, World, options, pattern};
 /// Alice with an address vector of these options, and Bob.
 fn world(vector: AddressVectorOptions) -> World {
     let mut world = World::empty();
-    let domain = world.fabric.domain().unwrap();
-    let queue = domain.completion_queue(CompletionQueueOptions::default());
-    let addresses = domain.address_vector_with(vector).unwrap();
-    let endpoint = domain
-        .endpoint(options(1))
-        .bind_completion_queue(&queue, Direction::Both)
-        .bind_address_vector(&addresses)
-        .enable()
-        .unwrap();
-    world.ends.push(End { domain, queue, addresses, endpoint, entries: Default::default() });
+    world_end(&mut world, 1, vector);
     world.add(options(2));
     world
 }
@@ -318,10 +309,80 @@ fn send_after_the_removal_of_its_peer_by_another_process_is_refused_or_goes_to_t
     }
 }
 
+// conformance: C96
+#[test]
+fn peer_that_its_writer_removes_and_inserts_at_once_is_another_one_for_a_reader() {
+    for refreshes in [true, false] {
+        let options = named("again");
+        let mut world = world(options.clone());
+        let reading = world_end(&mut world, 3, options.read_only());
+        let peer = world.introduce(ALICE, BOB);
+        let begin = |world: &World, context| {
+            world.end(reading).send(Message::to(peer), pattern(200_000, 1), context).unwrap();
+        };
+        begin(&world, 7);
+        world.drive();
+        let of = world.ends[ALICE].addresses.remove(peer).unwrap();
+        assert_eq!(world.ends[ALICE].addresses.insert(of), Ok(peer));
+        if refreshes {
+            world.ends[reading].addresses.refresh();
+        } else {
+            begin(&world, 8);
+        }
+        let failed = world.failed(reading);
+        assert_eq!((failed.error, failed.completion.context), (OperationError::PeerRemoved, 7));
+        if !refreshes {
+            // The endpoint has noticed: what is under way with the new peer goes on.
+            world.ends[reading].addresses.refresh();
+            world.drive();
+            assert!(world.is_silent(reading), "the second message waits for its receiver");
+        }
+    }
+}
+
+// conformance: C96
+#[test]
+fn peer_inserted_again_is_known_to_all_endpoints_of_a_reader_though_one_used_it_before() {
+    let options = named("both");
+    let mut world = world(options.clone());
+    let reading = world_end(&mut world, 3, options.read_only());
+    let domain = world.ends[reading].domain.clone();
+    let addresses = world.ends[reading].addresses.clone();
+    let other = end_with(&mut world, 4, domain, addresses.clone());
+    let peer = world.introduce(ALICE, BOB);
+    let to_other = world.introduce(BOB, other);
+    let hear = |world: &mut World, text: &'static str| {
+        let to = world.ends[BOB].addresses.find(&world.ends[other].endpoint.address()).unwrap();
+        world.end(other).receive(Receive::untagged(), vec![0; 5], 2).unwrap();
+        world.end(BOB).send(Message::to(to), text, 1).unwrap();
+        let received = world.done(other);
+        world.done(BOB);
+        (received.peer, received.into_message().into_vec())
+    };
+    addresses.refresh();
+    assert_eq!(hear(&mut world, "hello"), (Some(peer), b"hello".to_vec()));
+    let of = world.ends[ALICE].addresses.remove(peer).unwrap();
+    world.ends[BOB].addresses.remove(to_other).unwrap();
+    addresses.refresh();
+    assert_eq!(world.ends[ALICE].addresses.insert(of), Ok(peer));
+    world.introduce(BOB, other);
+    world.end(BOB).receive(Receive::untagged(), vec![0; 5], 2).unwrap();
+    world.end(reading).send(Message::to(peer), "first", 1).unwrap();
+    assert_eq!(world.done(BOB).into_message(), *b"first");
+    world.done(reading);
+    addresses.refresh();
+    assert_eq!(hear(&mut world, "again"), (Some(peer), b"again".to_vec()));
+}
+
+/// An end with an address vector of its own.
 fn world_end(world: &mut World, connid: u32, vector: AddressVectorOptions) -> usize {
     let domain = world.fabric.domain().unwrap();
-    let queue = domain.completion_queue(CompletionQueueOptions::default());
     let addresses = domain.address_vector_with(vector).unwrap();
+    end_with(world, connid, domain, addresses)
+}
+
+fn end_with(world: &mut World, connid: u32, domain: Domain, addresses: AddressVector) -> usize {
+    let queue = domain.completion_queue(CompletionQueueOptions::default());
     let endpoint = domain
         .endpoint(options(connid))
         .bind_completion_queue(&queue, Direction::Both)
