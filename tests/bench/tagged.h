@@ -25,6 +25,8 @@ static struct fid_ep *ep;
 static struct fid_cq *cq;
 static struct fid_av *av;
 static fi_addr_t peer;
+/* Most bytes of an injected message. */
+static size_t inject_size;
 /* Calls of the library that are counted. */
 static uint64_t calls;
 
@@ -58,6 +60,7 @@ static void open_endpoint(const char *provider, enum fi_threading threading)
 	check(fi_ep_bind(ep, &cq->fid, FI_TRANSMIT | FI_RECV), "fi_ep_bind to the queue");
 	check(fi_ep_bind(ep, &av->fid, 0), "fi_ep_bind to the addresses");
 	check(fi_enable(ep), "fi_enable");
+	inject_size = info->tx_attr->inject_size;
 	fi_freeinfo(info);
 	fi_freeinfo(hints);
 }

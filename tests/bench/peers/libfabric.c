@@ -9,7 +9,8 @@
 #include "../tagged.h"
 #include "measure.h"
 
-enum { CONTROL = TAG + 1 };
+/* INJECT: the most bytes of a message that has no completion at the sender, as in src/ours.rs. */
+enum { CONTROL = TAG + 1, INJECT = 256 };
 
 /* What the context of an operation points to. */
 struct operation {
@@ -72,6 +73,15 @@ static void start_receive(char *buffer, size_t size, unsigned slot)
 
 static void start_send(char *buffer, size_t size, unsigned slot)
 {
+	ssize_t code;
+
+	if (size <= INJECT && size <= inject_size) {
+		sends[slot].is_done = true;
+		while ((code = fi_tinject(ep, buffer, size, peer, TAG)) == -FI_EAGAIN)
+			progress();
+		check(code, "fi_tinject");
+		return;
+	}
 	send_tagged(buffer, size, TAG, &sends[slot]);
 }
 
