@@ -538,12 +538,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         &self.core().transmit.device
     }
 
-    /// Whether nothing waits to be sent, no packet but HANDSHAKEs is in flight, and no peer is reading or
+    /// Whether nothing waits to be sent, no packet is in flight, and no peer is reading or
     /// writing memory of this endpoint. If an endpoint is closed before, its peers may wait for packets
-    /// in vain. A HANDSHAKE doesn't count: a peer that needs nothing more may take it never.
+    /// in vain. A HANDSHAKE doesn't count: a peer that needs nothing more may take it never. Nor do packets of
+    /// messages that have failed: a peer that was removed because it stands still doesn't take them.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
-        self.core().transmit.is_quiet()
+        let peers = &self.core().peers;
+        let is_gone = |peer| peers.status_of(peer) == PeerStatus::Gone;
+        self.core().transmit.is_quiet(is_gone)
             && self.matching.ops.waiting_transfers.is_empty()
             && !self.core().schedule.has_pausing()
             && self.core().peers.all_clear()

@@ -59,10 +59,15 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         self.in_flight.len()
     }
 
-    /// Whether no RDMA operation and no packet but HANDSHAKEs is in flight.
-    pub(crate) fn is_quiet(&self) -> bool {
-        let is_handshake = |record: &InFlight<B>| matches!(record.purpose, Purpose::Handshake);
-        self.rdma.len() == 0 && self.in_flight.iter().all(|(_, record)| is_handshake(record))
+    /// Whether no RDMA operation is in flight, and no packet but HANDSHAKEs and those of messages that have failed, as
+    /// sends to peers that are gone have.
+    pub(crate) fn is_quiet(&self, is_gone: impl Fn(PeerId) -> bool) -> bool {
+        let counts = |record: &InFlight<B>| match record.purpose {
+            Purpose::Handshake | Purpose::Abandoned => false,
+            Purpose::Send { .. } => !is_gone(record.peer),
+            Purpose::Message(_) | Purpose::Plain { .. } | Purpose::Control => true,
+        };
+        self.rdma.len() == 0 && !self.in_flight.iter().any(|(_, record)| counts(record))
     }
 
     /// Whether a packet to a peer is in flight. The search is as long as the device's send queue.

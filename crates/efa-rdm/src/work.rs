@@ -34,6 +34,8 @@ pub(crate) enum Purpose<B> {
     Control,
     /// Our HANDSHAKE.
     Handshake,
+    /// A packet of a single-packet message that has failed or was cancelled.
+    Abandoned,
 }
 
 impl<B> Purpose<B> {
@@ -45,12 +47,11 @@ impl<B> Purpose<B> {
         }
     }
 
-    /// Takes the single-packet message if it has a buffer to return. The packet stays in flight as a
-    /// control packet.
+    /// Takes the single-packet message if it has a buffer to return. The packet stays in flight.
     pub(crate) fn abandon(&mut self) -> Option<SinglePacket<B>> {
         match self {
             Self::Message(message) | Self::Plain { message, .. } if message.buffer.is_some() => {
-                core::mem::replace(self, Self::Control).message()
+                core::mem::replace(self, Self::Abandoned).message()
             }
             _ => None,
         }

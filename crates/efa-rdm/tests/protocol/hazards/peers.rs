@@ -121,6 +121,35 @@ fn hazard_11_peer_is_removed_while_packets_await_retransmission() {
     }
 }
 
+/// The peer was removed because it stands still: it takes none of the packets, and the device goes on trying.
+#[test]
+fn packets_of_failed_messages_to_a_removed_peer_keep_no_endpoint_from_being_quiet() {
+    let long = Duration::from_secs(1_000);
+    for is_injected in [false, true] {
+        let mut world = World::pair(1);
+        let me = place(&world.ends[0]);
+        world.network.delay_completions(me, 100, long).unwrap();
+        world.send(0, 1, pattern(10, 1), 1);
+        world.send(0, 1, pattern(30_000, 2), 2);
+        let peer = world.peer(0, 1);
+        if is_injected {
+            let (tag, cq_data, level) = (None, None, Level::Transmit);
+            let message = Message { peer, tag, cq_data, level, buffer: &[3; 10][..], context: 0 };
+            world.endpoint(0).inject(message).unwrap();
+        }
+        pass(&mut world, SOON);
+        assert!(!world.endpoint(0).is_quiet());
+        world.endpoint(0).remove_peer(peer);
+        assert!(world.endpoint(0).packets_held().sending > 1);
+        let is_quiet = world.endpoint(0).is_quiet();
+        assert_eq!(is_quiet, !is_injected, "what was injected is not known to have failed");
+        pass(&mut world, SOON);
+        let sends = world.take_sends(0);
+        let failed = sends.iter().all(|send| send.result == Err(OperationError::PeerRemoved));
+        assert!(failed && sends.len() == 2, "{sends:?}");
+    }
+}
+
 /// The ids of the messages that an endpoint has sent.
 fn message_ids(world: &mut World, from: usize) -> Vec<u32> {
     let packets = world.packets_from(from);
