@@ -366,7 +366,8 @@ fn named(file: &Path) -> Result<PathBuf, SoftEfaError> {
 fn check_capture(file: &Path) -> io::Result<()> {
     // The process ID of this process remains that of the program.
     let number = std::process::id().to_string();
-    let file = PathBuf::from(file.as_os_str().to_string_lossy().replace("%p", &number));
+    let file = file.to_str().ok_or_else(|| io::Error::other("its name is not valid UTF-8"))?;
+    let file = PathBuf::from(file.replace("%p", &number));
     match file.metadata() {
         Ok(data) if data.is_file() => Ok(access(&file, Access::WRITE_OK)?),
         Ok(_) => Err(io::Error::other("it is not a regular file")),

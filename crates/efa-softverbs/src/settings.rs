@@ -50,6 +50,7 @@
 //! | `background progress` | times that the library's thread moved data because the program didn't poll; many mean that the program is slowed down by that |
 //! | `doorbells`, `descriptors` | rings of doorbells of the [direct data path][direct] that were seen, several between two looks as one, and descriptors read from its rings; 0 for programs that use calls |
 
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -205,9 +206,7 @@ impl Settings {
     /// # Errors
     /// [`SettingsError`] for the first variable with an invalid value.
     pub fn from_environment() -> Result<Self, SettingsError> {
-        Self::from_variables(|name| {
-            std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
-        })
+        Self::from_variables(|name| std::env::var_os(name))
     }
 
     /// Reads variables; an empty one counts as absent.
@@ -215,7 +214,7 @@ impl Settings {
     /// # Errors
     /// [`SettingsError`] for the first variable with an invalid value.
     pub fn from_variables(
-        variable: impl Fn(&'static str) -> Option<String>,
+        variable: impl Fn(&'static str) -> Option<OsString>,
     ) -> Result<Self, SettingsError> {
         let read = Variables { variable };
         let default = Self::default();
@@ -334,7 +333,7 @@ struct Variables<F> {
     variable: F,
 }
 
-impl<F: Fn(&'static str) -> Option<String>> Variables<F> {
+impl<F: Fn(&'static str) -> Option<OsString>> Variables<F> {
     fn parse<T>(
         &self,
         variable: &'static str,
@@ -344,21 +343,27 @@ impl<F: Fn(&'static str) -> Option<String>> Variables<F> {
         let Some(value) = (self.variable)(variable).filter(|value| !value.is_empty()) else {
             return Ok(None);
         };
+        let invalid = |value, expected| SettingsError { variable, value, expected };
+        let value = value
+            .into_string()
+            .map_err(|value| invalid(value.to_string_lossy().into_owned(), "valid UTF-8"))?;
         match parse(&value) {
             Some(parsed) => Ok(Some(parsed)),
-            None => Err(SettingsError { variable, value, expected }),
+            None => Err(invalid(value, expected)),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
     use super::*;
 
     fn parse(variables: &[(&str, &str)]) -> Result<Settings, SettingsError> {
         Settings::from_variables(|name| {
             let found = variables.iter().find(|(variable, _)| *variable == name);
-            found.map(|(_, value)| (*value).to_owned())
+            found.map(|(_, value)| (*value).into())
         })
     }
 
@@ -450,6 +455,16 @@ mod tests {
         assert_eq!(link(&[("EFA_SOFT_ADDRESS", "10.0.0.1")]), LinkSettings::Shm);
         let two = parse(&[("EFA_SOFT_LINK", "tcp"), ("EFA_SOFT_DEVICES", "2")]).unwrap_err();
         assert!(two.to_string().contains("one address"), "{two}");
+    }
+
+    #[test]
+    fn value_that_is_not_utf_8_is_an_error_and_not_another_name() {
+        let value = || OsString::from_vec(b"/tmp/\xff".to_vec());
+        for variable in ["EFA_SOFT_DIRECTORY", "EFA_SOFT_CAPTURE"] {
+            let error = Settings::from_variables(|name| (name == variable).then(value));
+            let error = error.unwrap_err().to_string();
+            assert_eq!(error, format!("{variable}=\"/tmp/\u{fffd}\" is not valid UTF-8"));
+        }
     }
 
     #[test]
