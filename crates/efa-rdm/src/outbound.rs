@@ -102,6 +102,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let (peer, packet_type, length) = (record.peer, record.packet_type, record.length);
         match self.core.transmit.post(packet, self.core.peers.destination(peer), record) {
             Ok(()) => {
+                tracing::trace!(peer = peer.0, packet = %packet_type, length, "sent");
                 self.core.statistics.count_sent(packet_type, length);
                 Advance::Done
             }

@@ -130,6 +130,5 @@ impl Statistics {
     pub(crate) fn count_sent(&mut self, packet_type: PacketType, length: u32) {
         self.sent.count(packet_type);
         self.sent_bytes += u64::from(length);
-        tracing::trace!(packet = %packet_type, length, "sent");
     }
 }

@@ -116,13 +116,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     ) {
         let core = self.core_mut();
         core.statistics.received_bytes += length as u64;
-        core.statistics.received.count(PacketType::EagerMsgRtm);
-        core.statistics.unverified += 1;
         let peer = core.peers.by_source(source);
         if peer.is_none() && core.refuses_strangers() {
             core.drop_packet(None, DropReason::Stranger);
             return self.put_user_packet(packet);
         }
+        core.statistics.received.count(PacketType::EagerMsgRtm);
+        core.statistics.unverified += 1;
         let cq_data = immediate.map(u64::from);
         let Some(in_place) = self.in_place.as_deref() else { return };
         if in_place.receives.is_empty() {
