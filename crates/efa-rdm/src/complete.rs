@@ -355,7 +355,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     pub(crate) fn written_by_device(&mut self, source: Source, data: u32, length: u64) {
         let peer = self.peers.by_source(source);
         if peer.is_none() && self.refuses_strangers() {
-            return self.drop_packet(None, DropReason::Stranger);
+            return self.drop_packet_from(source, None, DropReason::Stranger);
         }
         self.statistics.remote_writes += 1;
         let written = RemoteWrite { peer, cq_data: data.into(), length };

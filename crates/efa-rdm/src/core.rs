@@ -13,14 +13,14 @@
 use core::time::Duration;
 use std::sync::Arc;
 
-use efa_device::{DeviceError, QueuePair, QueuePairAddress, Time};
+use efa_device::{DeviceError, Gid, QueuePair, QueuePairAddress, Source, Time};
 use efa_handshake::{AddressHeader, Extras, Support};
 use efa_proto::{Connid, RawAddress, ReqOptions, UserRecvQp};
 
 use crate::bounds::Excess;
 use crate::completion::{OperationError, StartError};
 use crate::config::{Config, MinRead};
-use crate::event::{DropReason, Event, Events};
+use crate::event::{DropReason, Event, Events, Origin};
 use crate::ids::PeerId;
 use crate::memory::KeyedRegions;
 use crate::payload::Payload;
@@ -132,8 +132,34 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         }
     }
 
-    /// Counts and reports a packet that is dropped.
-    pub(crate) fn drop_packet(&mut self, peer: Option<PeerId>, reason: DropReason) {
+    /// Counts and reports a packet of a peer that is dropped.
+    pub(crate) fn drop_packet(&mut self, peer: PeerId, reason: DropReason) {
+        self.count_dropped(&reason);
+        self.events.push(Event::PacketDropped { peer: Some(peer), origin: None, reason });
+    }
+
+    /// The same of a packet of somebody who may be no known peer.
+    pub(crate) fn drop_packet_from(
+        &mut self,
+        source: Source,
+        peer: Option<PeerId>,
+        reason: DropReason,
+    ) {
+        self.count_dropped(&reason);
+        let origin = || Origin { gid: self.interface_of(source), qpn: source.qpn };
+        let origin = peer.is_none().then(origin);
+        self.events.push(Event::PacketDropped { peer, origin, reason });
+    }
+
+    /// The interface of a sender, if the device knows it. It does, unless the handle of the interface has been destroyed
+    /// since the packet arrived. (If another interface has got its number since, it is that one.)
+    pub(crate) fn interface_of(&self, source: Source) -> Option<Gid> {
+        let by_handle =
+            source.address_handle.and_then(|handle| self.transmit.device.gid_of(handle));
+        by_handle.or(source.gid)
+    }
+
+    fn count_dropped(&mut self, reason: &DropReason) {
         self.statistics.dropped += 1;
         match reason {
             DropReason::Malformed(_) => self.statistics.malformed += 1,
@@ -141,7 +167,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
             DropReason::Stale => self.statistics.stale += 1,
             _ => {}
         }
-        self.events.push(Event::PacketDropped { peer, reason });
     }
 
     /// Puts the end of an operation at the end of what a peer is to be sent.

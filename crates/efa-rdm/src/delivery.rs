@@ -30,7 +30,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     pub(crate) fn receipt_arrived(&mut self, peer: PeerId, receipt: &Receipt) {
         let send = self.sends.get_mut(receipt.send_id);
         let Some(send) = send.filter(|send| send.peer == peer && send.awaits_receipt()) else {
-            return self.core.drop_packet(Some(peer), DropReason::UnknownOperation);
+            return self.core.drop_packet(peer, DropReason::UnknownOperation);
         };
         send.confirmed = true;
         self.end_send_if_done(receipt.send_id);

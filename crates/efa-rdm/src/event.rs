@@ -1,14 +1,31 @@
 //! Asynchronous endpoint events: what happens apart from completions.
 
 use std::collections::VecDeque;
+use std::fmt;
 
-use efa_device::{DeviceError, Status};
+use efa_device::{DeviceError, Gid, Qpn, Status};
 use efa_proto::PacketType;
 
 use crate::bounds::Excess;
 use crate::completion::OperationError;
 use crate::ids::PeerId;
 use crate::memory::AccessError;
+
+/// The queue pair that a packet came from whose sender is no known peer, as the device reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Origin {
+    /// Its interface, if the device knows it.
+    pub gid: Option<Gid>,
+    /// Its number.
+    pub qpn: Qpn,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "queue pair {}", self.qpn.0)?;
+        self.gid.map_or(Ok(()), |gid| write!(f, " of {gid}"))
+    }
+}
 
 /// An asynchronous event of an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,8 +80,10 @@ pub enum Event {
     },
     /// A packet was dropped.
     PacketDropped {
-        /// The sender, if it is known.
+        /// The sender, if it is a known peer.
         peer: Option<PeerId>,
+        /// Otherwise the queue pair that it came from.
+        origin: Option<Origin>,
         /// Why.
         reason: DropReason,
     },

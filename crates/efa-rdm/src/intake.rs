@@ -191,7 +191,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             }
             Err(error) => {
                 let peer = core.peers.by_source(source);
-                core.drop_packet(peer, DropReason::Malformed(*error));
+                core.drop_packet_from(source, peer, DropReason::Malformed(*error));
             }
         }
     }
@@ -217,7 +217,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             Header::AtomRsp(response) => matching.ops.atomrsp_arrived(peer, response, payload),
             _ => {
                 let reason = DropReason::Unsupported(packet.packet_type());
-                matching.ops.core.drop_packet(Some(peer), reason);
+                matching.ops.core.drop_packet(peer, reason);
             }
         }
     }
@@ -280,7 +280,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         let peer = match self.sender(&packet.header, source) {
             Ok(peer) => peer,
             Err((peer, reason)) => {
-                self.drop_packet(peer, reason);
+                self.drop_packet_from(source, peer, reason);
                 return None;
             }
         };
@@ -324,13 +324,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         }
     }
 
-    /// Whether the device knows that the sender is on another interface than this address. It does, unless the handle
-    /// of the sender's interface has been destroyed since the packet arrived. (If another interface has got its number
-    /// since, an honest packet is dropped.)
+    /// Whether the device knows that the sender is on another interface than this address.
     fn is_elsewhere(&self, address: &RawAddress, source: Source) -> bool {
-        let by_handle =
-            source.address_handle.and_then(|handle| self.transmit.device.gid_of(handle));
-        by_handle.or(source.gid).is_some_and(|gid| gid.0 != address.gid)
+        self.interface_of(source).is_some_and(|gid| gid.0 != address.gid)
     }
 
     /// A packet of another incarnation of a known queue pair: a later one, which introduces itself with

@@ -146,7 +146,7 @@ pub use config::{Config, ConfigError, UnexpectedHeader, inject_limit};
 pub use efa_match::Violation;
 pub use efa_proto::RmaIov;
 pub use endpoint::{Accept, Endpoint, Message, PacketsHeld};
-pub use event::{DropReason, Event};
+pub use event::{DropReason, Event, Origin};
 pub use ids::{ClaimId, PeerId, ReceiveId};
 pub use in_place::{InPlaceCompletion, MessageInPlace, ReceiveNeeds, Receiver};
 pub use in_place_queue::InPlaceQueue;

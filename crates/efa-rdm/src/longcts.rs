@@ -77,12 +77,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     pub(crate) fn cts_arrived(&mut self, peer: PeerId, cts: &Cts) {
         let send = self.sends.get_mut(cts.send_id);
         let Some(send) = send.filter(|send| send.peer == peer) else {
-            return self.core.drop_packet(Some(peer), DropReason::UnknownOperation);
+            return self.core.drop_packet(peer, DropReason::UnknownOperation);
         };
         let expected = send.subprotocol == Some(Subprotocol::LongCts) && send.sent < send.length;
         let is_read = send.role == SendRole::ReadResponse;
         if !expected || cts.recv_length == 0 || cts.emulated_read != is_read {
-            return self.core.drop_packet(Some(peer), DropReason::BadCts);
+            return self.core.drop_packet(peer, DropReason::BadCts);
         }
         let had_window = send.sent < send.window_end;
         send.window_end = send.sent.saturating_add(cts.recv_length).min(send.length);
@@ -146,11 +146,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let receive =
             receive.filter(|of| of.peer == peer && of.subprotocol == Some(Subprotocol::LongCts));
         let Some(receive) = receive else {
-            return self.core.drop_packet(Some(peer), DropReason::UnknownOperation);
+            return self.core.drop_packet(peer, DropReason::UnknownOperation);
         };
         let end = data.seg_offset.checked_add(payload.len() as u64);
         if payload.is_empty() || end.is_none_or(|end| end > receive.granted) {
-            return self.core.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
+            return self.core.drop_packet(peer, DropReason::SegmentOutOfRange);
         }
         match receive.take_segment(data.seg_offset, payload) {
             Ok(Segment::Partial) if receive.coverage.bytes() == receive.granted => {

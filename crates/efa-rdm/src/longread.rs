@@ -185,7 +185,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     pub(crate) fn eor_arrived(&mut self, peer: PeerId, eor: &Eor) {
         let send = self.sends.get_mut(eor.send_id);
         let Some(send) = send.filter(|send| send.peer == peer && send.is_being_read()) else {
-            return self.core.drop_packet(Some(peer), DropReason::UnknownOperation);
+            return self.core.drop_packet(peer, DropReason::UnknownOperation);
         };
         send.confirmed = true;
         self.core.read_is_over(peer);
@@ -197,7 +197,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let id = nack.send_id;
         let send = self.sends.get_mut(id);
         let Some(send) = send.filter(|send| send.peer == peer && send.is_being_read()) else {
-            return self.core.drop_packet(Some(peer), DropReason::UnknownOperation);
+            return self.core.drop_packet(peer, DropReason::UnknownOperation);
         };
         send.memory.deregister();
         send.subprotocol = None;
@@ -291,11 +291,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     pub(crate) fn nacked_message_arrived(&mut self, peer: PeerId, rtm: &Rtm<'_>, shape: &Shape) {
         let known = self.assembling.get(&(peer.0, rtm.msg_id.0)).copied();
         let Some(Assembly::Receiving(id)) = known else {
-            return self.core.drop_packet(Some(peer), DropReason::UnknownOperation);
+            return self.core.drop_packet(peer, DropReason::UnknownOperation);
         };
         let Some(receive) = self.receives.get_mut(id) else { return };
         if receive.reading != Reading::Nacked || receive.length != shape.length {
-            return self.core.drop_packet(Some(peer), DropReason::UnknownOperation);
+            return self.core.drop_packet(peer, DropReason::UnknownOperation);
         }
         receive.reading = Reading::No;
         receive.subprotocol = Some(Subprotocol::LongCts);

@@ -91,7 +91,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             || receive.tag != rtm.tag.unwrap_or(0)
         {
             let peer = receive.peer;
-            return self.core.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
+            return self.core.drop_packet(peer, DropReason::SegmentOutOfRange);
         }
         receive.cq_data = receive.cq_data.or(rtm.options.cq_data);
         self.last_medium = id;

@@ -41,15 +41,15 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
                 if self.has_tag_list
                     && self.ops.core.begins_without_first_segment(peer, rtm, &shape)
                 {
-                    return self.ops.core.drop_packet(Some(peer), DropReason::OutOfOrder);
+                    return self.ops.core.drop_packet(peer, DropReason::OutOfOrder);
                 }
             }
             Ok(_) => {}
-            Err(reason) => return self.ops.core.drop_packet(Some(peer), reason),
+            Err(reason) => return self.ops.core.drop_packet(peer, reason),
         }
         self.ordered_arrived(peer, rtm.msg_id.0, bytes, |matching| match shape {
             Ok(shape) => matching.message_begins(peer, rtm, &shape, payload, bytes),
-            Err(reason) => matching.ops.core.drop_packet(Some(peer), reason),
+            Err(reason) => matching.ops.core.drop_packet(peer, reason),
         });
     }
 
@@ -74,7 +74,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
     /// Keeps a packet that is ahead of the expected message.
     pub(crate) fn keep_ahead(&mut self, peer: PeerId, msg_id: u32, bytes: &[u8]) {
         if let MatchHint::Receive(_) = self.match_hint {
-            return self.ops.core.drop_packet(Some(peer), DropReason::OutOfOrder);
+            return self.ops.core.drop_packet(peer, DropReason::OutOfOrder);
         }
         let chain = self.held.hold(bytes);
         let Some(active) = self.ops.core.peers.active_mut(peer) else { return };
@@ -97,7 +97,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
             Admit::Beyond(_) => DropReason::MessageIdTooFar,
         };
         self.held.drop_chain(chain);
-        self.ops.core.drop_packet(Some(peer), reason);
+        self.ops.core.drop_packet(peer, reason);
     }
 
     /// Handles kept packets as long as theirs is the expected id.
@@ -122,9 +122,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
                     matching.message_begins(peer, rtm, &shape, packet.payload, bytes);
                 }
                 Ok(shape) => matching.further_segment(peer, rtm, &shape, packet.payload, bytes),
-                Err(reason) => matching.ops.core.drop_packet(Some(peer), reason),
+                Err(reason) => matching.ops.core.drop_packet(peer, reason),
             },
-            _ => matching.ops.core.drop_packet(Some(peer), DropReason::OldMessageId),
+            _ => matching.ops.core.drop_packet(peer, DropReason::OldMessageId),
         });
         self.ops.core.uncount_ahead(peer, cost);
     }

@@ -80,7 +80,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// operation if that waits for an answer.
     #[cold]
     pub(crate) fn refuse(&mut self, peer: PeerId, asked: Option<OpId>, reason: DropReason) {
-        self.drop_packet(Some(peer), reason);
+        self.drop_packet(peer, reason);
         let code = match reason {
             DropReason::SegmentOutOfRange => Status::BadLength.code().into(),
             DropReason::BadAtomic | DropReason::NotInPlace(_) => {
@@ -249,7 +249,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             Some((ReceiveRole::Read { .. }, Some(Subprotocol::Eager | Subprotocol::LongCts))) => {
                 self.end_receive(id, Some(error))
             }
-            _ => self.core.drop_packet(Some(peer), DropReason::UnknownOperation),
+            _ => self.core.drop_packet(peer, DropReason::UnknownOperation),
         }
     }
 
@@ -272,14 +272,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
     pub(crate) fn peer_error_arrived(&mut self, peer: PeerId, error: &PeerError) {
         if !self.ops.core.has_peer_error() {
             let reason = DropReason::Unsupported(PacketType::PeerError);
-            return self.ops.core.drop_packet(Some(peer), reason);
+            return self.ops.core.drop_packet(peer, reason);
         }
         let PeerError { op_id, ref_kind, prov_errno: code, .. } = *error;
         match ref_kind {
             OPERATION => self.ops.operation_given_up(peer, op_id, code),
             MSG_ID => self.message_given_up(peer, op_id.0, code),
             MSG_ID_SKIP => self.message_skipped(peer, op_id.0, code),
-            _ => self.ops.core.drop_packet(Some(peer), DropReason::UnknownOperation),
+            _ => self.ops.core.drop_packet(peer, DropReason::UnknownOperation),
         }
     }
 
@@ -307,13 +307,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
                     let freed = self.drop_ahead(chain);
                     self.ops.core.uncount_ahead(peer, freed);
                 }
-                _ => return self.ops.core.drop_packet(Some(peer), DropReason::OldMessageId),
+                _ => return self.ops.core.drop_packet(peer, DropReason::OldMessageId),
             },
             Admit::Old(_) => {
-                return self.ops.core.drop_packet(Some(peer), DropReason::OldMessageId);
+                return self.ops.core.drop_packet(peer, DropReason::OldMessageId);
             }
             Admit::Beyond(_) => {
-                return self.ops.core.drop_packet(Some(peer), DropReason::MessageIdTooFar);
+                return self.ops.core.drop_packet(peer, DropReason::MessageIdTooFar);
             }
         }
         self.ops.core.events.push(Event::MessageAbandoned { peer, msg_id, code });

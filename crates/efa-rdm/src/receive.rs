@@ -171,7 +171,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
     ) {
         match self.ops.assembling.get(&(peer.0, rtm.msg_id.0)).copied() {
             Some(assembly) => self.medium_segment(peer, assembly, rtm, shape, payload, bytes),
-            None => self.ops.core.drop_packet(Some(peer), DropReason::OldMessageId),
+            None => self.ops.core.drop_packet(peer, DropReason::OldMessageId),
         }
     }
 
@@ -307,10 +307,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
     /// Keeps a further segment of an unexpected message, unless all its bytes have arrived.
     fn unexpected_segment(&mut self, peer: PeerId, key: u32, payload: &[u8], bytes: &[u8]) {
         let Some(message) = self.messages.get_mut(key) else {
-            return self.ops.core.drop_packet(Some(peer), DropReason::UnknownOperation);
+            return self.ops.core.drop_packet(peer, DropReason::UnknownOperation);
         };
         let Some(missing) = message.missing.checked_sub(payload.len() as u64) else {
-            return self.ops.core.drop_packet(Some(peer), DropReason::RepeatedSegment);
+            return self.ops.core.drop_packet(peer, DropReason::RepeatedSegment);
         };
         message.missing = missing;
         let chain = self.held.hold(bytes);
@@ -375,7 +375,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
                     Some(begin) => begin(&mut matching.ops, peer, rtm, &shape, payload),
                     None => matching.further_segment(peer, rtm, &shape, payload, bytes),
                 },
-                Err(reason) => matching.ops.core.drop_packet(Some(peer), reason),
+                Err(reason) => matching.ops.core.drop_packet(peer, reason),
             }
         });
         // Of a message with the same ID, and this one gets no further segments.

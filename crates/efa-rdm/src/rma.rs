@@ -482,12 +482,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                 && matches!(receive.subprotocol, Some(Subprotocol::Eager | Subprotocol::LongCts))
         };
         let Some(receive) = self.receives.get_mut(id).filter(is_asked_for) else {
-            return self.core.drop_packet(Some(peer), DropReason::UnknownOperation);
+            return self.core.drop_packet(peer, DropReason::UnknownOperation);
         };
         let bytes = payload.len() as u64;
         let fits = receive.subprotocol == Some(Subprotocol::LongCts) || bytes == receive.length;
         if bytes == 0 || bytes > receive.length || !fits {
-            return self.core.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
+            return self.core.drop_packet(peer, DropReason::SegmentOutOfRange);
         }
         match receive.take_segment(0, payload) {
             Ok(Segment::Partial) => {

@@ -272,7 +272,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         });
         if !is_there {
             self.recycle_values(values);
-            self.core.drop_packet(Some(peer), DropReason::Revoked);
+            self.core.drop_packet(peer, DropReason::Revoked);
             return self.core.give_up(peer, asked, Status::RemoteBadAddress.code().into());
         }
         match kind {
@@ -301,7 +301,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let id = response.recv_id;
         let send = self.sends.get_mut(id);
         let Some(send) = send.filter(|send| send.peer == peer && send.awaits_values()) else {
-            return self.core.drop_packet(Some(peer), DropReason::UnknownOperation);
+            return self.core.drop_packet(peer, DropReason::UnknownOperation);
         };
         let SendRole::Atomic { atomic, .. } = send.role else { return };
         let state = self.atomics.get_mut(atomic as usize);
@@ -309,7 +309,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let bytes = payload.len() as u64;
         // A response to a request that hasn't been sent is forged.
         if send.subprotocol.is_none() || fetched.length() != bytes {
-            return self.core.drop_packet(Some(peer), DropReason::SegmentOutOfRange);
+            return self.core.drop_packet(peer, DropReason::SegmentOutOfRange);
         }
         fetched.write(0, payload);
         send.confirmed = true;

@@ -163,7 +163,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             Ok(Segment::Last) => self.end_receive(id, None),
             Ok(Segment::Partial) => {}
             Ok(Segment::Revoked) => self.give_up_writing(id),
-            Err(reason) => self.core.drop_packet(Some(peer), reason),
+            Err(reason) => self.core.drop_packet(peer, reason),
         }
     }
 }

@@ -118,7 +118,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         core.statistics.received_bytes += length as u64;
         let peer = core.peers.by_source(source);
         if peer.is_none() && core.refuses_strangers() {
-            core.drop_packet(None, DropReason::Stranger);
+            core.drop_packet_from(source, None, DropReason::Stranger);
             return self.put_user_packet(packet);
         }
         core.statistics.received.count(PacketType::EagerMsgRtm);

@@ -206,7 +206,7 @@ impl Settings {
     /// # Errors
     /// [`SettingsError`] for the first variable with an invalid value.
     pub fn from_environment() -> Result<Self, SettingsError> {
-        Self::from_variables(|name| std::env::var_os(name))
+        Self::from_variables(std::env::var_os::<&str>)
     }
 
     /// Reads variables; an empty one counts as absent.

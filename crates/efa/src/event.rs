@@ -3,7 +3,7 @@
 use std::fmt;
 
 use efa_device::{DeviceError, Status};
-use efa_rdm::{AccessError, DropReason, Excess, OperationError, PeerId};
+use efa_rdm::{AccessError, DropReason, Excess, OperationError, Origin, PeerId};
 
 use crate::address::Address;
 
@@ -36,8 +36,10 @@ pub enum Event {
     },
     /// A packet was dropped.
     PacketDropped {
-        /// The sender, if it is known.
+        /// The sender, if it is a known peer.
         peer: Option<Address>,
+        /// Otherwise the queue pair that it came from.
+        origin: Option<Origin>,
         /// Why.
         reason: DropReason,
     },
@@ -113,10 +115,11 @@ impl fmt::Display for Event {
             Self::PeerDiscovered(peer) => write!(f, "peer {peer} discovered"),
             Self::PeerRestarted { old, new } => write!(f, "peer {old} restarted as {new}"),
             Self::PeerLost { peer, status } => write!(f, "peer {peer} lost: {status}"),
-            Self::PacketDropped { peer: Some(peer), reason } => {
-                write!(f, "packet of {peer} dropped: {reason}")
-            }
-            Self::PacketDropped { peer: None, reason } => write!(f, "packet dropped: {reason}"),
+            Self::PacketDropped { peer, origin, reason } => match (peer, origin) {
+                (Some(peer), _) => write!(f, "packet of {peer} dropped: {reason}"),
+                (None, Some(origin)) => write!(f, "packet of {origin} dropped: {reason}"),
+                (None, None) => write!(f, "packet dropped: {reason}"),
+            },
             Self::PeerExcluded { peer, excess } => write!(f, "peer {peer} excluded: {excess}"),
             Self::BackPressure { bytes, limit, most } => {
                 write!(f, "{bytes} bytes of unexpected messages, limit {limit}: senders wait")?;
@@ -157,8 +160,8 @@ impl Event {
                 Self::PeerRestarted { old: address(old)?, new: address(new)? }
             }
             Inner::PeerLost { peer, status } => Self::PeerLost { peer: address(peer)?, status },
-            Inner::PacketDropped { peer, reason } => {
-                Self::PacketDropped { peer: peer.and_then(address), reason }
+            Inner::PacketDropped { peer, origin, reason } => {
+                Self::PacketDropped { peer: peer.and_then(address), origin, reason }
             }
             Inner::PeerExcluded { peer, excess } => {
                 Self::PeerExcluded { peer: address(peer)?, excess }
@@ -201,8 +204,13 @@ mod tests {
             "10 bytes of unexpected messages, limit 8: senders wait; most are of \
              [fe80::1]:12/0x0000002a"
         );
-        let dropped = Event::PacketDropped { peer: Some(peer), reason: DropReason::Stale };
+        let reason = DropReason::Stale;
+        let dropped = Event::PacketDropped { peer: Some(peer), origin: None, reason };
         let text = "packet of [fe80::1]:12/0x0000002a dropped: sent by an earlier incarnation";
+        assert_eq!(dropped.to_string(), text);
+        let origin = Some(Origin { gid: Some(peer.gid()), qpn: peer.qpn() });
+        let dropped = Event::PacketDropped { peer: None, origin, reason: DropReason::Stranger };
+        let text = format!("packet of queue pair 12 of fe80::1 dropped: {}", DropReason::Stranger);
         assert_eq!(dropped.to_string(), text);
         assert!(format!("{lost:?}").contains("peer: [fe80::1]:12/0x0000002a"), "{lost:?}");
     }

@@ -194,7 +194,7 @@ impl Scene {
         }
         while self.subject.poll_completion().is_some() {}
         while let Some(event) = self.subject.poll_event() {
-            if let Event::PacketDropped { peer: Some(peer), reason } = event {
+            if let Event::PacketDropped { peer: Some(peer), reason, .. } = event {
                 let of_honest = Some(peer) == named;
                 assert!(!of_honest, "fault of the honest peer reported: {reason:?}");
                 assert_ne!(reason, DropReason::PeerTableFull);

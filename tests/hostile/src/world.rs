@@ -413,7 +413,7 @@ impl World {
                 self.hostile_peers.push(*new);
                 Some(*old)
             }
-            Event::PacketDropped { peer, reason } => {
+            Event::PacketDropped { peer, reason, .. } => {
                 self.dropped += u64::from(at == SUBJECT);
                 let unknown = matches!(
                     reason,
