@@ -152,7 +152,8 @@ pub(crate) const RETRY: Duration = Duration::from_millis(1);
 const RETRY_AT_MOST: Duration = Duration::from_millis(16);
 /// Bytes of unexpected messages that a side keeps which sends messages.
 const UNEXPECTED_CONTROL: usize = 64 << 10;
-/// What arrives beyond the bound of unexpected messages, in packets that were on their way: more would exclude the peer.
+/// What arrives beyond the bound of unexpected messages, or before its turn, in packets that were on their way: more would
+/// exclude the peer.
 const UNDER_WAY: usize = 64 << 20;
 /// Room of the completion queue: connections have limits of their own.
 const ROOM: usize = 1 << 30;
@@ -191,6 +192,7 @@ impl Link {
         };
         protocol.bounds.unexpected = unexpected;
         protocol.bounds.unexpected_per_peer = unexpected.saturating_add(UNDER_WAY);
+        protocol.bounds.ahead = UNDER_WAY;
         self.domain
             .msg_endpoint(options)
             .bind_completion_queue(&self.queue, Direction::Both)

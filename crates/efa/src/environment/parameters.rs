@@ -393,7 +393,7 @@ pub(super) const SETTINGS: &[Parameter] = &[
 pub(super) const WITHOUT_EFFECT: &[Parameter] = &[
     no_effect(
         "FI_EFA_EFA_CQ_READ_SIZE",
-        "progress handles up to 512 completions of the device at a time",
+        "progress handles up to 64 completions of the device at a time",
     ),
     no_effect("FI_EFA_ENABLE_HIGH_PPS", "a setting of Amazon's hardware"),
     no_effect("FI_EFA_ENABLE_SHM_TRANSFER", "there is no shm transfer that bypasses the device"),
