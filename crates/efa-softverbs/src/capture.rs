@@ -1,16 +1,29 @@
-//! The capture file of a process, created with its first packet and completed when it exits.
+//! The capture file of a process, created with its first packet and completed when it exits. What it has in memory is
+//! written out soon after, so that of a program that hangs nothing is missing.
 
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
+use efa_device::Time;
 use efa_sim::capture::{Capture, CaptureError};
 use efa_sim::record::{Record, Sink};
 use rustix::fs::{FlockOperation, flock};
 
+use crate::clock::now;
 use crate::message::report;
-use crate::process::lock;
+use crate::process::{lock, process};
+
+/// How long a packet is in memory alone.
+const IN_MEMORY: Duration = Duration::from_millis(20);
+
+impl fmt::Debug for CaptureFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CaptureFile")
+    }
+}
 
 /// A capture file, shared by all devices of the process.
 #[derive(Clone)]
@@ -18,10 +31,12 @@ pub(crate) struct CaptureFile(Arc<Mutex<State>>);
 
 enum State {
     /// No packet was sent or received yet.
-    NotCreated {
-        path: String,
+    NotCreated { path: String },
+    Open {
+        capture: Box<Capture<File>>,
+        /// When the packets in memory are to be written out; `None` if there are none.
+        flush_at: Option<Time>,
     },
-    Open(Box<Capture<File>>),
     /// The process exits, or the file can't be written.
     Closed,
 }
@@ -31,6 +46,26 @@ impl CaptureFile {
     pub(crate) fn new(path: &str) -> Self {
         let path = path.replace("%p", &std::process::id().to_string());
         Self(Arc::new(Mutex::new(State::NotCreated { path })))
+    }
+
+    /// Writes out what is in memory if its time has come. Returns when this is to be called again, if it must be.
+    pub(crate) fn flush_if_due(&self) -> Option<Time> {
+        let time = now();
+        let mut state = lock(&self.0);
+        let State::Open { capture, flush_at } = &mut *state else { return None };
+        if flush_at.is_some_and(|at| at <= time) {
+            capture.flush();
+            *flush_at = None;
+        }
+        *flush_at
+    }
+
+    /// Writes out what is in memory.
+    pub(crate) fn flush(&self) {
+        if let State::Open { capture, flush_at } = &mut *lock(&self.0) {
+            capture.flush();
+            *flush_at = None;
+        }
     }
 
     /// Writes what is still in memory and closes the file. Waits at most `timeout` for a packet that is
@@ -48,7 +83,7 @@ impl CaptureFile {
             }
         };
         let state = std::mem::replace(&mut *state, State::Closed);
-        if let State::Open(capture) = state
+        if let State::Open { capture, .. } = state
             && let Err(error) = capture.finish()
         {
             report(&error);
@@ -61,15 +96,20 @@ impl Sink for CaptureFile {
         let mut state = lock(&self.0);
         if let State::NotCreated { path } = &*state {
             *state = match open(path) {
-                Ok(capture) => State::Open(Box::new(capture)),
+                Ok(capture) => State::Open { capture: Box::new(capture), flush_at: None },
                 Err(error) => {
                     report(&format_args!("cannot write the capture {path}: {error}"));
                     State::Closed
                 }
             };
         }
-        if let State::Open(capture) = &mut *state {
-            capture.record(record);
+        let State::Open { capture, flush_at } = &mut *state else { return };
+        capture.record(record);
+        if flush_at.is_none() {
+            let at = now() + IN_MEMORY;
+            *flush_at = Some(at);
+            drop(state);
+            process().progress.look_at(at);
         }
     }
 }

@@ -152,6 +152,10 @@ impl DeviceList {
         }
         let settings = Arc::new(settings);
         let capture = settings.capture.as_deref().map(CaptureFile::new);
+        if let Some(capture) = &capture {
+            // Nobody else sets it: the devices of a process are listed once.
+            let _ = process().capture.set(capture.clone());
+        }
         let entry = |index| -> &'static DeviceEntry {
             Box::leak(Box::new(DeviceEntry::new(index, &settings, &sysfs, capture.clone())))
         };

@@ -11,11 +11,12 @@
 use std::collections::HashMap;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use crate::abi::ibv_context;
 use crate::boundary::{BUSY, INVALID, Outcome};
+use crate::capture::CaptureFile;
 use crate::device::DeviceList;
 use crate::direct::trap;
 use crate::direct::watcher::Watcher;
@@ -50,6 +51,8 @@ pub(crate) struct Process {
     pub(crate) progress: Progress,
     pub(crate) watcher: Watcher,
     pub(crate) written: Written,
+    /// If there is one, since the devices were listed first.
+    pub(crate) capture: OnceLock<CaptureFile>,
     /// By address.
     handles: Mutex<HashMap<usize, HandleEntry>>,
 }

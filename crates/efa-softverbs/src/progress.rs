@@ -17,6 +17,7 @@ use std::time::Duration;
 use efa_device::Time;
 
 use crate::boundary::Outcome;
+use crate::capture::CaptureFile;
 use crate::clock::now;
 use crate::message::report;
 use crate::process::{lock, lock_in_time, process};
@@ -156,8 +157,9 @@ fn run() {
         progress.sleep(until, &mut woken);
         // Not held while the thread sleeps, so that the program can destroy them.
         let queue_pairs = progress.queue_pairs();
+        let capture = process().capture.get();
         if queue_pairs.is_empty() {
-            return;
+            return capture.map_or((), CaptureFile::flush);
         }
         let time = now();
         let is_round = time >= round_at;
@@ -185,6 +187,6 @@ fn run() {
             Look::NextRound => Some(round_at),
             Look::Asleep(at) => at,
         });
-        until = next.min();
+        until = next.chain(capture.and_then(CaptureFile::flush_if_due)).min();
     }
 }

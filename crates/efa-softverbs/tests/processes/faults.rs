@@ -8,7 +8,7 @@ use crate::{Host, LINKS, begin, print, printed, rkey};
 /// Sends 100 messages; prints how many failed with RNR, how many arrived, and whether in order.
 #[test]
 #[ignore = "a child"]
-fn child_sends_100_messages() {
+pub(super) fn child_sends_100_messages() {
     begin();
     const COUNT: usize = 100;
     let options = QpOptions { sends: 128, receives: 128, rnr_retry: 3, ..QpOptions::default() };

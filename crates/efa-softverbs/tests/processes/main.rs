@@ -69,7 +69,11 @@ impl Host {
     }
 
     fn start(&self, name: &str) -> Process {
-        let mut command = self.command(name, &[]);
+        self.start_with(name, &[])
+    }
+
+    fn start_with(&self, name: &str, settings: &[(&str, &str)]) -> Process {
+        let mut command = self.command(name, settings);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());

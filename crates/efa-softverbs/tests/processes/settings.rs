@@ -1,13 +1,14 @@
 //! Settings, captures and counters.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use efa_sim::capture::CaptureReader;
 use efa_sim::record::PacketEvent;
 use efa_soft::abi::*;
 
 use crate::common::verbs::*;
-use crate::{Host, LINKS, begin, print, printed, rkey};
+use crate::{Host, LINKS, begin, print, printed, read, rkey};
 
 /// Prints the number of devices, the limits and capabilities of the first, and `SYSFS_PATH`.
 #[test]
@@ -275,6 +276,35 @@ fn capture_is_complete_when_process_exits() {
     let records: Vec<_> = CaptureReader::open(path).unwrap().collect::<Result<_, _>>().unwrap();
     let count = |event| records.iter().filter(|record| record.event == event).count();
     assert_eq!((count(PacketEvent::Sent), count(PacketEvent::Received)), (100, 100));
+}
+
+#[test]
+#[ignore = "a child"]
+fn child_hangs_after_100_messages() {
+    crate::faults::child_sends_100_messages();
+    read();
+}
+
+#[test]
+fn capture_of_a_process_that_hangs_has_all_its_packets() {
+    for link in LINKS {
+        let host = Host::new(link);
+        let file = host.directory.path().join("hangs.pcapng");
+        let settings = [("EFA_SOFT_CAPTURE", file.to_str().unwrap())];
+        let mut child = host.start_with("settings::child_hangs_after_100_messages", &settings);
+        child.receive();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let records = || {
+            let records = CaptureReader::open(&file).ok()?.collect::<Result<Vec<_>, _>>();
+            records.ok().map(|records| records.len())
+        };
+        while records() != Some(200) {
+            assert!(Instant::now() < deadline, "{link}: {:?} of 200 records", records());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        child.kill();
+        assert_eq!(records(), Some(200), "{link}: a killed process loses none of them");
+    }
 }
 
 #[test]
