@@ -45,9 +45,8 @@ pub enum ExtraKind {
 }
 
 impl Extras {
-    /// The known bits: identifier, name, kind, and the first libfabric release that has it (`None`: no
-    /// release yet).
-    pub const TABLE: [(u32, &'static str, ExtraKind, Option<Release>); 10] = [
+    /// The known bits: identifier, name, kind, and the first libfabric release that has it (`None`: none).
+    pub const TABLE: &'static [(u32, &'static str, ExtraKind, Option<Release>)] = &[
         (0, "RDMA read", ExtraKind::Feature, Some(Release::V1_10)),
         (1, "delivery complete", ExtraKind::Feature, Some(Release::V1_12)),
         (2, "constant header length", ExtraKind::Request, Some(Release::V1_13)),
@@ -56,7 +55,8 @@ impl Extras {
         (5, "RDMA write", ExtraKind::Feature, Some(Release::V1_18)),
         (6, "read nack", ExtraKind::Feature, Some(Release::V1_20)),
         (7, "user receive QP", ExtraKind::Request, Some(Release::V1_22)),
-        (8, "unsolicited write receive", ExtraKind::Feature, Some(Release::V2_6)),
+        (8, "unsolicited write receive", ExtraKind::Feature, Some(Release::V2_1)),
         (9, "peer error", ExtraKind::Feature, None),
+        (63, "peer error of 20 bytes", ExtraKind::Feature, None),
     ];
 }

@@ -25,13 +25,14 @@ pub enum Release {
     V1_20,
     V1_22,
     V2_0,
+    V2_1,
     V2_6,
     V2_7,
 }
 
 impl Release {
     /// All release lines, oldest first.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::V1_10,
         Self::V1_12,
         Self::V1_13,
@@ -41,6 +42,7 @@ impl Release {
         Self::V1_20,
         Self::V1_22,
         Self::V2_0,
+        Self::V2_1,
         Self::V2_6,
         Self::V2_7,
     ];
@@ -58,6 +60,7 @@ impl Release {
             Self::V1_20 => "1.20",
             Self::V1_22 => "1.22",
             Self::V2_0 => "2.0",
+            Self::V2_1 => "2.1",
             Self::V2_6 => "2.6",
             Self::V2_7 => "2.7",
         }
@@ -73,7 +76,7 @@ impl fmt::Display for Release {
 /// No release line with a profile has this name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "no such release line; there are 1.10, 1.12, 1.13, 1.14, 1.16, 1.18, 1.20, 1.22, 2.0, 2.6, 2.7"
+    "no such release line; there are 1.10, 1.12, 1.13, 1.14, 1.16, 1.18, 1.20, 1.22, 2.0, 2.1, 2.6, 2.7"
 )]
 pub struct UnknownRelease;
 
@@ -155,7 +158,7 @@ impl Profile {
         extras.set(Extras::READ_NACK, since(Release::V1_20));
         extras.set(
             Extras::UNSOLICITED_WRITE_RECV,
-            device.unsolicited_write_receive && since(Release::V2_6),
+            device.unsolicited_write_receive && since(Release::V2_1),
         );
         Self {
             release,
@@ -221,7 +224,10 @@ mod tests {
             DeviceAbilities { rdma_read: true, rdma_write: true, unsolicited_write_receive: true };
         let bits = |release| Profile::with_device(release, with_rdma).extras.bits();
         let announced = Release::ALL.map(bits);
-        assert_eq!(announced, [0x1, 0x3, 0x3, 0xb, 0x1b, 0x3b, 0x7b, 0x7b, 0x7b, 0x17b, 0x17b]);
+        assert_eq!(
+            announced,
+            [0x1, 0x3, 0x3, 0xb, 0x1b, 0x3b, 0x7b, 0x7b, 0x7b, 0x17b, 0x17b, 0x17b]
+        );
         assert_eq!(Profile::of(Release::V1_10).extras, Extras::empty());
     }
 

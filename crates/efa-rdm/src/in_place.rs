@@ -122,7 +122,7 @@ const fn request(release: Release) -> Option<Extras> {
         Release::V1_13 | Release::V1_14 | Release::V1_16 | Release::V1_18 | Release::V1_20 => {
             Some(Extras::CONSTANT_HEADER_LENGTH)
         }
-        Release::V1_22 | Release::V2_0 => Some(Extras::USER_RECV_QP),
+        Release::V1_22 | Release::V2_0 | Release::V2_1 => Some(Extras::USER_RECV_QP),
         _ => None,
     }
 }

@@ -28,7 +28,7 @@ type Received = InPlaceCompletion<Box<[u8]>>;
 /// Releases that request headers of constant length, and those with a queue pair for plain messages.
 const CONSTANT_HEADER: [Release; 5] =
     [Release::V1_13, Release::V1_14, Release::V1_16, Release::V1_18, Release::V1_20];
-const USER_QUEUE: [Release; 2] = [Release::V1_22, Release::V2_0];
+const USER_QUEUE: [Release; 3] = [Release::V1_22, Release::V2_0, Release::V2_1];
 
 /// Senders, which are the endpoints of `world`, and one receiver that receives in place.
 struct Setup {
