@@ -92,6 +92,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                 Ok(()) => {
                     match owner {
                         Owner::Receive(_) => core.statistics.rdma_reads += 1,
+                        Owner::Write { .. } if transfer.retried => {
+                            core.statistics.retransmitted += 1
+                        }
                         Owner::Write { .. } => core.statistics.rdma_writes += 1,
                     }
                     transfer.next += length;
@@ -166,6 +169,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             return self.transfer_end(id);
         }
         if retry {
+            self.core.statistics.receiver_not_ready += 1;
             self.back_off(peer);
             self.core.enqueue_first(peer, Work::Transfer(id));
         }

@@ -66,13 +66,13 @@ pub struct Statistics {
     pub sent: PacketCounts,
     /// Well-formed packets received from known peers.
     pub received: PacketCounts,
-    /// Bytes of packets posted to the device, headers included.
+    /// Bytes of packets posted to the device, headers included, without retransmissions.
     pub sent_bytes: u64,
     /// Bytes of all packets received, headers included.
     pub received_bytes: u64,
-    /// Packets that the device completed with RNR (receiver not ready).
+    /// Packets, and RDMA writes with immediate data, that the device completed with RNR (receiver not ready).
     pub receiver_not_ready: u64,
-    /// Packets posted again after an RNR.
+    /// Of these, what was posted again.
     pub retransmitted: u64,
     /// Pauses of the send window for peers that may be of a release of libfabric before 2.0.
     pub pauses: u64,
@@ -89,7 +89,7 @@ pub struct Statistics {
     pub excluded: u64,
     /// Messages of former incarnations that were dropped because their queue pair exceeded its bound.
     pub left_dropped: u64,
-    /// Packets that were dropped, for any reason.
+    /// Packets that were dropped, for any reason; those below are among them.
     pub dropped: u64,
     /// Dropped packets that weren't of the protocol.
     pub malformed: u64,
@@ -97,7 +97,7 @@ pub struct Statistics {
     pub old_message_ids: u64,
     /// Dropped packets of an earlier incarnation of their sender.
     pub stale: u64,
-    /// Packets that were handled although they carry no connid to check.
+    /// Packets that were handled, not dropped, although they carry no connid to check.
     pub unverified: u64,
     /// Injected messages that were delivered; they have no completion.
     pub injected: u64,
@@ -107,14 +107,14 @@ pub struct Statistics {
     /// Peers' writes to local memory that came in packets or with CQ data, and peers' atomics that
     /// don't fetch.
     pub remote_writes: u64,
-    /// Payload bytes delivered to receives of the application.
+    /// Payload bytes delivered to receives and RMA reads of the application.
     pub delivered_bytes: u64,
     /// Of these, bytes of single packets that were copied from the device's own memory to the buffer of their receive
     /// at once ([`QueuePair::take_rest`](efa_device::QueuePair::take_rest)).
     pub placed_bytes: u64,
     /// RDMA reads posted to the device.
     pub rdma_reads: u64,
-    /// RDMA writes posted to the device.
+    /// RDMA writes posted to the device, without repetitions after an RNR.
     pub rdma_writes: u64,
     /// Peers' requests whose access to local memory was refused.
     pub access_refused: u64,

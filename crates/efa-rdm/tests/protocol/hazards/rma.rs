@@ -151,6 +151,9 @@ fn hazard_21_immediate_data_is_sent_again_after_rnr_unchanged() {
         assert_eq!(bytes_of(&region), pattern(777, cq_data));
     }
     assert_eq!(world.network.statistics().receiver_not_ready, 9);
+    let statistics = world.endpoint(0).statistics();
+    let counted = (statistics.rdma_writes, statistics.receiver_not_ready, statistics.retransmitted);
+    assert_eq!(counted, (4, 9, 9), "each write once, and each RNR");
     assert!(world.ends[0].events.is_empty(), "no peer is lost");
     // The RNR backoff is the same as for packets.
     let took = |times: u32| {
