@@ -1,5 +1,5 @@
 //! An endpoint that receives messages in place from an honest and a hostile peer: each honest message is
-//! received once and intact, and each receive completes once.
+//! received once and intact, or refused for its header where the endpoint does that, and each receive completes once.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -32,6 +32,8 @@ struct Scene {
     now: Time,
     sent: u64,
     arrived: BTreeSet<u64>,
+    /// How many honest messages failed a receive because of their header.
+    refused: u64,
     posted: u64,
     completed: BTreeSet<u64>,
     sent_by_hostile: u64,
@@ -41,7 +43,7 @@ struct Scene {
 
 impl Scene {
     fn new(input: &mut Input<'_>) -> Self {
-        let seed = input.byte().into();
+        let seed: u64 = input.byte().into();
         let network = LocalFabric::new(LocalOptions::default().with(|options| {
             options.seed = seed;
             options.mtu = MTU;
@@ -56,7 +58,9 @@ impl Scene {
             bounds.unexpected_per_peer = 1 << 16;
             bounds.discovered = 16;
         });
-        let unexpected_header = UnexpectedHeader::Move;
+        let moves = seed.is_multiple_of(2);
+        let unexpected_header =
+            if moves { UnexpectedHeader::Move } else { UnexpectedHeader::Refuse };
         let config = Config::as_release(release).with(|config| {
             config.unexpected_header = unexpected_header;
             config.bounds = bounds;
@@ -81,6 +85,7 @@ impl Scene {
             now: Time::ZERO,
             sent: 0,
             arrived: BTreeSet::new(),
+            refused: 0,
             posted: 0,
             completed: BTreeSet::new(),
             sent_by_hostile: 0,
@@ -181,7 +186,10 @@ impl Scene {
             assert!(done.context < self.posted);
             let message = match done.result {
                 Ok(message) => message,
-                Err(OperationError::UnexpectedHeader { .. }) => continue,
+                Err(OperationError::UnexpectedHeader { .. }) => {
+                    self.refused += u64::from(done.peer.is_some() && done.peer == named);
+                    continue;
+                }
                 Err(error) => panic!("a receive in place fails: {error}"),
             };
             let bytes = message.bytes();
@@ -232,10 +240,11 @@ pub(crate) fn run(bytes: &[u8]) {
     }
     for _ in 0..400 {
         scene.step();
-        if scene.arrived.len() as u64 == scene.sent {
+        if scene.arrived.len() as u64 + scene.refused == scene.sent {
             return;
         }
         scene.receive();
     }
-    panic!("{:?} of {} honest messages arrived", scene.arrived, scene.sent);
+    let Scene { arrived, refused, sent, .. } = &scene;
+    panic!("{arrived:?} of {sent} honest messages arrived, {refused} were refused");
 }
