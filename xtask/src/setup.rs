@@ -31,6 +31,8 @@ pub(crate) enum Tool {
     /// Open MPI and its headers, for programs on the software device.
     OpenMpi,
     OpenMpiHeaders,
+    /// Reads captures with the dissector of `docs/wireshark`.
+    Tshark,
     /// Names of services.
     Services,
     /// UCX's program that measures messages.
@@ -130,6 +132,7 @@ impl Tool {
                 "libopenmpi-dev",
                 "/usr/share/doc/libopenmpi-dev/copyright",
             )),
+            Self::Tshark => Source::Debian(DebianPackage::program("tshark", "tshark")),
             Self::Services => Source::Debian(DebianPackage::file("netbase", "/etc/services")),
             Self::UcxPerftest => {
                 Source::Debian(DebianPackage::program("ucx-utils", "ucx_perftest"))

@@ -39,7 +39,7 @@ pub(crate) enum Step {
     Clippy,
     /// Unit, property, snapshot and integration tests
     Tests,
-    /// Tests of the software device with Debian's libfabric and its programs
+    /// Tests of the software device with Debian's libfabric and its programs, and of its captures with tshark
     Libfabric,
     /// efa-verbs against rdma-core, and our stack on it (on the software device)
     Verbs,
@@ -143,6 +143,7 @@ impl Step {
                 Tool::MpichWheel,
                 Tool::OpenMpiWheel,
                 Tool::Lstopo,
+                Tool::Tshark,
             ],
             Self::Provider => &[
                 Tool::FiInfo,
@@ -224,7 +225,15 @@ impl Step {
                 run_tests(cargo.env("INSTA_UPDATE", "no"), tests)
             }
             Self::Libfabric => {
-                let names = ["libfabric", "rdma_core", "layout", "openmpi", "opened", "wheels"];
+                let names = [
+                    "libfabric",
+                    "rdma_core",
+                    "layout",
+                    "openmpi",
+                    "opened",
+                    "wheels",
+                    "wireshark",
+                ];
                 cargo.env("EFA_WHEELS", setup::python_environments(workspace)?);
                 run_tests(with_packages(&mut cargo, &names), tests)
             }
