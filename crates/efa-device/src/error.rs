@@ -26,6 +26,14 @@ pub enum DeviceError {
         /// The address.
         gid: Gid,
     },
+    /// The device doesn't reach another interface.
+    #[error("the device at {ours} does not reach {theirs}")]
+    Unreachable {
+        /// The device's interface.
+        ours: Gid,
+        /// The other one.
+        theirs: Gid,
+    },
     /// No such address handle.
     #[error("no address handle {handle:?}")]
     BadAddressHandle {

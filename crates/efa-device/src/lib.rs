@@ -734,6 +734,12 @@ pub trait Device {
     /// Its global identifier.
     fn gid(&self) -> Gid;
 
+    /// Whether it may reach another interface; `false` if it certainly doesn't, as one of another link.
+    fn reaches(&self, gid: Gid) -> bool {
+        let _ = gid;
+        true
+    }
+
     /// Creates a queue pair.
     ///
     /// # Errors

@@ -306,7 +306,7 @@ impl Netio {
             Ok(key) => key,
             Err(error) => {
                 tracing::warn!(%error, "a connection can't be accepted");
-                self.reject(request, Rejection::Lacking);
+                self.reject(request, Rejection::because(&error.into()));
                 return None;
             }
         };
@@ -316,7 +316,8 @@ impl Netio {
             .map(|it| it.accept(request, &Features::acceptance()));
         if let Some(Err(error)) = accepted {
             tracing::warn!(error = %error.error, "a connection can't be accepted");
-            self.reject(*error.request, Rejection::Lacking);
+            let reason = Rejection::because(&error.error);
+            self.reject(*error.request, reason);
             self.forget_silently(key);
             return None;
         }

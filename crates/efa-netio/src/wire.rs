@@ -17,6 +17,8 @@
 
 use std::num::NonZeroU32;
 
+use efa::{DeviceError, EnableError, StartConnectError};
+
 /// The tag of control messages.
 pub(crate) const CONTROL: u64 = 0x6e65_7469_6f00_0001;
 /// Bytes of a control message.
@@ -134,6 +136,15 @@ pub enum Rejection {
     /// It has no memory or descriptor for the connection.
     #[error("the listener lacks memory or descriptors")]
     Lacking,
+    /// Its device doesn't reach that of the caller.
+    #[error(
+        "the listener's device does not reach this side's: both must be on one host of the link shm (the same name, \
+         directory and user), or on the link tcp"
+    )]
+    Unreachable,
+    /// Its device failed.
+    #[error("the listener's device failed")]
+    Failed,
 }
 
 impl Rejection {
@@ -145,7 +156,24 @@ impl Rejection {
             Self::WrongRole => 2,
             Self::Full => 3,
             Self::Lacking => 4,
+            Self::Unreachable => 5,
+            Self::Failed => 6,
         }]
+    }
+
+    /// Why a request wasn't accepted.
+    pub(crate) fn because(error: &StartConnectError) -> Self {
+        let device = match error {
+            StartConnectError::Enable(EnableError::Device(error)) => error,
+            StartConnectError::Device(error) => error,
+            _ => return Self::Lacking,
+        };
+        match device {
+            DeviceError::Unreachable { .. } => Self::Unreachable,
+            error if error.shortage().is_some() => Self::Lacking,
+            DeviceError::LimitReached { .. } => Self::Lacking,
+            _ => Self::Failed,
+        }
     }
 
     pub(crate) fn of(data: &[u8]) -> Self {
@@ -154,6 +182,8 @@ impl Rejection {
             [2] => Self::WrongRole,
             [3] => Self::Full,
             [4] => Self::Lacking,
+            [5] => Self::Unreachable,
+            [6] => Self::Failed,
             _ => Self::NotNetio,
         }
     }
@@ -343,6 +373,8 @@ mod tests {
             Rejection::WrongRole,
             Rejection::Full,
             Rejection::Lacking,
+            Rejection::Unreachable,
+            Rejection::Failed,
         ] {
             assert_eq!(Rejection::of(&reason.data()), reason);
         }

@@ -12,7 +12,8 @@ use std::time::Duration;
 use efa::{Access, Fabric, ForeignMemory, LocalAccess, LocalOptions, ShmOptions, TcpOptions};
 use efa_netio::{
     Buffers, ClosedReason, Completion, Delivery, Event, ListenOptions, Message, Netio, Options,
-    Pool, PublishOptions, PublishSocket, Published, SendOptions, Sent, SubscribeOptions, Wait,
+    Pool, PublishOptions, PublishSocket, Published, RefusedReason, Rejection, SendOptions, Sent,
+    SubscribeOptions, Wait,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
@@ -30,8 +31,12 @@ impl Host {
     }
 
     fn shm(&self) -> Fabric {
+        self.named("test")
+    }
+
+    fn named(&self, name: &str) -> Fabric {
         let directory = Some(self.0.path().join("hosts"));
-        Fabric::shm(ShmOptions::new("test").with(|options| options.directory = directory))
+        Fabric::shm(ShmOptions::new(name).with(|options| options.directory = directory))
     }
 }
 
@@ -365,6 +370,34 @@ fn deliver(
             assert!(message.len() == 1 << 20 && message.iter().all(|byte| *byte == 7));
             return message;
         }
+    }
+}
+
+#[test]
+fn caller_that_the_device_of_the_listener_does_not_reach_is_rejected_with_that_reason() {
+    let host = Host::new();
+    let pairs =
+        [(host.named("one"), host.named("other")), (host.shm(), tcp()), (tcp(), host.shm())];
+    for (listening, calling) in pairs {
+        let mut listener = context(&listening);
+        let socket = listener.listen_socket(ListenOptions::default());
+        listener.listen(socket, HOST, 0).unwrap();
+        let port = listener.local_address(socket).unwrap().port();
+        let mut caller = context(&calling);
+        let send = caller.send_socket(SendOptions::default());
+        caller.connect(send, HOST, port).unwrap();
+        let begin = std::time::Instant::now();
+        let refused = loop {
+            assert!(begin.elapsed() < LONG);
+            assert!(listener.poll(Wait::No).unwrap().is_none(), "nobody is accepted");
+            if let Some(event) = caller.poll(Wait::No).unwrap() {
+                break event;
+            }
+        };
+        let Event::Refused { reason: RefusedReason::Rejected(reason), .. } = refused else {
+            panic!("{refused:?}");
+        };
+        assert_eq!(reason, Rejection::Unreachable);
     }
 }
 

@@ -78,6 +78,7 @@ pub(crate) fn of_device(error: &DeviceError) -> Errno {
         DeviceError::BadAddress { .. }
         | DeviceError::BadAddressHandle { .. }
         | DeviceError::OutOfRegion { .. } => FI_EINVAL,
+        DeviceError::Unreachable { .. } => FI_EHOSTUNREACH,
         DeviceError::Unsupported { .. } => FI_EOPNOTSUPP,
         DeviceError::LimitReached { .. } => FI_ENOSPC,
         DeviceError::Absent { .. } => FI_ENODEV,

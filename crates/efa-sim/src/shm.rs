@@ -444,6 +444,11 @@ impl Device for ShmDevice {
         self.directory.gid()
     }
 
+    /// The processes of a host have one interface.
+    fn reaches(&self, gid: Gid) -> bool {
+        gid == self.gid()
+    }
+
     fn create_queue_pair(&self, options: QueuePairOptions) -> Result<ShmQueuePair, DeviceError> {
         link::create(self, &self.settings, options, None)
     }

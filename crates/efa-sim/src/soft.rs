@@ -79,6 +79,10 @@ impl Device for SoftDevice {
         each!(SoftDevice, self, device => device.gid())
     }
 
+    fn reaches(&self, gid: Gid) -> bool {
+        each!(SoftDevice, self, device => device.reaches(gid))
+    }
+
     fn create_queue_pair(&self, options: QueuePairOptions) -> Result<SoftQueuePair, DeviceError> {
         Ok(match self {
             Self::Local(device) => SoftQueuePair::Local(device.create_queue_pair(options)?),

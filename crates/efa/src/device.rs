@@ -2,7 +2,7 @@
 //! (feature `sim`), or an EFA interface of this machine through rdma-core.
 
 use efa_device::{
-    Access, CopySource, CopyTarget, Device as _, DeviceAttributes, DeviceError, ForeignMemory,
+    Access, CopySource, CopyTarget, Device as _, DeviceAttributes, DeviceError, ForeignMemory, Gid,
     RegisterError,
 };
 #[cfg(feature = "sim")]
@@ -39,6 +39,14 @@ impl<S: Into<SoftDevice>> From<S> for Device {
 impl Device {
     pub(crate) fn attributes(&self) -> &DeviceAttributes {
         each!(Self in self, device => device.attributes())
+    }
+
+    /// Fails if it doesn't reach another interface.
+    pub(crate) fn check_reach(&self, theirs: Gid) -> Result<(), DeviceError> {
+        each!(Self in self, device => match device.reaches(theirs) {
+            true => Ok(()),
+            false => Err(DeviceError::Unreachable { ours: device.gid(), theirs }),
+        })
     }
 
     pub(crate) fn register(
