@@ -239,8 +239,8 @@ impl Sources {
             slot.is_ready = false;
             let source = std::mem::replace(&mut slot.source, Source::Running);
             let next = match source {
-                Source::Listener { acceptor, waiters, unfinished, .. } => {
-                    self.accept(key, (acceptor, waiters, unfinished), watch, now)
+                Source::Listener { acceptor, waiters, unfinished, again } => {
+                    self.accept(key, (acceptor, waiters, unfinished, again), watch, now)
                 }
                 Source::Caller { listener, waiters, call, from } => {
                     let next = self.hear((listener, waiters), call, from, watch, now);
@@ -287,7 +287,12 @@ impl Sources {
     fn accept(
         &mut self,
         key: usize,
-        (mut acceptor, waiters, mut unfinished): (Acceptor, Arc<Waiters>, VecDeque<usize>),
+        (mut acceptor, waiters, mut unfinished, before): (
+            Acceptor,
+            Arc<Waiters>,
+            VecDeque<usize>,
+            Option<Time>,
+        ),
         watch: &Watch,
         now: Time,
     ) -> Next {
@@ -317,7 +322,10 @@ impl Sources {
                 unfinished.extend(added.ok());
             }
             Err(error) => {
-                tracing::warn!(%error, "a listener can't accept; it tries again");
+                // Once a shortage.
+                if before.is_none() {
+                    tracing::warn!(%error, "a listener can't accept; it tries again");
+                }
                 again = Some(now + PAUSE);
             }
         }
