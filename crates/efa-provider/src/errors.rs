@@ -15,7 +15,8 @@
 
 use std::ffi::{CStr, CString, c_int};
 use std::io;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use efa::{
     Bound, ConnectError, DeviceError, EnableError, Error, InsertionError, KeyError, OperationError,
@@ -24,12 +25,17 @@ use efa::{
 
 use crate::abi::*;
 use crate::boundary::Errno;
+use crate::log;
 
 /// An operation couldn't be started.
 #[cold]
 pub(crate) fn of_start(error: &StartError) -> Errno {
     Errno(match error {
         // The operation can be tried again, as after any other lack of resources.
+        StartError::Device(lack) if lack.shortage().is_some() => {
+            log_reason(lack);
+            FI_EAGAIN
+        }
         _ if error.is_busy() || error.shortage().is_some() => FI_EAGAIN,
         StartError::Closed => FI_EBADF,
         StartError::NotConnected => FI_ENOTCONN,
@@ -70,8 +76,28 @@ fn of_engine(error: &efa::EngineStartError) -> c_int {
     }
 }
 
+/// Logs why the device failed, of which C programs get the number alone. At most a line a second, as they repeat calls.
+#[cold]
+fn log_reason(error: &DeviceError) {
+    const PAUSE: Duration = Duration::from_secs(1);
+    static LAST: Mutex<Option<Instant>> = Mutex::new(None);
+    let now = Instant::now();
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    if last.is_none_or(|last| now - last >= PAUSE) {
+        *last = Some(now);
+        drop(last);
+        log::warn(format_args!("{error}"));
+    }
+}
+
 /// The device failed.
 pub(crate) fn of_device(error: &DeviceError) -> Errno {
+    if let DeviceError::System { .. }
+    | DeviceError::Inconsistent { .. }
+    | DeviceError::Absent { .. } = error
+    {
+        log_reason(error);
+    }
     Errno(match error {
         DeviceError::QueueFull { .. } => FI_EAGAIN,
         DeviceError::TooLong { .. } => FI_EMSGSIZE,
