@@ -33,6 +33,7 @@ enum State {
     /// No packet was sent or received yet.
     NotCreated { path: String },
     Open {
+        path: String,
         capture: Box<Capture<File>>,
         /// When the packets in memory are to be written out; `None` if there are none.
         flush_at: Option<Time>,
@@ -52,7 +53,7 @@ impl CaptureFile {
     pub(crate) fn flush_if_due(&self) -> Option<Time> {
         let time = now();
         let mut state = lock(&self.0);
-        let State::Open { capture, flush_at } = &mut *state else { return None };
+        let State::Open { capture, flush_at, .. } = &mut *state else { return None };
         if flush_at.is_some_and(|at| at <= time) {
             capture.flush();
             *flush_at = None;
@@ -62,7 +63,7 @@ impl CaptureFile {
 
     /// Writes out what is in memory.
     pub(crate) fn flush(&self) {
-        if let State::Open { capture, flush_at } = &mut *lock(&self.0) {
+        if let State::Open { capture, flush_at, .. } = &mut *lock(&self.0) {
             capture.flush();
             *flush_at = None;
         }
@@ -83,10 +84,10 @@ impl CaptureFile {
             }
         };
         let state = std::mem::replace(&mut *state, State::Closed);
-        if let State::Open { capture, .. } = state
+        if let State::Open { path, capture, .. } = state
             && let Err(error) = capture.finish()
         {
-            report(&error);
+            report(&format_args!("the capture {path} is incomplete: {error}"));
         }
     }
 }
@@ -94,16 +95,20 @@ impl CaptureFile {
 impl Sink for CaptureFile {
     fn record(&mut self, record: &Record<'_>) {
         let mut state = lock(&self.0);
-        if let State::NotCreated { path } = &*state {
+        if let State::NotCreated { path } = &mut *state {
             *state = match open(path) {
-                Ok(capture) => State::Open { capture: Box::new(capture), flush_at: None },
+                Ok(capture) => State::Open {
+                    path: std::mem::take(path),
+                    capture: Box::new(capture),
+                    flush_at: None,
+                },
                 Err(error) => {
                     report(&format_args!("cannot write the capture {path}: {error}"));
                     State::Closed
                 }
             };
         }
-        let State::Open { capture, flush_at } = &mut *state else { return };
+        let State::Open { capture, flush_at, .. } = &mut *state else { return };
         capture.record(record);
         if flush_at.is_none() {
             let at = now() + IN_MEMORY;
