@@ -2,7 +2,7 @@
 //! pipe.
 
 use std::ffi::{OsStr, OsString};
-use std::io::Read;
+use std::io::{self, Read};
 use std::thread::{self, JoinHandle};
 
 /// An option and its value as one argument, as the value may begin with `-`.
@@ -13,9 +13,11 @@ pub(crate) fn option(name: &str, value: impl AsRef<OsStr>) -> OsString {
     option
 }
 
-/// Reads a pipe to its end in a thread. What can't be read is left out.
-pub(crate) fn read_aside(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
-    thread::spawn(move || {
+/// Reads a pipe to its end in a thread. What can't be read is left out. Fails if the thread can't be started.
+pub(crate) fn read_aside(
+    pipe: Option<impl Read + Send + 'static>,
+) -> io::Result<JoinHandle<Vec<u8>>> {
+    thread::Builder::new().spawn(move || {
         let mut bytes = Vec::new();
         if let Some(mut pipe) = pipe {
             let _ = pipe.read_to_end(&mut bytes);

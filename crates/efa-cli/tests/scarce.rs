@@ -1,4 +1,4 @@
-//! Little of what the system gives: file descriptors, memory, space; and a umask that takes every permission.
+//! Little of what the system gives: file descriptors, memory, threads; and a umask that takes every permission.
 //! Each run works, or says in words what is missing.
 
 #![allow(clippy::unwrap_used)]
@@ -76,11 +76,9 @@ fn run_without_address_space_says_so_and_256_mib_are_enough() {
     }
 }
 
-#[test]
-fn run_with_a_umask_that_takes_all_permissions_works_and_can_be_repeated() {
-    let scratch = Scratch::new("umask");
-    std::fs::create_dir(&scratch).unwrap();
-    // Root may do everything whatever the permissions are, so it runs the program as another user.
+/// Whether a user without privileges can run the program, and enter the directory. Root may do everything, and so
+/// becomes another user for that.
+fn other_user_can_run(scratch: &Scratch) -> bool {
     let probe = Command::new("sh")
         .args([
             "-c",
@@ -91,8 +89,44 @@ fn run_with_a_umask_that_takes_all_permissions_works_and_can_be_repeated() {
             scratch.as_str(),
         ])
         .status();
-    if !probe.is_ok_and(|status| status.success()) {
-        return eprintln!("skipped: no other user can run the program here, or use its directory");
+    let can = probe.is_ok_and(|status| status.success());
+    if !can {
+        eprintln!("skipped: no other user can run the program here, or use its directory");
+    }
+    can
+}
+
+#[test]
+fn netio_that_cannot_start_a_thread_or_process_says_so() {
+    let scratch = Scratch::new("threads");
+    std::fs::create_dir(&scratch).unwrap();
+    if !other_user_can_run(&scratch) {
+        return;
+    }
+    let said = |count: u32, arguments: &[&str]| {
+        let script = "d=$1; n=$2; shift 2; test $(id -u) -ne 0 || { chmod 777 \"$d\"; \
+            set -- setpriv --reuid 65534 --clear-groups prlimit --nproc=$n \"$@\"; }; \
+            test $(id -u) -eq 0 || ulimit -u $n; exec \"$@\" --directory \"$d/hosts\"";
+        let mut command = Command::new("sh");
+        command.args(["-c", script, "sh", scratch.as_str(), &count.to_string()]);
+        command.args([env!("CARGO_BIN_EXE_efa"), "netio"]).args(arguments);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Running::start(&mut command).finish().failure()
+    };
+    let lacks = "cannot start a thread: Resource temporarily unavailable";
+    let publish = said(1, &["publish", "127.0.0.1:0", "--tag", "1"]);
+    assert!(publish.contains(lacks), "{publish}");
+    // Processes of the same user elsewhere may leave none for the subscriber.
+    let bench = said(2, &["bench", "--seconds", "0.1"]);
+    assert!(bench.contains(lacks) || bench.contains("cannot run a subscriber: "), "{bench}");
+}
+
+#[test]
+fn run_with_a_umask_that_takes_all_permissions_works_and_can_be_repeated() {
+    let scratch = Scratch::new("umask");
+    std::fs::create_dir(&scratch).unwrap();
+    if !other_user_can_run(&scratch) {
+        return;
     }
     for _ in 0..2 {
         let setup = "umask 0777; test $(id -u) -ne 0 || { chmod 777 \"$1\"; d=$1; shift; \

@@ -10,7 +10,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use super::{Line, State};
@@ -165,20 +165,28 @@ fn run(command: &mut Command) -> Result<Output, String> {
         .stderr(Stdio::piped())
         .spawn()
         .map_err(failed)?;
-    let (stdout, stderr) = (read_aside(child.stdout.take()), read_aside(child.stderr.take()));
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let readers = read_aside(stdout).and_then(|stdout| Ok([stdout, read_aside(stderr)?]));
+    let end = |child: &mut Child| {
+        let _ = child.kill();
+        let _ = child.wait();
+    };
+    let readers = readers.map_err(|error| {
+        end(&mut child);
+        format!("cannot start a thread: {error}")
+    })?;
     let begin = Instant::now();
     let status = loop {
         match child.try_wait().map_err(failed)? {
             Some(status) => break status,
             None if begin.elapsed() > DEADLINE => {
-                let _ = child.kill();
-                let _ = child.wait();
+                end(&mut child);
                 return Err(format!("{name} did not end within {} s", DEADLINE.as_secs()));
             }
             None => std::thread::sleep(Duration::from_millis(5)),
         }
     };
-    let [stdout, stderr] = [stdout, stderr].map(|reader| reader.join().unwrap_or_default());
+    let [stdout, stderr] = readers.map(|reader| reader.join().unwrap_or_default());
     Ok(Output { status, stdout, stderr })
 }
 

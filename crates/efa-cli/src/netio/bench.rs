@@ -210,9 +210,13 @@ impl Subscriber {
             command.process_group(0).stdin(Stdio::null());
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
         };
-        let mut child = start().map_err(NetioError::Subscriber)?;
-        let (stdout, stderr) = (read_aside(child.stdout.take()), read_aside(child.stderr.take()));
-        Ok(Self { child, stdout: Some(stdout), stderr: Some(stderr) })
+        let child = start().map_err(NetioError::Subscriber)?;
+        // Ended by this if a thread doesn't start.
+        let mut started = Self { child, stdout: None, stderr: None };
+        let (stdout, stderr) = (started.child.stdout.take(), started.child.stderr.take());
+        started.stdout = Some(read_aside(stdout).map_err(NetioError::Thread)?);
+        started.stderr = Some(read_aside(stderr).map_err(NetioError::Thread)?);
+        Ok(started)
     }
 
     /// Fails if it has ended.

@@ -95,7 +95,8 @@ impl InputArgs {
             signal: netio.signal(),
         };
         let file = self.file().map(Path::to_owned);
-        thread::spawn(move || reader.read_all(source, file.as_deref(), repeat));
+        let read_all = move || reader.read_all(source, file.as_deref(), repeat);
+        thread::Builder::new().spawn(read_all).map_err(NetioError::Thread)?;
         Ok(Feed {
             name,
             pool,

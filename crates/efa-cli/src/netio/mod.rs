@@ -106,6 +106,9 @@ pub(crate) enum NetioError {
     /// A subscriber's process can't be started or watched.
     #[error("cannot run a subscriber")]
     Subscriber(#[source] io::Error),
+    /// A thread can't be started.
+    #[error("cannot start a thread")]
+    Thread(#[source] io::Error),
 
     /// The name of a host can't be resolved.
     #[error("cannot resolve {site}")]
@@ -208,7 +211,8 @@ impl NetioError {
             | Self::Input { .. }
             | Self::File { .. }
             | Self::Output(_)
-            | Self::Subscriber(_) => 1,
+            | Self::Subscriber(_)
+            | Self::Thread(_) => 1,
             Self::Resolve { .. }
             | Self::Listen { .. }
             | Self::Connect { .. }
