@@ -30,6 +30,7 @@ use std::process::ExitStatus;
 use clap::Subcommand;
 use efa::OperationError;
 use efa_netio::{ClosedReason, RefusedReason, SendError, SocketError, Tag};
+use rustix::io::Errno;
 
 use self::place::Site;
 
@@ -196,6 +197,12 @@ pub(crate) enum NetioError {
     },
 }
 
+/// Whether this host lacks descriptors or memory.
+fn is_scarcity(error: &io::Error) -> bool {
+    let scarce = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS];
+    Errno::from_io_error(error).is_some_and(|errno| scarce.contains(&errno))
+}
+
 fn because(reason: Option<&ClosedReason>) -> String {
     reason.map_or_else(String::new, |reason| format!(" ({reason})"))
 }
@@ -212,7 +219,9 @@ impl NetioError {
             | Self::File { .. }
             | Self::Output(_)
             | Self::Subscriber(_)
-            | Self::Thread(_) => 1,
+            | Self::Thread(_)
+            | Self::Connect { source: RefusedReason::Start(_), .. } => 1,
+            Self::Listen { source, .. } if is_scarcity(source) => 1,
             Self::Resolve { .. }
             | Self::Listen { .. }
             | Self::Connect { .. }
@@ -254,7 +263,20 @@ pub(crate) fn run(args: &Args) -> Result<(), NetioError> {
 
 #[cfg(test)]
 mod tests {
+    use efa::{ConnectError, StartConnectError};
+
     use super::*;
+
+    #[test]
+    fn failures_of_the_own_host_are_no_refusals() {
+        let site: Site = "127.0.0.1:7000".parse().unwrap();
+        let connect = |source| NetioError::Connect { site: site.clone(), source }.code();
+        assert_eq!(connect(RefusedReason::Start(StartConnectError::NotIdle)), 1);
+        assert_eq!(connect(RefusedReason::Connect(ConnectError::Refused)), 3);
+        let listen =
+            |errno: Errno| NetioError::Listen { site: site.clone(), source: errno.into() }.code();
+        assert_eq!((listen(Errno::MFILE), listen(Errno::ADDRINUSE)), (1, 3));
+    }
 
     #[test]
     fn usage_refusal_and_loss_have_exit_codes_of_their_own() {
