@@ -295,6 +295,14 @@ fn unwritable_capture_is_an_error() {
 }
 
 #[test]
+fn result_of_a_run_whose_capture_ends_on_a_full_disk_is_printed_before_the_error() {
+    let outcome = run_pingpong("--sizes 8 --iterations 3 --json --capture /dev/full");
+    assert_eq!(json(&outcome.stdout)["results"].as_array().unwrap().len(), 1, "{outcome:?}");
+    let error = outcome.failure();
+    assert!(error.contains("/dev/full: cannot write the capture"), "{error}");
+}
+
+#[test]
 fn invalid_pingpong_command_lines_are_usage_errors() {
     let usage = |arguments: &str| run_pingpong(arguments).usage();
     assert!(usage("--sizes 8,7q").contains("`7q` is not a size"));

@@ -44,8 +44,8 @@ use self::control::ControlError;
 use self::fi::FiControlError;
 use self::plan::{MAX_ITERATIONS, MAX_WINDOW, Mode, Plan, PlanError, Step};
 use self::process::{ProcessError, ServerProcess};
-use self::report::Report;
 pub(crate) use self::report::readable_size;
+use self::run::Measured;
 use self::session::RunError;
 use self::sizes::Sizes;
 pub(crate) use self::sizes::size;
@@ -390,20 +390,20 @@ pub(crate) fn run(args: &Args) -> Result<(), PingpongError> {
         if args.fi { fi::serve(args, stream) } else { run::serve(args, stream) }
     } else if let Some(host) = &args.host {
         let stream = connect::connect(host, args.timeout())?;
-        let report = if args.fi { fi::measure(args, stream)? } else { run::measure(args, stream)? };
-        print(args, &report)
+        let measure = if args.fi { fi::measure } else { run::measure };
+        print(args, measure(args, stream)?)
     } else {
-        print(args, &with_own_server(args)?)
+        print(args, with_own_server(args)?)
     }
 }
 
 /// Measures with a server process started for the run.
-fn with_own_server(args: &Args) -> Result<Report, PingpongError> {
+fn with_own_server(args: &Args) -> Result<Measured, PingpongError> {
     let (mut server, stream) = ServerProcess::start(args.for_server())?;
     match run::measure(args, stream) {
-        Ok(report) => {
+        Ok(measured) => {
             let status = server.wait(args.timeout())?;
-            let ended_well = status.success().then_some(report);
+            let ended_well = status.success().then_some(measured);
             ended_well.ok_or_else(|| ProcessError::Failed { status }.into())
         }
         // The exit status says more than the closed channel.
@@ -445,8 +445,9 @@ fn announce(args: &Args, address: SocketAddr) -> io::Result<()> {
     out.flush()
 }
 
-/// Prints the result.
-fn print(args: &Args, report: &Report) -> Result<(), PingpongError> {
+/// Prints the result, and then fails if the capture is incomplete.
+fn print(args: &Args, Measured { report, captured }: Measured) -> Result<(), PingpongError> {
     let text = if args.json { report.json() } else { report.table() };
-    Ok(output::tolerate_closed(writeln!(io::stdout(), "{text}"))?)
+    output::tolerate_closed(writeln!(io::stdout(), "{text}"))?;
+    captured
 }

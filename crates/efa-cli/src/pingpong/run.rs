@@ -19,8 +19,14 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Capacity of the completion queue: a window of receives and of sends, and the replies.
 const CAPACITY: usize = 2 * MAX_WINDOW as usize + 4;
 
+/// What a client has measured. An incomplete capture is a failure, and leaves the report valid.
+pub(super) struct Measured {
+    pub(super) report: Report,
+    pub(super) captured: Result<(), PingpongError>,
+}
+
 /// The client: plans, runs and measures.
-pub(super) fn measure(args: &Args, stream: Stream) -> Result<Report, PingpongError> {
+pub(super) fn measure(args: &Args, stream: Stream) -> Result<Measured, PingpongError> {
     let mut channel = Channel::open(stream, args.timeout())?;
     let result = as_client(args, &mut channel);
     conclude(&mut channel, result)
@@ -33,7 +39,7 @@ pub(super) fn serve(args: &Args, stream: Stream) -> Result<(), PingpongError> {
     conclude(&mut channel, result)
 }
 
-fn as_client(args: &Args, channel: &mut Channel) -> Result<Report, PingpongError> {
+fn as_client(args: &Args, channel: &mut Channel) -> Result<Measured, PingpongError> {
     let device = Device::open(args, channel.local_address())?;
     let objects = Objects::new(&device.domain, CAPACITY)?;
     let attributes = device.domain.attributes();
@@ -49,8 +55,7 @@ fn as_client(args: &Args, channel: &mut Channel) -> Result<Report, PingpongError
     session.channel.send(&Message::Done)?;
     session.receive_done()?;
     let report = Report::new(attributes.name, &session.plan, rows);
-    device.close(session.endpoint)?;
-    Ok(report)
+    Ok(Measured { report, captured: device.close(session.endpoint) })
 }
 
 fn as_server(args: &Args, channel: &mut Channel) -> Result<(), PingpongError> {

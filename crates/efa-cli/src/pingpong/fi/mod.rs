@@ -26,7 +26,7 @@ use super::client::Subprotocols;
 use super::control::Stream;
 use super::plan::{Direction, Step};
 use super::report::{Report, Row, readable_size};
-use super::run::{Device, insert, progress_bar};
+use super::run::{Device, Measured, insert, progress_bar};
 use super::session::{RunError, Turn};
 use super::{Args, PingpongError};
 use crate::device::Objects;
@@ -35,7 +35,7 @@ use crate::device::Objects;
 const CAPACITY: usize = 16;
 
 /// The client: sends first, and measures.
-pub(super) fn measure(args: &Args, stream: Stream) -> Result<Report, PingpongError> {
+pub(super) fn measure(args: &Args, stream: Stream) -> Result<Measured, PingpongError> {
     let mut control = FiControl::new(stream, args.timeout())?;
     let theirs = control.receive_name()?;
     let device = Device::open(args, control.local_address())?;
@@ -52,8 +52,7 @@ pub(super) fn measure(args: &Args, stream: Stream) -> Result<Report, PingpongErr
     let rows = rows?;
     session.exchange_fin(Direction::ToServer)?;
     let report = Report::new(device.domain.attributes().name, &session.plan, rows);
-    device.close(session.endpoint)?;
-    Ok(report)
+    Ok(Measured { report, captured: device.close(session.endpoint) })
 }
 
 /// The client's control protocol in a run of one size, without its messages.
