@@ -10,10 +10,13 @@ use std::process::{Command, Stdio};
 
 use common::{Outcome, Running, Scratch, efa, run, until};
 
+/// The beginning of a library, which is enough for `efa`.
+const STAND_IN: &[u8] = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x03\0";
+
 /// `efa soft-efa run` with a stand-in for the library, which the loader complains about and leaves.
 fn soft_efa(options: &[&str], program: &[&str]) -> Outcome {
     let library = Scratch::new("libefa_soft.so");
-    std::fs::write(&library, "").unwrap();
+    std::fs::write(&library, STAND_IN).unwrap();
     let start = ["soft-efa", "run", "--library", library.as_str()];
     let arguments = start.iter().chain(options).chain(&["--"]).chain(program);
     Running::start(efa(arguments).env("LD_PRELOAD", "")).finish()
@@ -22,7 +25,7 @@ fn soft_efa(options: &[&str], program: &[&str]) -> Outcome {
 /// The same with these variables, whose values a shell prints as `script` says.
 fn printed(variables: &[(&str, &str)], options: &[&str], script: &str) -> String {
     let library = Scratch::new("libefa_soft.so");
-    std::fs::write(&library, "").unwrap();
+    std::fs::write(&library, STAND_IN).unwrap();
     let start = ["soft-efa", "run", "--library", library.as_str()];
     let program = ["--", "sh", "-c", script];
     let mut command = efa(start.iter().chain(options).chain(&program));
@@ -86,7 +89,7 @@ fn exit_code_and_signal_of_the_program_are_those_of_the_command() {
 fn start_and_read_directory(then: &str) -> (Running, PathBuf) {
     let script = format!("echo place $EFA_SOFT_SYSFS; touch $EFA_SOFT_SYSFS/litter; {then}");
     let library = Scratch::new("libefa_soft.so");
-    std::fs::write(&library, "").unwrap();
+    std::fs::write(&library, STAND_IN).unwrap();
     let arguments = ["soft-efa", "run", "--library", library.as_str(), "--", "sh", "-c", &script];
     let mut command = efa(arguments);
     let mut running = Running::start(command.stdin(Stdio::piped()));
@@ -113,7 +116,7 @@ fn private_directory_in_a_relative_tmpdir_is_removed() {
     let directory = Scratch::new("relative");
     std::fs::create_dir_all(directory.as_ref().join("tmp")).unwrap();
     let library = directory.as_ref().join("libefa_soft.so");
-    std::fs::write(&library, "").unwrap();
+    std::fs::write(&library, STAND_IN).unwrap();
     let mut command = efa(["soft-efa", "run", "--library", "libefa_soft.so", "--"]);
     command.args(["sh", "-c", "cd /; echo place $EFA_SOFT_SYSFS; ls -d $EFA_SOFT_SYSFS"]);
     command.current_dir(&directory).env("TMPDIR", "tmp").env("LD_PRELOAD", "");
@@ -137,6 +140,50 @@ fn private_directory_stays_for_background_processes() {
     assert!(place.join("litter").exists());
     drop(writer);
     until("removed", || !place.exists());
+}
+
+#[test]
+fn private_directories_of_runs_with_few_descriptors_are_removed_by_the_next_run() {
+    let base = Scratch::new("few");
+    std::fs::create_dir(&base).unwrap();
+    let run = |limit: &str| {
+        let library = Scratch::new("libefa_soft.so");
+        std::fs::write(&library, STAND_IN).unwrap();
+        let script = format!("{limit}; exec \"$0\" soft-efa run --library \"$1\" -- true");
+        let mut command = Command::new("sh");
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_efa"), library.as_str()]);
+        command.env("TMPDIR", base.as_str()).env("LD_PRELOAD", "");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Running::start(&mut command).finish()
+    };
+    // From too few for a run to enough for removing all.
+    (3..=14).for_each(|count| drop(run(&format!("ulimit -n {count}"))));
+    let entries = |base: &Scratch| {
+        let entries = std::fs::read_dir(base).unwrap();
+        entries.map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>()
+    };
+    let left = entries(&base);
+    until("removed", || {
+        assert_eq!(run(":").code, Some(0));
+        let now = entries(&base);
+        left.iter().all(|name| !now.contains(name))
+    });
+}
+
+#[test]
+fn library_that_cannot_be_copied_whole_is_named_and_leaves_nothing() {
+    let (directory, library) = (Scratch::new("export"), Scratch::new("libefa_soft.so"));
+    std::fs::write(&library, [STAND_IN, &[0; 100_000]].concat()).unwrap();
+    let script =
+        "trap '' XFSZ; ulimit -f 8; exec \"$0\" soft-efa libraries --library \"$1\" \"$2\"";
+    let arguments = [env!("CARGO_BIN_EXE_efa"), library.as_str(), directory.as_str()];
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(script).args(arguments);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let error = Running::start(&mut command).finish().failure();
+    let expected = format!("cannot write {}/libefa_soft.so: ", directory.as_str());
+    assert!(error.contains(&expected), "{error}");
+    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
 }
 
 #[test]
@@ -168,7 +215,7 @@ fn unwritable_capture_is_refused_before_the_program_runs() {
 fn capture_directory_may_contain_the_process_id() {
     let (directory, library) = (Scratch::new("captures"), Scratch::new("libefa_soft.so"));
     std::fs::create_dir(&directory).unwrap();
-    std::fs::write(&library, "").unwrap();
+    std::fs::write(&library, STAND_IN).unwrap();
     let script = r#"mkdir "$1/$$"
         exec "$0" soft-efa run --library "$2" --capture "$1/%p/packets" -- echo runs"#;
     let arguments = [env!("CARGO_BIN_EXE_efa"), directory.as_str(), library.as_str()];
@@ -212,7 +259,7 @@ fn installed_tool_finds_the_library_in_lib() {
     let lib = prefix.as_ref().join("lib");
     std::fs::create_dir(&lib).unwrap();
     let library = lib.join("libefa_soft.so");
-    std::fs::write(&library, "").unwrap();
+    std::fs::write(&library, STAND_IN).unwrap();
     let mut command = Command::new(program);
     command.args(["soft-efa", "run", "--", "sh", "-c", "echo $LD_PRELOAD"]);
     let output = command.env("LD_PRELOAD", "").output().unwrap();

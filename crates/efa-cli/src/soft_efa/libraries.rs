@@ -33,10 +33,10 @@ pub(crate) enum LibraryError {
         path: PathBuf,
     },
     /// The libraries can't be written.
-    #[error("cannot write to {}", directory.display())]
+    #[error("cannot write {}", path.display())]
     Write {
-        /// The directory.
-        directory: PathBuf,
+        /// The directory, or the library.
+        path: PathBuf,
         /// The reason.
         source: io::Error,
     },
@@ -49,7 +49,7 @@ pub(super) fn offer(
     device: &Path,
     search: Option<&OsStr>,
 ) -> Result<OsString, LibraryError> {
-    let failed = |source| LibraryError::Write { directory: directory.to_owned(), source };
+    let failed = |source| LibraryError::Write { path: directory.to_owned(), source };
     let search = search.unwrap_or_default();
     let device = searchable(device)?;
     searchable(directory)?;
@@ -70,15 +70,21 @@ pub(super) fn offer(
 /// Copies the device library into `directory`, and writes the others beside it.
 pub(super) fn export(directory: &Path, device: &Path) -> Result<(), LibraryError> {
     searchable(directory)?;
-    let exported = || {
-        fs::create_dir_all(directory)?;
-        let new = directory.join(format!("{DEVICE_LIBRARY}.new"));
-        fs::copy(device, &new)?;
-        // Programs that run keep the file that was there before.
-        fs::rename(new, directory.join(DEVICE_LIBRARY))?;
-        libraries::write(directory, &format!("$ORIGIN/{DEVICE_LIBRARY}"), &[])
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        |source| LibraryError::Write { path, source }
     };
-    exported().map_err(|source| LibraryError::Write { directory: directory.to_owned(), source })
+    fs::create_dir_all(directory).map_err(failed(directory))?;
+    let copy = directory.join(DEVICE_LIBRARY);
+    let new = directory.join(format!("{DEVICE_LIBRARY}.new"));
+    // Programs that run keep the file that was there before.
+    let copied = fs::copy(device, &new).and_then(|_| fs::rename(&new, &copy));
+    if copied.is_err() {
+        let _ = fs::remove_file(&new);
+    }
+    copied.map_err(failed(&copy))?;
+    libraries::write(directory, &format!("$ORIGIN/{DEVICE_LIBRARY}"), &[])
+        .map_err(failed(directory))
 }
 
 /// A path that the loader takes as it is.

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! The kernel releases the lock with its last holder. The process that waits for it is not a child of the
-//! program, which may wait for all of its children.
+//! program, which may wait for all of its children. The lock is there first and removed last: a directory that can't be
+//! removed is found by the next run.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -20,6 +21,7 @@ use std::thread;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::counters::{Counters, PERIOD};
 
@@ -35,23 +37,32 @@ pub(super) fn make(base: &Path, devices: usize) -> io::Result<PathBuf> {
     let name = format!("{PREFIX}{}-{:016x}", std::process::id(), fastrand::u64(..));
     let place = base.join(name);
     DirBuilder::new().mode(0o700).create(&place)?;
-    match Counters::create(&place, devices).and_then(|()| hold(&place)) {
+    let made = lock(&place).and_then(|lock| {
+        Counters::create(&place, devices)?;
+        hold(&place, lock)
+    });
+    match made {
         Ok(()) => Ok(place),
         Err(error) => {
-            let _ = fs::remove_dir_all(&place);
+            let _ = remove(&place);
             Err(error)
         }
     }
 }
 
-/// Locks the directory until this process and its descendants have ended, and starts the process that removes
-/// it then.
-fn hold(place: &Path) -> io::Result<()> {
+/// Locks the directory.
+fn lock(place: &Path) -> io::Result<File> {
     // Locked before it gets its name: another process may sweep at this moment.
     let new = place.join("new-lock");
     let lock = File::create(&new)?;
     flock(&lock, FlockOperation::LockExclusive)?;
     fs::rename(&new, place.join(LOCK))?;
+    Ok(lock)
+}
+
+/// Keeps the lock until this process and its descendants have ended, and starts the process that removes the directory
+/// then.
+fn hold(place: &Path, lock: File) -> io::Result<()> {
     if !aside("detach", place).spawn()?.wait()?.success() {
         return Err(io::Error::other("the process that removes it doesn't start"));
     }
@@ -87,6 +98,22 @@ pub(super) fn attend(place: &Path) -> io::Result<()> {
         }
         thread::sleep(PERIOD);
     }
+    // A run may have few descriptors, and the directory is deep.
+    let descriptors = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: descriptors.maximum, ..descriptors });
+    remove(place)
+}
+
+/// Removes the directory, the lock last.
+fn remove(place: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(place)? {
+        let entry = entry?;
+        match entry.file_type()?.is_dir() {
+            true => fs::remove_dir_all(entry.path())?,
+            false if entry.file_name() == LOCK => {}
+            false => fs::remove_file(entry.path())?,
+        }
+    }
     fs::remove_dir_all(place)
 }
 
@@ -102,7 +129,7 @@ fn sweep(base: &Path) {
             && let Ok(lock) = File::open(entry.path().join(LOCK))
             && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()
         {
-            let _ = fs::remove_dir_all(entry.path());
+            let _ = remove(&entry.path());
         }
     }
 }
