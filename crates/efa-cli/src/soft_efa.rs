@@ -18,7 +18,8 @@ mod place;
 use std::convert::Infallible;
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::io::{self, Write as _};
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
 use std::net::IpAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
@@ -34,6 +35,8 @@ use crate::output;
 
 /// File name of the library.
 const LIBRARY: &str = efa_soft_names::libraries::DEVICE_LIBRARY;
+/// How it begins.
+const ELF: &[u8] = b"\x7fELF";
 /// Where it may be, relative to this program's directory: in cargo's target directory, for either profile, and
 /// where `cargo xtask install` puts it.
 const PLACES: [&str; 5] = ["deps", ".", "../release", "../debug", "../lib"];
@@ -337,7 +340,7 @@ fn become_program(args: &Run) -> Result<Infallible, SoftEfaError> {
     }
     command.env(PRELOAD, preload(&library, env::var_os(PRELOAD).as_deref())?);
     // The program, and the process that removes the directory, may work in other directories.
-    let base = absolute(&env::temp_dir())?;
+    let base = absolute(&temporary())?;
     let devices = args.devices.and_then(|devices| devices.try_into().ok()).unwrap_or(1);
     let place = place::make(&base, devices);
     let place = place.map_err(|source| SoftEfaError::Place { base, source })?;
@@ -356,9 +359,22 @@ fn become_program(args: &Run) -> Result<Infallible, SoftEfaError> {
     Err(SoftEfaError::Program { program, source: command.exec() })
 }
 
-/// The library named by the user.
+/// The library named by the user. The loader would leave out what is none, and the program run without the device.
 fn named(file: &Path) -> Result<PathBuf, SoftEfaError> {
-    file.canonicalize().map_err(|source| SoftEfaError::Library { file: file.to_owned(), source })
+    let find = || {
+        let found = file.canonicalize()?;
+        let mut magic = Vec::new();
+        File::open(&found)?.take(ELF.len() as u64).read_to_end(&mut magic)?;
+        let is_elf = (magic == ELF).then_some(found);
+        is_elf.ok_or_else(|| io::Error::other("it is not an ELF file"))
+    };
+    find().map_err(|source| SoftEfaError::Library { file: file.to_owned(), source })
+}
+
+/// The directory for temporary files. An empty variable names none.
+fn temporary() -> PathBuf {
+    let named = Some(env::temp_dir()).filter(|named| !named.as_os_str().is_empty());
+    named.unwrap_or_else(|| "/tmp".into())
 }
 
 /// Checks whether this process can write its capture, before the program runs: the library would report the

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use common::{Outcome, Running, Scratch, efa, run, until};
 
 /// The beginning of a library, which is enough for `efa`.
-const STAND_IN: &[u8] = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x03\0";
+const STAND_IN: &[u8] = b"\x7fELF";
 
 /// `efa soft-efa run` with a stand-in for the library, which the loader complains about and leaves.
 fn soft_efa(options: &[&str], program: &[&str]) -> Outcome {
@@ -223,6 +223,23 @@ fn capture_directory_may_contain_the_process_id() {
     command.arg("-c").arg(script).args(arguments).env("LD_PRELOAD", "");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     assert_eq!(Running::start(&mut command).finish().success(), "runs\n");
+}
+
+#[test]
+fn private_directory_is_in_tmp_if_tmpdir_is_empty() {
+    let place = printed(&[("TMPDIR", "")], &[], "echo $EFA_SOFT_SYSFS");
+    assert!(place.starts_with("/tmp/efa-run-"), "{place}");
+}
+
+#[test]
+fn library_that_was_named_and_is_no_library_is_an_error() {
+    let empty = Scratch::new("empty");
+    std::fs::write(&empty, "").unwrap();
+    for file in ["/etc/passwd", empty.as_str()] {
+        let error = run(["soft-efa", "run", "--library", file, "--", "true"]).failure();
+        let expected = format!("cannot read the library {file}: it is not an ELF file");
+        assert!(error.contains(&expected), "{error}");
+    }
 }
 
 #[test]
