@@ -346,12 +346,16 @@ fn message_longer_than_the_buffer_is_a_loss_of_both_sides() {
 
 #[test]
 fn input_that_cannot_be_read_is_a_failure_and_no_end_of_messages() {
-    let directory = env!("CARGO_TARGET_TMPDIR");
-    let (publisher, at) = listening(&mut netio(&format!("publish {ANY} --tag 1 {directory}")));
+    // Its first page is nothing that a process has.
+    let file = "/proc/self/mem";
+    let (publisher, at) = listening(&mut netio(&format!("publish {ANY} --tag 1 {file}")));
     let subscriber = start(&format!("subscribe {at} --tag 1 --discard"));
     let said = publisher.finish().failure();
-    assert!(said.contains(&format!("error: cannot read {directory}: ")), "{said}");
+    assert!(said.contains(&format!("error: cannot read {file}: ")), "{said}");
     failed(subscriber.finish(), 4);
+    let directory = env!("CARGO_TARGET_TMPDIR");
+    let said = start(&format!("publish {ANY} --tag 1 {directory}")).finish().failure();
+    assert!(said.starts_with(&format!("error: cannot read {directory}: Is a dir")), "{said}");
     let said = start(&format!("publish {ANY} --tag 1 /nonexistent")).finish().failure();
     assert!(said.starts_with("error: cannot read /nonexistent: "), "{said}");
     let said = start(&format!("receive {ANY} --output /nonexistent/file")).finish().failure();
@@ -400,6 +404,17 @@ fn refusals_have_an_exit_code_of_their_own() {
 }
 
 #[test]
+fn connection_to_another_program_is_refused_in_words() {
+    let listener = TcpListener::bind(ANY).unwrap();
+    let at = listener.local_addr().unwrap();
+    let subscriber = start(&format!("subscribe {at} --tag 1"));
+    let (mut stream, _) = listener.accept().unwrap();
+    stream.write_all(b"SSH-2.0-OpenSSH_9.2\r\n").unwrap();
+    let said = failed(subscriber.finish(), 3);
+    assert!(said.contains(&format!("{at}, where another program listens: ")), "{said}");
+}
+
+#[test]
 fn invalid_command_lines_are_usage_errors() {
     for (line, says) in [
         ("", "Usage: efa netio <COMMAND>"),
@@ -417,7 +432,7 @@ fn invalid_command_lines_are_usage_errors() {
         ("subscribe 127.0.0.1:7000", "--tag <T>"),
         ("subscribe 127.0.0.1:7000 --tag 1 --hex --json", "cannot be used with"),
         ("subscribe 127.0.0.1:7000 --tag 1 --hex --output f", "cannot be used with"),
-        ("subscribe 127.0.0.1:7000 --tag 1 --count 0", "--count <N>"),
+        ("subscribe 127.0.0.1:7000 --tag 1 --count 0", "a whole number from 1 on"),
         ("receive 127.0.0.1:7000 --json", "--json needs --output"),
         ("send 127.0.0.1:7000 --link shm --address 10.0.0.1", "--address needs --link tcp"),
         ("bench --subscribers 0", "--subscribers <N>"),

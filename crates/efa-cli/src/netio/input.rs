@@ -9,7 +9,7 @@
 //!
 //! A place is filled again only when its message has completed: nothing is overwritten while it is under way.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -17,6 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use efa_netio::{Message, Netio, Pool, Signal};
+use rustix::io::Errno;
 
 use super::NetioError;
 use super::place::length;
@@ -74,12 +75,16 @@ impl InputArgs {
             Some(file) => File::open(file).map(Source::File),
             None => Ok(Source::Stdin),
         };
-        let source = opened.map_err(|source| NetioError::Input { name: name.clone(), source })?;
-        let whole = match &source {
-            Source::File(file) => file.metadata().ok().filter(std::fs::Metadata::is_file),
+        let failed = |source| NetioError::Input { name: name.clone(), source };
+        let source = opened.map_err(failed)?;
+        let data = match &source {
+            Source::File(file) => file.metadata().ok(),
             Source::Stdin => None,
         };
-        let whole = whole.map(|whole| whole.len());
+        if data.as_ref().is_some_and(Metadata::is_dir) {
+            return Err(failed(Errno::ISDIR.into()));
+        }
+        let whole = data.filter(Metadata::is_file).map(|data| data.len());
         let (free, free_places) = channel();
         let (filled_places, filled) = channel();
         // The channel is open.

@@ -28,7 +28,7 @@ use std::path::PathBuf;
 use std::process::ExitStatus;
 
 use clap::Subcommand;
-use efa::OperationError;
+use efa::{ConnectError, OperationError};
 use efa_netio::{ClosedReason, RefusedReason, SendError, SocketError, Tag};
 use rustix::io::Errno;
 
@@ -128,7 +128,7 @@ pub(crate) enum NetioError {
         source: io::Error,
     },
     /// There is no connection.
-    #[error("cannot connect to {site}")]
+    #[error("cannot connect to {site}{}", who_listens(source))]
     Connect {
         /// The place.
         site: Site,
@@ -180,7 +180,7 @@ pub(crate) enum NetioError {
         wanted: u64,
     },
     /// A subscriber of the measurement has failed.
-    #[error("a subscriber failed, {status}: {said}")]
+    #[error("a subscriber failed, {status}{}{said}", if said.is_empty() { "" } else { ": " })]
     SubscriberFailed {
         /// How it ended.
         status: ExitStatus,
@@ -195,6 +195,14 @@ pub(crate) enum NetioError {
         /// The time waited.
         seconds: u64,
     },
+}
+
+/// Whom a caller has met, if it was no listener of NetIO.
+fn who_listens(reason: &RefusedReason) -> &'static str {
+    match reason {
+        RefusedReason::Connect(ConnectError::Protocol(_)) => ", where another program listens",
+        _ => "",
+    }
 }
 
 /// Whether this host lacks descriptors or memory.
@@ -263,9 +271,21 @@ pub(crate) fn run(args: &Args) -> Result<(), NetioError> {
 
 #[cfg(test)]
 mod tests {
-    use efa::{ConnectError, StartConnectError};
+    use std::os::unix::process::ExitStatusExt;
+
+    use efa::StartConnectError;
 
     use super::*;
+
+    #[test]
+    fn subscriber_that_was_killed_has_said_nothing() {
+        let killed = ExitStatus::from_raw(9);
+        let failed = |said: &str| {
+            NetioError::SubscriberFailed { status: killed, said: said.to_owned() }.to_string()
+        };
+        assert_eq!(failed(""), "a subscriber failed, signal: 9 (SIGKILL)");
+        assert_eq!(failed("why"), "a subscriber failed, signal: 9 (SIGKILL): why");
+    }
 
     #[test]
     fn failures_of_the_own_host_are_no_refusals() {

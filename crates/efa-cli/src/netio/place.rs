@@ -85,6 +85,12 @@ pub(super) fn length(text: &str) -> Result<usize, String> {
     }
 }
 
+/// Parses how many there are, of what there is one at least.
+pub(super) fn count(text: &str) -> Result<u64, String> {
+    let parsed = text.parse().ok().filter(|count| *count > 0);
+    parsed.ok_or_else(|| "a whole number from 1 on is expected".to_owned())
+}
+
 /// Parses a number of seconds.
 pub(super) fn seconds(text: &str) -> Result<Duration, String> {
     let parsed = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());

@@ -45,7 +45,7 @@ pub(super) struct Args {
     wait_for: u64,
     /// Publish FILE so many times; without N, until the last subscriber leaves
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true,
-        value_parser = RangedU64ValueParser::<u64>::new().range(1..))]
+        value_parser = place::count)]
     repeat: Option<Option<u64>>,
     /// Disconnect a subscriber who takes nothing for so long [default: it is waited for]
     #[arg(long, value_name = "SECONDS", value_parser = place::seconds)]

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use clap::builder::RangedU64ValueParser;
 use efa_netio::{
     Buffers, ClosedReason, Event, Netio, RefusedReason, SubscribeOptions, SubscribeSocket, Tag,
     Wait,
@@ -39,7 +38,7 @@ pub(super) struct Args {
     #[arg(long = "tag", value_name = "T", required = true, value_parser = place::tag)]
     tags: Vec<Tag>,
     /// End after so many messages
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<u64>::new().range(1..))]
+    #[arg(long, value_name = "N", value_parser = place::count)]
     count: Option<u64>,
     /// Write the messages into a file [default: standard output]
     #[arg(long, value_name = "FILE", group = "sink")]
