@@ -37,7 +37,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{ArgMatches, CommandFactory, FromArgMatches as _, Parser, Subcommand};
 use efa::Environment;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::filter_fn;
@@ -95,13 +95,10 @@ impl Command {
 /// Runs the command line of this process.
 #[must_use]
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match parse() {
         Ok(cli) => cli,
         Err(message) => return print_usage(&message),
     };
-    if let Some(conflict) = cli.command.conflict() {
-        return print_usage(&Cli::command().error(ErrorKind::ArgumentConflict, conflict));
-    }
     log_to_stderr();
     match run(cli) {
         Ok(()) => ExitCode::SUCCESS,
@@ -110,6 +107,27 @@ pub fn main() -> ExitCode {
             ExitCode::from(error.downcast_ref().map_or(1, netio::NetioError::code))
         }
     }
+}
+
+/// Parses the command line of this process, and checks what clap doesn't.
+fn parse() -> Result<Cli, clap::Error> {
+    let matches = Cli::command().try_get_matches()?;
+    let cli = Cli::from_arg_matches(&matches)?;
+    match cli.command.conflict() {
+        None => Ok(cli),
+        Some(conflict) => Err(used(&matches).error(ErrorKind::ArgumentConflict, conflict)),
+    }
+}
+
+/// The command that was given, with the usage that its errors show.
+fn used(mut matches: &ArgMatches) -> clap::Command {
+    let mut command = Cli::command();
+    command.build();
+    while let Some((name, of_subcommand)) = matches.subcommand() {
+        let Some(subcommand) = command.find_subcommand(name) else { break };
+        (command, matches) = (subcommand.clone(), of_subcommand);
+    }
+    command
 }
 
 /// Prints help, the version or an error of the command line.

@@ -73,6 +73,8 @@ fn options_of_one_device_are_usage_errors_for_another() {
     ] {
         let error = run(line.split(' ')).usage();
         assert!(error.contains(says), "{line}: {error}");
+        let command = line.split(' ').next().unwrap();
+        assert!(error.contains(&format!("\n\nUsage: efa {command} ")), "{line}: {error}");
     }
 }
 
