@@ -422,9 +422,21 @@ fn server_of(lines: &[&[u8]]) -> (String, String) {
 }
 
 #[test]
-fn server_refuses_other_programs_as_clients() {
-    let (_, error) = server_of(&[b"GET / HTTP/1.1\r\n"]);
-    assert!(error.contains("not a message of this program: `GET / HTTP/1.1"), "{error}");
+fn server_goes_on_after_connections_of_other_programs() {
+    let (mut server, address) = server("");
+    let mut stream = TcpStream::connect(&address).unwrap();
+    stream.write_all(b"GET / HTTP/1.1\r\n").unwrap();
+    let warning = server.stderr_line("warning: a connection of no client: ");
+    assert!(warning.contains("not a message of this program: `GET / HTTP/1.1"), "{warning}");
+    drop(TcpStream::connect(&address).unwrap());
+    let warning = server.stderr_line("warning: a connection of no client: ");
+    assert!(warning.contains("the other side closed the control channel"), "{warning}");
+    run_pingpong(&format!("{address} --iterations 1 --sizes 8")).success();
+    server.finish().success();
+}
+
+#[test]
+fn server_refuses_clients_that_break_the_protocol() {
     let (_, error) = server_of(&[b"{\"protocol\":\"efa-pingpong\",\"version\":2}\n"]);
     assert!(error.contains("version 2"), "{error}");
     let (_, error) = server_of(&[HELLO]);

@@ -143,12 +143,11 @@ impl<'a> Listening<'a> {
         listen().map_err(|source| ConnectError::Listen { host: host.clone(), source })
     }
 
-    /// Waits for a client, without a timeout.
-    pub(super) fn accept(self) -> Result<Stream, ConnectError> {
+    /// Waits for a connection, without a timeout.
+    pub(super) fn accept(&self) -> Result<Stream, ConnectError> {
         let Self { host, listener, .. } = self;
-        let accepted = listener.accept();
-        let (stream, client) =
-            accepted.map_err(|source| ConnectError::Listen { host: host.clone(), source })?;
+        let failed = |source| ConnectError::Listen { host: (*host).clone(), source };
+        let (stream, client) = listener.accept().map_err(failed)?;
         tracing::info!(%client, "connected");
         Ok(Stream::Tcp(stream))
     }

@@ -40,7 +40,7 @@ use efa::{Domain, DomainAttributes, Endpoint};
 use efa_sim::capture::CaptureError;
 
 use self::connect::{ConnectError, HostPort, Listening};
-use self::control::ControlError;
+use self::control::{Channel, ControlError};
 use self::fi::FiControlError;
 use self::plan::{MAX_ITERATIONS, MAX_WINDOW, Mode, Plan, PlanError, Step};
 use self::process::{ProcessError, ServerProcess};
@@ -153,7 +153,7 @@ pub(crate) struct Args {
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
-    /// Seconds to wait for the other side at any one point
+    /// Seconds to wait for the other side at any one point; --listen waits for its client without end
     #[arg(long, value_name = "SECONDS", default_value = "30",
         value_parser = RangedU64ValueParser::<u64>::new().range(1..=86400))]
     timeout: u64,
@@ -386,14 +386,31 @@ pub(crate) fn run(args: &Args) -> Result<(), PingpongError> {
         let listening = Listening::at(at)?;
         // A reader that has closed the pipe doesn't need the address.
         output::tolerate_closed(announce(args, listening.address))?;
-        let stream = listening.accept()?;
-        if args.fi { fi::serve(args, stream) } else { run::serve(args, stream) }
+        if args.fi {
+            fi::serve(args, listening.accept()?)
+        } else {
+            run::serve(args, accept_client(&listening, args.timeout())?)
+        }
     } else if let Some(host) = &args.host {
         let stream = connect::connect(host, args.timeout())?;
         let measure = if args.fi { fi::measure } else { run::measure };
         print(args, measure(args, stream)?)
     } else {
         print(args, with_own_server(args)?)
+    }
+}
+
+/// Waits for a client. Connections of other programs, which may look for open ports, are closed.
+fn accept_client(listening: &Listening<'_>, timeout: Duration) -> Result<Channel, PingpongError> {
+    loop {
+        match Channel::open(listening.accept()?, timeout) {
+            Ok(channel) => return Ok(channel),
+            Err(error @ ControlError::Version { .. }) => return Err(error.into()),
+            Err(error) => {
+                let error = crate::one_line(&error.into());
+                output::print_error(format_args!("warning: a connection of no client: {error}"));
+            }
+        }
     }
 }
 
@@ -423,7 +440,8 @@ fn with_own_server(args: &Args) -> Result<Measured, PingpongError> {
 fn serve_parent(args: &Args) -> Result<(), PingpongError> {
     let parent = process::Parent::this();
     let stream = process::inherited()?;
-    if let Err(error) = run::serve(args, stream) {
+    let served = Channel::open(stream, args.timeout()).map_err(PingpongError::from);
+    if let Err(error) = served.and_then(|channel| run::serve(args, channel)) {
         tracing::debug!(error = &error as &dyn std::error::Error, "the server ends early");
         let known = matches!(error, PingpongError::Control(ControlError::PeerFailed { .. }));
         if !known && parent.ends_within(FAILURE_TIMEOUT) {

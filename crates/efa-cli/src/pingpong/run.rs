@@ -33,8 +33,7 @@ pub(super) fn measure(args: &Args, stream: Stream) -> Result<Measured, PingpongE
 }
 
 /// The server: runs the client's plan.
-pub(super) fn serve(args: &Args, stream: Stream) -> Result<(), PingpongError> {
-    let mut channel = Channel::open(stream, args.timeout())?;
+pub(super) fn serve(args: &Args, mut channel: Channel) -> Result<(), PingpongError> {
     let result = as_server(args, &mut channel);
     conclude(&mut channel, result)
 }
