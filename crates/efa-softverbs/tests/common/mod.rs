@@ -7,6 +7,7 @@ pub(crate) mod verbs;
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// A new directory, removed when dropped.
 pub(crate) struct Directory(PathBuf);
@@ -28,6 +29,22 @@ impl Drop for Directory {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
+}
+
+/// A directory for all tests of this process, removed when it exits: what statics hold is not dropped.
+pub(crate) fn directory_of_process() -> &'static Path {
+    static DIRECTORY: OnceLock<Directory> = OnceLock::new();
+    extern "C" fn remove() {
+        if let Some(Directory(path)) = DIRECTORY.get() {
+            let _ = std::fs::remove_dir_all(path);
+        }
+    }
+    let make = || {
+        // SAFETY: `remove` has no preconditions.
+        assert_eq!(unsafe { libc::atexit(remove) }, 0);
+        Directory::new()
+    };
+    DIRECTORY.get_or_init(make).path()
 }
 
 /// A loopback address for a host on the tcp link. Other test processes get others.

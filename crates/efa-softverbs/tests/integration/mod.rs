@@ -19,18 +19,17 @@ use std::sync::LazyLock;
 use efa_soft::abi::*;
 
 use crate::common::verbs::*;
-use crate::common::{Directory, loopback};
+use crate::common::{directory_of_process, loopback};
 use crate::{COPIES, DEVICES, LINK};
 
 const ALL_ACCESS: u32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
 
 /// The host of these tests. Every test creates it before it calls the library.
-static HOST: LazyLock<Directory> = LazyLock::new(|| {
-    let directory = Directory::new();
+static HOST: LazyLock<()> = LazyLock::new(|| {
     // SAFETY: every test comes here before it does anything else, and the first one does this while the
     // others wait, so no other thread reads the environment.
     unsafe {
-        std::env::set_var("EFA_SOFT_DIRECTORY", directory.path().join("hosts"));
+        std::env::set_var("EFA_SOFT_DIRECTORY", directory_of_process().join("hosts"));
         std::env::set_var("EFA_SOFT_LINK", LINK);
         std::env::set_var("EFA_SOFT_COPIES", COPIES);
         // On tcp, a host that no other test program has.
@@ -40,7 +39,6 @@ static HOST: LazyLock<Directory> = LazyLock::new(|| {
     // Makes the library read the environment now.
     // SAFETY: the list is freed after its only use.
     unsafe { (verbs().ibv_free_device_list)((verbs().ibv_get_device_list)(null_mut())) };
-    directory
 });
 
 fn pair(options: QpOptions) -> (Endpoint, Endpoint) {

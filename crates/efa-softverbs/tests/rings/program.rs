@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use efa_soft::abi::*;
 
 use crate::common::verbs::*;
-use crate::common::{Directory, loopback};
+use crate::common::{directory_of_process, loopback};
 use crate::{LINK, direct};
 
 pub(crate) const SEND_QUEUE: u8 = 1;
@@ -15,12 +15,11 @@ pub(crate) const RECEIVE_QUEUE: u8 = 2;
 pub(crate) const READ: u8 = 1;
 pub(crate) const WRITE: u8 = 2;
 
-static HOST: LazyLock<Directory> = LazyLock::new(|| {
-    let directory = Directory::new();
+static HOST: LazyLock<()> = LazyLock::new(|| {
     // SAFETY: every test comes here before it does anything else, and the first one does this while the
     // others wait, so no other thread reads the environment.
     unsafe {
-        std::env::set_var("EFA_SOFT_DIRECTORY", directory.path().join("hosts"));
+        std::env::set_var("EFA_SOFT_DIRECTORY", directory_of_process().join("hosts"));
         std::env::set_var("EFA_SOFT_LINK", LINK);
         std::env::set_var("EFA_SOFT_DIRECT", direct());
         std::env::set_var("EFA_SOFT_UNSOLICITED", "1");
@@ -29,7 +28,6 @@ static HOST: LazyLock<Directory> = LazyLock::new(|| {
     // Makes the library read the environment now.
     // SAFETY: the list is freed after its only use.
     unsafe { (verbs().ibv_free_device_list)((verbs().ibv_get_device_list)(null_mut())) };
-    directory
 });
 
 /// To be called before anything else.
