@@ -94,8 +94,10 @@ fn provider_ended_by_a_signal_under_traffic_never_waits_in_the_library() {
     std::thread::scope(|scope| {
         for link in ["shm", "tcp"] {
             scope.spawn(move || {
-                let elsewhere = (0..signals).filter(|&n| !ends_by_signal(link, n)).count();
-                eprintln!("{link}: {elsewhere} of {signals} waited outside of the library");
+                let ended = (0..signals).filter(|&n| ends_by_signal(link, n)).count();
+                eprintln!("{link}: {ended} of {signals} ended, others waited elsewhere");
+                // A fifth waits, mostly for malloc's lock: half of 8 would now and then.
+                assert!(ended >= signals / 4, "{link}: {ended} of {signals} ended");
             });
         }
     });

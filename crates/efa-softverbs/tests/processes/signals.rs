@@ -167,15 +167,22 @@ fn send(child: &Process, thread: libc::pid_t, signal: c_int) {
     assert_eq!(sent, 0);
 }
 
-/// Waits until a child has left by its handler, `pause` after its traffic began.
-fn expect_end(host: &Host, mut child: Process, thread: libc::pid_t, pause: Duration) {
+/// Waits until a child has left by its handler, `pause` after its traffic began. Returns whether it does; panics if it
+/// waits in the library.
+fn ends(host: &Host, mut child: Process, thread: libc::pid_t, pause: Duration) -> bool {
     match hang::wait(&mut child.child, thread) {
-        Ok(status) => assert_eq!(status.code(), Some(LEFT), "{status}"),
+        Ok(status) => {
+            assert_eq!(status.code(), Some(LEFT), "{status}");
+            true
+        }
         Err(waiting) if waiting.is_in("libefa_soft") => {
             panic!("{}: after {pause:?} it waits in the library: {waiting:?}", host.link)
         }
         // For a lock of malloc, for example, that the interrupted code held.
-        Err(waiting) => eprintln!("{}: it waits elsewhere: {waiting:?}", host.link),
+        Err(waiting) => {
+            eprintln!("{}: it waits elsewhere: {waiting:?}", host.link);
+            false
+        }
     }
 }
 
@@ -185,15 +192,17 @@ fn process_whose_handler_exits_under_traffic_never_waits_in_the_library() {
         for link in LINKS {
             scope.spawn(move || {
                 let host = Host::new(link);
-                for round in 0..signals() {
-                    let signal = [libc::SIGTERM, libc::SIGINT][round % 2];
+                let ends_in = |round: &usize| {
+                    let signal = [libc::SIGTERM, libc::SIGINT][*round % 2];
                     let pause = Duration::from_micros(fastrand::u64(..20_000));
                     let mut child = host.start("signals::child_exchanges_until_its_handler_exits");
                     let thread = child.receive().parse().unwrap();
                     sleep(pause);
                     send(&child, thread, signal);
-                    expect_end(&host, child, thread, pause);
-                }
+                    ends(&host, child, thread, pause)
+                };
+                let ended = (0..signals()).filter(ends_in).count();
+                assert!(ended >= signals() / 2, "{link}: {ended} of {} ended", signals());
             });
         }
     });
@@ -238,7 +247,7 @@ fn exit_ends_although_another_thread_is_stopped_in_the_library() {
         for link in LINKS {
             scope.spawn(move || {
                 let host = Host::new(link);
-                for _ in 0..signals() / 4 {
+                let ends_in = |_: &usize| {
                     let mut child = host.start("signals::child_exchanges_in_one_of_two_threads");
                     let [leaving, stopped] =
                         std::array::from_fn(|_| child.receive().parse().unwrap());
@@ -247,8 +256,11 @@ fn exit_ends_although_another_thread_is_stopped_in_the_library() {
                     send(&child, stopped, libc::SIGUSR1);
                     sleep(Duration::from_millis(5));
                     send(&child, leaving, libc::SIGTERM);
-                    expect_end(&host, child, leaving, pause);
-                }
+                    ends(&host, child, leaving, pause)
+                };
+                let rounds = signals() / 4;
+                let ended = (0..rounds).filter(ends_in).count();
+                assert!(ended >= rounds / 2, "{link}: {ended} of {rounds} ended");
             });
         }
     });
