@@ -6,12 +6,14 @@ mod common;
 mod namespaces;
 
 use std::io::Write;
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use common::{Outcome, Running, Scratch, efa, run};
 use namespaces::Namespaces;
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 use serde_json::Value;
 
 /// The directory of the software devices of these tests.
@@ -362,12 +364,22 @@ fn input_that_cannot_be_read_is_a_failure_and_no_end_of_messages() {
     assert!(said.starts_with("error: cannot write /nonexistent/file: "), "{said}");
 }
 
+/// A port of the loopback address at which nobody listens, and the socket that keeps it from others.
+fn refusing_port() -> (OwnedFd, SocketAddr) {
+    let socket =
+        net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+    let socket = socket.unwrap();
+    net::bind(&socket, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+    let address = net::getsockname(&socket).unwrap().try_into().unwrap();
+    (socket, address)
+}
+
 #[test]
 fn output_of_a_refused_subscriber_keeps_what_it_had_and_that_of_an_empty_file_is_empty() {
     let files = Files::new("kept", 0);
     let copy = files.text("copy");
     std::fs::write(&copy, "before").unwrap();
-    let unused = TcpListener::bind(ANY).unwrap().local_addr().unwrap();
+    let (_held, unused) = refusing_port();
     let refused = start(&format!("subscribe {unused} --tag 1 --output {copy}")).finish();
     failed(refused, 3);
     assert_eq!(std::fs::read_to_string(&copy).unwrap(), "before");
@@ -385,10 +397,11 @@ fn refusals_have_an_exit_code_of_their_own() {
         let said = failed(start(&line.replace("PORT", &port.to_string())).finish(), 3);
         assert!(said.contains(&format!("error: cannot listen at 127.0.0.1:{port}: ")), "{said}");
     }
-    drop(taken);
+    let (_held, unused) = refusing_port();
     for line in ["subscribe 127.0.0.1:PORT --tag 1", "send 127.0.0.1:PORT"] {
-        let said = failed(start(&line.replace("PORT", &port.to_string())).finish(), 3);
-        assert!(said.contains(&format!("error: cannot connect to 127.0.0.1:{port}: ")), "{said}");
+        let line = line.replace("127.0.0.1:PORT", &unused.to_string());
+        let said = failed(start(&line).finish(), 3);
+        assert!(said.contains(&format!("error: cannot connect to {unused}: ")), "{said}");
         assert!(said.contains("nobody listens there"), "{said}");
     }
     let unknown = "no-such-host.invalid:7000";
