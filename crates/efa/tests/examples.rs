@@ -5,9 +5,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Beyond what the examples allow themselves.
+const DEADLINE: Duration = Duration::from_secs(150);
 
 /// The program of an example, in the directory beside that of this test's program.
 fn program(name: &str) -> PathBuf {
@@ -35,6 +41,57 @@ fn without_addresses(line: &str) -> String {
     words.map(|word| if is_address(&word) { "ADDRESS" } else { word }).collect::<Vec<_>>().join(" ")
 }
 
+/// A running example, killed and reaped when dropped.
+struct Running {
+    child: Child,
+    lines: Receiver<String>,
+    until: Instant,
+}
+
+impl Running {
+    fn start(name: &str, arguments: &[&str]) -> Self {
+        let mut command = Command::new(program(name));
+        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let (to, lines) = channel();
+        thread::spawn(move || output.lines().try_for_each(|line| to.send(line.unwrap())));
+        Self { child, lines, until: Instant::now() + DEADLINE }
+    }
+
+    /// The next line that it prints; `None` at the end.
+    #[track_caller]
+    fn line(&self) -> Option<String> {
+        match self.lines.recv_timeout(self.until.saturating_duration_since(Instant::now())) {
+            Ok(line) => Some(line),
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => panic!("no line and no end within {DEADLINE:?}"),
+        }
+    }
+
+    /// Waits for its success, and returns what else it prints.
+    #[track_caller]
+    fn finish(mut self) -> Vec<String> {
+        let lines = std::iter::from_fn(|| self.line()).collect();
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            assert!(Instant::now() < self.until, "not done after {DEADLINE:?}");
+            thread::sleep(Duration::from_millis(5));
+        };
+        assert!(status.success(), "{status}");
+        lines
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 fn check(name: &str) {
     check_with(name, "");
 }
@@ -43,10 +100,7 @@ fn check(name: &str) {
 fn check_with(name: &str, features: &str) {
     let [command, expected @ ..] = &session(name)[..] else { panic!("{name} shows no session") };
     assert_eq!(*command, format!("$ cargo run -p efa {features}--example {name}"));
-    let run = Command::new(program(name)).output().unwrap();
-    assert!(run.status.success(), "{name}: {}", String::from_utf8_lossy(&run.stderr));
-    let output = String::from_utf8(run.stdout).unwrap();
-    assert_eq!(output.lines().collect::<Vec<_>>(), expected, "{name}");
+    assert_eq!(Running::start(name, &[]).finish(), expected, "{name}");
 }
 
 #[test]
@@ -115,23 +169,13 @@ fn two_hosts_print_what_their_comment_shows() {
         )
     );
 
-    let program = program("two_hosts");
-    let host = |arguments: &[&str]| {
-        let mut command = Command::new(&program);
-        command.args(arguments).stdout(Stdio::piped()).spawn().unwrap()
-    };
-    let mut a = host(&["127.0.0.1"]);
-    let mut output = BufReader::new(a.stdout.take().unwrap());
-    let mut outputs = [String::new(), String::new()];
-    output.read_line(&mut outputs[0]).unwrap();
-    let address = outputs[0].trim_end().strip_prefix("address: ").unwrap().to_owned();
-    let mut b = host(&["127.0.0.1", &address]);
-    output.read_to_string(&mut outputs[0]).unwrap();
-    b.stdout.take().unwrap().read_to_string(&mut outputs[1]).unwrap();
-    assert!(a.wait().unwrap().success() && b.wait().unwrap().success());
+    let a = Running::start("two_hosts", &["127.0.0.1"]);
+    let line = a.line().unwrap();
+    let b = Running::start("two_hosts", &["127.0.0.1", line.strip_prefix("address: ").unwrap()]);
+    let outputs = [[vec![line], a.finish()].concat(), b.finish()];
     for (output, shown) in outputs.iter().zip([first, second]) {
         let shown: Vec<_> = shown[1..].iter().map(|line| without_addresses(line)).collect();
-        assert_eq!(output.lines().map(without_addresses).collect::<Vec<_>>(), shown);
+        assert_eq!(output.iter().map(|line| without_addresses(line)).collect::<Vec<_>>(), shown);
     }
 }
 
@@ -143,19 +187,10 @@ fn msg_pingpong_prints_what_its_comment_shows() {
     let [server, client] = session.split(|line| line.is_empty()).collect::<Vec<_>>()[..] else {
         panic!("two programs have two sessions: {session:#?}");
     };
-    let mut first = Command::new(program("msg_pingpong")).stdout(Stdio::piped()).spawn().unwrap();
-    let mut output = BufReader::new(first.stdout.take().unwrap());
-    let mut line = String::new();
-    output.read_line(&mut line).unwrap();
-    let address = line.trim_end().strip_prefix("listening at ").unwrap();
-    let second = Command::new(program("msg_pingpong")).arg(address).output();
-    let mut rest = String::new();
-    output.read_to_string(&mut rest).unwrap();
-    let ended = first.wait().unwrap();
-    let second = second.unwrap();
-    assert!(second.status.success(), "{}", String::from_utf8_lossy(&second.stderr));
-    assert!(ended.success());
-    assert_eq!(rest.lines().collect::<Vec<_>>(), server[2..]);
-    let printed = String::from_utf8(second.stdout).unwrap();
-    assert_eq!(printed.lines().collect::<Vec<_>>(), client[1..]);
+    let first = Running::start("msg_pingpong", &[]);
+    let line = first.line().unwrap();
+    let address = line.strip_prefix("listening at ").unwrap();
+    let second = Running::start("msg_pingpong", &[address]);
+    assert_eq!(first.finish(), server[2..]);
+    assert_eq!(second.finish(), client[1..]);
 }
