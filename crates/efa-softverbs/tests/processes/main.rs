@@ -16,6 +16,8 @@ mod loading;
 mod scarce;
 mod settings;
 mod signals;
+#[path = "../../../efa/tests/spent/mod.rs"]
+mod spent;
 mod traffic;
 
 use std::fmt::Display;

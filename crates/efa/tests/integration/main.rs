@@ -33,5 +33,7 @@ mod scalable;
 mod send_budget;
 mod setup;
 mod shared_receive_queue;
+#[path = "../spent/mod.rs"]
+mod spent;
 mod threads;
 mod world;

@@ -19,5 +19,7 @@ mod peers;
 mod rma;
 #[path = "../sleepers/mod.rs"]
 mod sleepers;
+#[path = "../spent/mod.rs"]
+mod spent;
 mod waiting;
 mod world;

@@ -6,9 +6,9 @@ use efa::{
     CompletionQueueOptions, CounterOptions, DeviceError, DomainOptions, Error, Fabric, Hints, Info,
     Link, Progress, Wait, Wanted, info,
 };
-use rustix::time::ClockId;
 
 use crate::sleepers::{self, Network};
+use crate::spent::Spent;
 
 fn network() -> Network {
     let fabric = Fabric::verbs(None);
@@ -44,7 +44,7 @@ fn descriptor_works_in_poll_epoll_and_select() {
 #[test]
 fn idle_sleeper_takes_no_processor_time() {
     // Also no other thread of the process, such as that of the software device.
-    sleepers::idle_sleeper_takes_no_processor_time(&network(), ClockId::ProcessCPUTime);
+    sleepers::idle_sleeper_takes_no_processor_time(&network(), Spent::by_this_process);
 }
 
 // conformance: C86

@@ -20,11 +20,14 @@ use efa::{
     PassiveEndpointOptions, Receive, Rma, SendBudgetOptions, SharedReceiveQueueOptions, ShmOptions,
     StartError, TcpOptions, Wait, WaitError,
 };
+use spent::Spent;
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{sleep, timeout};
 
 mod close;
+#[path = "../spent/mod.rs"]
+mod spent;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Longer than one packet: the receiver has to answer before all of it moves.
@@ -741,14 +744,6 @@ fn manual_clock_is_advanced_by_tasks_that_would_sleep() {
     assert!(begin.elapsed() < TIMEOUT);
 }
 
-/// What the process has run so far, and how often it was given a processor.
-fn spent() -> (Duration, u64) {
-    let spent = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
-    let mut numbers = spent.split_whitespace().map(|number| number.parse::<u64>().unwrap());
-    let running = Duration::from_nanos(numbers.next().unwrap());
-    (running, numbers.nth(1).unwrap())
-}
-
 #[test]
 fn idle_tasks_take_no_processor_time() {
     let directory = TempDir::new().unwrap();
@@ -758,14 +753,11 @@ fn idle_tasks_take_no_processor_time() {
             a.endpoint.send(Message::to(to), "first").await.unwrap();
             b.endpoint.receive(Receive::untagged(), vec![0; 8]).await.unwrap();
             sleep(Duration::from_millis(50)).await;
-            let before = spent();
+            let before = Spent::by_this_thread();
             let receive = b.endpoint.receive(Receive::untagged(), vec![0; 8]);
             assert!(timeout(Duration::from_secs(1), receive).await.is_err());
-            let after = spent();
-            let (ran, switched) = (after.0 - before.0, after.1 - before.1);
             // Two endpoints look once a second whether their peers are alive.
-            assert!(ran < Duration::from_millis(10), "{ran:?}");
-            assert!(switched <= 12, "{switched} times");
+            Spent::by_this_thread().check_idle(before, 12);
         });
     }
 }

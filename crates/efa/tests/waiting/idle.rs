@@ -5,46 +5,13 @@ use std::time::{Duration, Instant};
 use efa::{Progress, WaitError};
 
 use super::{TIMEOUT, networks, pair};
+use crate::spent::Spent;
 
 /// How long the thread sleeps.
 const SPAN: Duration = Duration::from_secs(1);
 
-/// How long a thread may run in that time: a twentieth of what one that polls would. A host that takes the
-/// processor of a virtual machine away for some milliseconds is counted as time of the thread, too.
-const LITTLE: Duration = Duration::from_millis(50);
-
-/// How long a thread has run, and how often it was given a processor.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Spent {
-    ran: Duration,
-    times: u64,
-}
-
-impl Spent {
-    /// Of the calling thread so far.
-    pub(super) fn by_this_thread() -> Self {
-        Self::by("/proc/thread-self")
-    }
-
-    fn by(thread: &str) -> Self {
-        let statistics = std::fs::read_to_string(format!("{thread}/schedstat")).unwrap();
-        let numbers: Vec<u64> =
-            statistics.split_whitespace().map(|number| number.parse().unwrap()).collect();
-        Self { ran: Duration::from_nanos(numbers[0]), times: numbers[2] }
-    }
-
-    /// Fails if the thread has run for longer than looking now and then takes since `before`.
-    pub(super) fn check_ran_little(self, before: Self) {
-        let ran = self.ran - before.ran;
-        assert!(ran < LITTLE, "{ran:?}");
-    }
-
-    /// The same, and if it was given a processor more than a few times.
-    pub(super) fn check_idle(self, before: Self) {
-        let (ran, times) = (self.ran - before.ran, self.times - before.times);
-        assert!(ran < LITTLE && times <= 8, "{ran:?}, given a processor {times} times");
-    }
-}
+/// How often a thread may be given a processor in that time.
+const TIMES: u64 = 8;
 
 // conformance: C79
 #[test]
@@ -53,7 +20,7 @@ fn blocked_reader_takes_no_processor_time() {
         let ([_a, b], _) = pair(&network);
         let (before, begin) = (Spent::by_this_thread(), Instant::now());
         assert!(matches!(b.receive.wait(SPAN), Err(WaitError::TimedOut(_))));
-        Spent::by_this_thread().check_idle(before);
+        Spent::by_this_thread().check_idle(before, TIMES);
         assert!(begin.elapsed() >= SPAN);
     }
 }
@@ -74,7 +41,7 @@ fn blocked_reader_that_has_a_peer_takes_no_processor_time() {
         for queue in [&a.transmit, &b.receive] {
             let before = Spent::by_this_thread();
             assert!(matches!(queue.wait(SPAN), Err(WaitError::TimedOut(_))));
-            Spent::by_this_thread().check_idle(before);
+            Spent::by_this_thread().check_idle(before, TIMES);
         }
     }
 }
@@ -103,7 +70,7 @@ fn thread_of_automatic_progress_takes_no_processor_time_while_nothing_happens() 
         for (before, task) in before {
             // One of another test may have ended, or work.
             if std::fs::exists(&task).unwrap()
-                && std::panic::catch_unwind(|| Spent::by(&task).check_idle(before)).is_ok()
+                && std::panic::catch_unwind(|| Spent::by(&task).check_idle(before, TIMES)).is_ok()
             {
                 idle += 1;
             }

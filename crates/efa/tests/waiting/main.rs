@@ -7,6 +7,8 @@
 mod idle;
 #[path = "../sleepers/mod.rs"]
 mod sleepers;
+#[path = "../spent/mod.rs"]
+mod spent;
 mod stopped;
 
 use std::os::fd::AsFd;
@@ -19,8 +21,8 @@ use efa::{
     DomainOptions, EndpointOptions, EventQueueOptions, Fabric, LocalOptions, ManualClock, PollSet,
     Progress, Receive, ShmOptions, TcpOptions, TryWaitError, Wait, WaitError,
 };
-use rustix::time::ClockId;
 use sleepers::{End, LOST, Network, Sleeps, TIMEOUT, pair, rounds, two_readers_and_a_peer_sleep};
+use spent::Spent;
 use tempfile::TempDir;
 
 fn shm_fabric(directory: &std::path::Path) -> Fabric {
@@ -130,7 +132,7 @@ fn try_wait_says_that_something_is_pending_as_long_as_it_is_unread() {
 #[test]
 fn idle_sleeper_takes_no_processor_time() {
     for network in networks() {
-        sleepers::idle_sleeper_takes_no_processor_time(&network, ClockId::ThreadCPUTime);
+        sleepers::idle_sleeper_takes_no_processor_time(&network, Spent::by_this_thread);
     }
 }
 

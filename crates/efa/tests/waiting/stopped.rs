@@ -8,8 +8,8 @@ use efa::{DomainOptions, Fabric, Kind, Progress, TcpOptions, WaitError};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use tempfile::TempDir;
 
-use super::idle::Spent;
 use super::{End, LOST, TIMEOUT, rounds, shm_fabric};
+use crate::spent::Spent;
 
 /// Where the files of the shm link are; on the tcp link it isn't set.
 const DIRECTORY: &str = "EFA_TEST_DIRECTORY";

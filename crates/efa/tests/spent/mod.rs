@@ -1,0 +1,59 @@
+//! What a thread that sleeps takes: how long it ran, and how often it was given a processor.
+//!
+//! The first alone is no measure in a virtual machine: what the host takes away while a thread runs is counted as time
+//! of the thread, some milliseconds at once. The second doesn't rise by that.
+
+#![allow(dead_code, reason = "each test program uses a part")]
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+/// How long a thread may run in half a second or more, which one that polls would run for.
+const LITTLE: Duration = Duration::from_millis(50);
+
+/// How long threads have run, and how often they were given a processor.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spent {
+    ran: Duration,
+    times: u64,
+}
+
+impl Spent {
+    /// Of the calling thread so far.
+    pub(crate) fn by_this_thread() -> Self {
+        Self::by("/proc/thread-self")
+    }
+
+    /// Of the threads that this process has.
+    pub(crate) fn by_this_process() -> Self {
+        let threads = fs::read_dir("/proc/self/task").unwrap();
+        let nothing = Self { ran: Duration::ZERO, times: 0 };
+        threads.map(|thread| Self::by(thread.unwrap().path())).fold(nothing, |sum, thread| Self {
+            ran: sum.ran + thread.ran,
+            times: sum.times + thread.times,
+        })
+    }
+
+    /// Of a thread, by its directory in `/proc`.
+    pub(crate) fn by(thread: impl AsRef<Path>) -> Self {
+        let statistics = fs::read_to_string(thread.as_ref().join("schedstat")).unwrap();
+        let numbers: Vec<u64> =
+            statistics.split_whitespace().map(|number| number.parse().unwrap()).collect();
+        Self { ran: Duration::from_nanos(numbers[0]), times: numbers[2] }
+    }
+
+    /// Fails if they have run for longer than looking now and then takes since `before`.
+    #[track_caller]
+    pub(crate) fn check_ran_little(self, before: Self) {
+        let ran = self.ran - before.ran;
+        assert!(ran < LITTLE, "{ran:?}");
+    }
+
+    /// The same, and if they were given a processor more than `most` times.
+    #[track_caller]
+    pub(crate) fn check_idle(self, before: Self, most: u64) {
+        let (ran, times) = (self.ran - before.ran, self.times - before.times);
+        assert!(ran < LITTLE && times <= most, "{ran:?}, given a processor {times} times");
+    }
+}
