@@ -137,6 +137,7 @@ impl Drop for Group {
 
 /// Runs a program within its deadline; it must find nothing wrong.
 fn run(built: &Built, wrapper: &[&str], program: &str, deadline: Duration) {
+    let hosts = tempfile::TempDir::new().unwrap();
     let mut output = tempfile::NamedTempFile::new().unwrap();
     let copy = || -> File { output.reopen().unwrap() };
     let (out, err) = (copy(), copy());
@@ -149,8 +150,17 @@ fn run(built: &Built, wrapper: &[&str], program: &str, deadline: Duration) {
         }
         None => Command::new(&built.programs),
     };
+    // Of the user; the wrapper may set others.
+    let settings = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
+    for name in settings.filter(|name| name.starts_with("FI_EFARS_") || name.starts_with("FI_EFA_"))
+    {
+        command.env_remove(name);
+    }
     let child = command
         .arg(program)
+        .env("FI_EFARS_DEVICE", "shm")
+        // The device creates it, for this user alone.
+        .env("FI_EFARS_SHM_DIRECTORY", hosts.path().join("hosts"))
         .env("PROVIDER", "efars")
         .env("FI_PROVIDER_PATH", &built.directory)
         .env_remove("FI_PROVIDER")
