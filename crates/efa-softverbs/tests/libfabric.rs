@@ -11,7 +11,7 @@
 mod common;
 
 use std::net::TcpListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
@@ -116,22 +116,27 @@ fn ends_by_signal(link: &str, number: usize) -> bool {
         command.env("EFA_SOFT_LINK", link).env("EFA_SOFT_ADDRESS", loopback(host).to_string());
         command.env("FI_EFA_ENABLE_SHM_TRANSFER", "0");
         command.stdout(Stdio::null()).stderr(Stdio::null());
-        Server(command.spawn().unwrap())
+        // libinfinipath's handlers write a file there.
+        command.current_dir(directory.path());
+        Started::new(&mut command)
     };
     let mut server = start(host[0], &["-B", &port]);
     while !listens(port.parse().unwrap()) {
-        assert_eq!(server.0.try_wait().unwrap(), None, "{link}: the server has ended");
+        assert_eq!(server.child.try_wait().unwrap(), None, "{link}: the server has ended");
         std::thread::yield_now();
     }
     let mut client = start(host[1], &["-P", &port, "127.0.0.1"]);
     // Some signals come before the first message, most after it.
     std::thread::sleep(Duration::from_millis(fastrand::u64(50..500)));
-    assert_eq!(client.0.try_wait().unwrap(), None, "without a signal");
+    assert_eq!(client.child.try_wait().unwrap(), None, "without a signal");
+    for process in [&mut server, &mut client] {
+        process.note_files();
+    }
     let signal = [libc::SIGTERM, libc::SIGINT][number % 2];
-    let process = libc::pid_t::try_from(client.0.id()).unwrap();
+    let process = libc::pid_t::try_from(client.child.id()).unwrap();
     // SAFETY: the process is a child that was not waited for, so the number is its own.
     assert_eq!(unsafe { libc::kill(process, signal) }, 0);
-    match hang::wait(&mut client.0, process) {
+    match hang::wait(&mut client.child, process) {
         Ok(_) => true,
         Err(waiting) if waiting.is_in("libefa_soft") => panic!("{link}: {waiting:?}"),
         Err(waiting) => {
@@ -141,13 +146,35 @@ fn ends_by_signal(link: &str, number: usize) -> bool {
     }
 }
 
-/// A server, killed when dropped.
-struct Server(Child);
+/// A process, killed when dropped.
+struct Started {
+    child: Child,
+    /// What libfabric leaves in shared memory if the process doesn't close its endpoints: 16 MiB for each.
+    files: Vec<PathBuf>,
+}
 
-impl Drop for Server {
+impl Started {
+    fn new(command: &mut Command) -> Self {
+        Self { child: command.spawn().unwrap(), files: Vec::new() }
+    }
+
+    /// Remembers the files in shared memory that the process has mapped. Those of the device are elsewhere.
+    fn note_files(&mut self) {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.child.id()));
+        let maps = maps.unwrap_or_default();
+        let files = maps.lines().filter_map(|line| line.find("/dev/shm/").map(|at| &line[at..]));
+        self.files.extend(files.map(PathBuf::from));
+    }
+}
+
+impl Drop for Started {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        self.note_files();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        for file in &self.files {
+            let _ = std::fs::remove_file(file);
+        }
     }
 }
 
@@ -165,19 +192,18 @@ fn pingpong_of(times: &str, size: &str, arguments: &[&str], settings: &[(&str, &
     common.extend(arguments);
     let there = [&["-B", &number], common.as_slice()].concat();
     let mut server = command(directory.path(), "fi_pingpong", &there, settings);
-    let server = server.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    let mut server = Server(server);
+    let mut server = Started::new(server.stdout(Stdio::null()).stderr(Stdio::null()));
     let here = [&["-P", &number], common.as_slice(), &["127.0.0.1"]].concat();
     // The server accepts one connection, which must be the client's; so this reads the table of sockets
     // instead of connecting.
     while !listens(port) {
-        assert_eq!(server.0.try_wait().unwrap(), None, "the server has exited");
+        assert_eq!(server.child.try_wait().unwrap(), None, "the server has exited");
         std::thread::yield_now();
     }
     let output = command(directory.path(), "fi_pingpong", &here, settings).output().unwrap();
     let text = text_of(&output);
     assert!(output.status.success(), "{text}");
-    assert!(server.0.wait().unwrap().success());
+    assert!(server.child.wait().unwrap().success());
     text
 }
 

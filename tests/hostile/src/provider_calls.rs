@@ -14,8 +14,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use efars_fi::abi::*;
+use tempfile::TempDir;
 
 use crate::input::Input;
+use crate::memory;
 
 unsafe extern "C" {
     fn fi_prov_ini() -> *mut fi_provider;
@@ -41,13 +43,27 @@ unsafe impl Send for Library {}
 // SAFETY: as above.
 unsafe impl Sync for Library {}
 
+/// The directory of the provider's device.
+static HOSTS: OnceLock<TempDir> = OnceLock::new();
+
+/// Removes it at the end: what statics hold is not dropped.
+extern "C" fn remove_hosts() {
+    if let Some(hosts) = HOSTS.get() {
+        let _ = std::fs::remove_dir_all(hosts.path());
+    }
+}
+
 /// libfabric and the provider, which has a network of this process alone and waits for nobody at the end.
 fn library() -> Option<&'static Library> {
     static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
     let find = || {
+        // SAFETY: the function has no preconditions.
+        assert_eq!(unsafe { libc::atexit(remove_hosts) }, 0);
+        let hosts = HOSTS.get_or_init(|| TempDir::new_in(memory()).expect("a directory"));
         // SAFETY: calls of Rust to variables exclude each other, and no C code of another thread reads any.
         unsafe {
-            std::env::set_var("FI_EFARS_DEVICE", format!("shm:fuzz-{}", std::process::id()));
+            std::env::set_var("FI_EFARS_DEVICE", "shm");
+            std::env::set_var("FI_EFARS_SHM_DIRECTORY", hosts.path().join("hosts"));
             std::env::set_var("FI_EFARS_CLOSE_TIMEOUT", "0");
         }
         // SAFETY: libfabric has initialisers without conditions; its functions have these types in all releases.

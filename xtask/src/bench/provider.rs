@@ -249,8 +249,8 @@ impl Range {
                     command.env("FI_EFARS_DEVICE", "verbs");
                 }
                 Device::Shm => {
-                    let name = format!("shm:bench{}", std::process::id());
-                    command.env("FI_EFARS_DEVICE", name);
+                    command.env("FI_EFARS_SHM_DIRECTORY", place.0.join("hosts"));
+                    command.env("FI_EFARS_DEVICE", "shm");
                 }
             }
             command
