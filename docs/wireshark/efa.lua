@@ -62,7 +62,7 @@ local EXTRAS = {
     { 7, "user receive QP", "request" },
     { 8, "unsolicited write receive", "feature" },
     { 9, "peer error", "feature" },
-    { 63, "peer error 20", "feature" },
+    { 63, "peer error of 20 bytes", "feature" },
 }
 
 -- Packet types --------------------------------------------------------------------------------------------------------

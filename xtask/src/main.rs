@@ -12,6 +12,7 @@
 //!       ──► conformance  checklist rows and the tests that show them
 //!       ──► verbs        efa-verbs with rdma-core, and on the software device
 //!       ──► package      crates can be published; their oldest Rust; `no_std`
+//!            tests:   libtest (what `cargo test` prints)
 //!            all use: workspace (paths, packages), process (child processes),
 //!                     output (which may be closed)
 //! ```
@@ -27,6 +28,7 @@ mod conformance;
 mod fuzz;
 mod install;
 mod interop;
+mod libtest;
 mod package;
 mod process;
 mod profile;

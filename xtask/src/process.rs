@@ -25,12 +25,12 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 /// How long what a child has started may keep its standard output open when the child has ended.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Runs the command like [`run`], handing each line of its standard output to `inspect`
-/// as well. What the command has started is killed when it prints nothing for as long as `patience`.
+/// Runs the command like [`run`], handing each line of its standard output to `inspect`,
+/// which says whether it is printed. What the command has started is killed when it prints nothing for as long as `patience`.
 pub(crate) fn run_inspecting(
     command: &mut Command,
     patience: Duration,
-    mut inspect: impl FnMut(&str),
+    mut inspect: impl FnMut(&str) -> bool,
 ) -> Result<()> {
     announce(command);
     let mut child = command
@@ -48,8 +48,9 @@ pub(crate) fn run_inspecting(
             Ok(line) => {
                 let _ = printed.send(());
                 let text = String::from_utf8_lossy(&line);
-                output::write(format_args!("{text}"));
-                inspect(text.trim_end());
+                if inspect(text.trim_end()) {
+                    output::write(format_args!("{text}"));
+                }
             }
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) if child.try_wait()?.is_none() => {}
@@ -216,13 +217,20 @@ mod tests {
         assert_eq!(error, "`sh -c 'exit 7'` failed with exit status: 7");
     }
 
+    /// Keeps each line, and has it printed.
+    fn keep(lines: &mut Vec<String>) -> impl FnMut(&str) -> bool {
+        |line| {
+            lines.push(line.to_owned());
+            true
+        }
+    }
+
     #[test]
     fn inspected_child_reports_every_line_and_its_failure() {
         let mut lines = Vec::new();
         let mut child = Command::new("sh");
         child.args(["-c", "echo one; printf two; exit 3"]);
-        let error = run_inspecting(&mut child, Duration::MAX, |line| lines.push(line.to_owned()))
-            .unwrap_err();
+        let error = run_inspecting(&mut child, Duration::MAX, keep(&mut lines)).unwrap_err();
         assert_eq!(lines, ["one", "two"]);
         assert!(error.to_string().ends_with("exit status: 3"), "{error}");
     }
@@ -233,7 +241,7 @@ mod tests {
         let mut child = Command::new("sh");
         child.args(["-c", "echo one; sleep 3600; echo ended with $?"]);
         let patience = Duration::from_millis(50);
-        run_inspecting(&mut child, patience, |line| lines.push(line.to_owned())).unwrap();
+        run_inspecting(&mut child, patience, keep(&mut lines)).unwrap();
         assert_eq!(lines, ["one", "ended with 137"]);
     }
 
@@ -243,7 +251,7 @@ mod tests {
         let mut child = Command::new("sh");
         child.args(["-c", "sleep 3600 & echo $!"]);
         let begin = Instant::now();
-        run_inspecting(&mut child, Duration::MAX, |line| lines.push(line.to_owned())).unwrap();
+        run_inspecting(&mut child, Duration::MAX, keep(&mut lines)).unwrap();
         assert!(succeeds(Command::new("kill").args(&lines)), "{lines:?}");
         assert!(begin.elapsed() < Duration::from_secs(60));
     }

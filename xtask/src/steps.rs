@@ -9,6 +9,7 @@ use anyhow::{Result, bail};
 use clap::ValueEnum;
 
 use crate::ahead::Ahead;
+use crate::libtest::{self, TestCount};
 use crate::setup::{self, Tool};
 use crate::workspace::Workspace;
 use crate::{bench, conformance, fuzz, interop, package, process, soak, verbs};
@@ -78,14 +79,6 @@ struct Report {
     outcome: Outcome,
     took: Duration,
     tests: TestCount,
-}
-
-/// Tests that cargo reported, summed over its `test result:` lines.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct TestCount {
-    passed: usize,
-    failed: usize,
-    ignored: usize,
 }
 
 impl Step {
@@ -398,7 +391,9 @@ const PATIENCE: Duration = Duration::from_secs(1200);
 
 /// Runs tests and counts them. No test at all is a failure.
 fn run_tests(command: &mut Command, tests: &mut TestCount) -> Result<()> {
-    run_tests_within(PATIENCE, command, tests)
+    // Arguments of libtest stand behind two hyphens.
+    let hyphens = (!command.get_args().any(|argument| argument == "--")).then_some("--");
+    run_tests_within(PATIENCE, command.args(hyphens).arg(libtest::SHOW_OUTPUT), tests)
 }
 
 /// Runs tests that may print nothing for any time. No test at all is a failure.
@@ -411,55 +406,17 @@ fn run_tests_within(
     command: &mut Command,
     tests: &mut TestCount,
 ) -> Result<()> {
-    let before = tests.passed;
-    process::run_inspecting(command, patience, |line| {
-        if let Some(count) = TestCount::of_line(line) {
-            *tests = *tests + count;
-        }
-    })?;
-    if tests.passed == before {
+    let mut reader = libtest::Reader::default();
+    let result = process::run_inspecting(command, patience, |line| reader.take(line));
+    for (test, reason) in &reader.skipped {
+        say!("skipped {test}: {reason}");
+    }
+    *tests = *tests + reader.count;
+    result?;
+    if reader.count.passed == 0 {
         bail!("cargo ran no test");
     }
     Ok(())
-}
-
-impl TestCount {
-    /// Reads libtest's closing line:
-    /// `test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; …`
-    fn of_line(line: &str) -> Option<Self> {
-        let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
-        let count = |label: &str| -> Option<usize> {
-            let mut parts = counts.split("; ").map(str::trim);
-            parts.find_map(|part| part.strip_suffix(label))?.trim_end().parse().ok()
-        };
-        Some(Self {
-            passed: count("passed")?,
-            failed: count("failed")?,
-            ignored: count("ignored")?,
-        })
-    }
-}
-
-impl std::ops::Add for TestCount {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self {
-            passed: self.passed + other.passed,
-            failed: self.failed + other.failed,
-            ignored: self.ignored + other.ignored,
-        }
-    }
-}
-
-impl fmt::Display for TestCount {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} tests passed, {} failed", self.passed, self.failed)?;
-        if self.ignored != 0 {
-            write!(f, ", {} ignored", self.ignored)?;
-        }
-        Ok(())
-    }
 }
 
 /// A duration for people: `4.2 s`, `3 min 07 s`.
@@ -501,17 +458,6 @@ mod tests {
             [Step::Fmt, Step::Doc]
         );
         assert!(args(&[Step::Doc], &[Step::Doc]).steps().is_err());
-    }
-
-    #[test]
-    fn test_counts_are_parsed_from_libtest_output() {
-        let line = "test result: FAILED. 12 passed; 1 failed; 2 ignored; 0 measured; \
-                    3 filtered out; finished in 0.01s";
-        let count = TestCount::of_line(line).unwrap();
-        assert_eq!(count, TestCount { passed: 12, failed: 1, ignored: 2 });
-        assert_eq!(count.to_string(), "12 tests passed, 1 failed, 2 ignored");
-        assert_eq!(TestCount::of_line("test result_is_kept ... ok"), None);
-        assert_eq!(TestCount::of_line("running 12 tests"), None);
     }
 
     #[test]

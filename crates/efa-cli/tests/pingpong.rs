@@ -519,7 +519,7 @@ fn full_shared_memory_is_an_error_and_leaves_no_files() {
         alone.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let outcome = Running::start(&mut alone).finish();
         if outcome.code != Some(0) && !outcome.stderr.starts_with("error: ") {
-            eprintln!("NOT TESTED with little memory, for want of rights: {outcome:?}");
+            eprintln!("skipped: memory of little room takes rights: {outcome:?}");
             return;
         }
         let left = outcome.stdout.contains("qp-") || outcome.stdout.contains("mem-");

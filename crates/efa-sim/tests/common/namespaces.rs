@@ -22,9 +22,7 @@ impl Namespaces {
         match spaces.furnish() {
             Ok(()) => Some(spaces),
             Err(reason) => {
-                eprintln!(
-                    "NOT TESTED between network namespaces, which can't be made here: {reason}"
-                );
+                eprintln!("skipped: network namespaces can't be made here: {reason}");
                 None
             }
         }
