@@ -33,8 +33,11 @@
 //! | [`ReqOptions`], [`RawAddress`] | optional headers of all requests | 1.4, 3.1 |
 //!
 //! [`PacketType`] has the name and number of each type, [`BaseHeader`] the raw flags, [`Header::connid`]
-//! and [`Header::raw_address`] the sender's identity. [`tm`] is another protocol: the headers of the
-//! tag-matching offload.
+//! and [`Header::raw_address`] the sender's identity. Fields that several types have are methods of
+//! [`Header`], whatever the type: [`msg_id`](Header::msg_id), [`send_id`](Header::send_id),
+//! [`recv_id`](Header::recv_id), [`tag`](Header::tag), [`msg_length`](Header::msg_length),
+//! [`seg_offset`](Header::seg_offset), [`options`](Header::options), [`cq_data`](Header::cq_data). [`tm`] is
+//! another protocol: the headers of the tag-matching offload.
 //!
 //! Packets of one operation are related by their ids. All packets of a message have its `msg_id`, except
 //! CTS, CTSDATA, READRSP, READ_NACK and EOR, which name the sender's operation (`send_id`), the receiver's
@@ -90,6 +93,7 @@ mod cts;
 mod cursor;
 mod error;
 mod error_report;
+mod fields;
 mod flags;
 mod handshake;
 mod ids;

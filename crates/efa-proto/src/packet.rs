@@ -286,13 +286,7 @@ impl Header<'_> {
 
     /// Address of the sender, if this is a request that carries it.
     pub fn raw_address(&self) -> Option<&RawAddress> {
-        match self {
-            Self::Rtm(Rtm { options, .. })
-            | Self::Rtw(Rtw { options, .. })
-            | Self::Rtr(Rtr { options, .. })
-            | Self::Rta(Rta { options, .. }) => options.raw_address.as_ref().map(|(a, _)| a),
-            _ => None,
-        }
+        self.options()?.raw_address.as_ref().map(|(address, _)| address)
     }
 }
 

@@ -7,7 +7,6 @@ use clap::ValueEnum;
 use efa_proto::PacketType;
 use efa_sim::record::{PacketEvent, QueuePairId};
 
-use super::fields::Fields;
 use super::{Args, Content, Entry};
 
 /// An invalid filter.
@@ -205,17 +204,21 @@ impl<'a> Filter<'a> {
         let Args { types, peers, events, msg_ids, tags, op_ids, .. } = self.0;
         let record = entry.record;
         let ends = [record.source, record.destination];
-        let packet = entry.content.packet();
-        let fields = packet.map(|packet| Fields::of(&packet.header)).unwrap_or_default();
-        let is_op =
-            |n: &Number| [fields.send_id, fields.recv_id].iter().flatten().any(|id| id.0 == n.0);
+        let header = entry.content.packet().map(|packet| packet.header);
+        let ids = header.map(|h| [h.send_id(), h.recv_id(), h.failed_op_id()]).unwrap_or_default();
+        let is_op = |n: &Number| ids.iter().flatten().any(|id| id.0 == n.0);
         (types.is_empty() || types.iter().any(|filter| filter.matches(entry)))
             && (peers.is_empty()
                 || peers.iter().any(|peer| ends.iter().any(|id| peer.matches(*id))))
             && (events.is_empty() || events.iter().any(|event| event.matches(record.event)))
             && (msg_ids.is_empty()
-                || fields.msg_id.is_some_and(|id| msg_ids.contains(&Number(id.0))))
-            && (tags.is_empty() || fields.tag.is_some_and(|tag| tags.contains(&Tag(tag))))
+                || header
+                    .and_then(|header| header.msg_id())
+                    .is_some_and(|id| msg_ids.contains(&Number(id.0))))
+            && (tags.is_empty()
+                || header
+                    .and_then(|header| header.tag())
+                    .is_some_and(|tag| tags.contains(&Tag(tag))))
             && (op_ids.is_empty() || op_ids.iter().any(is_op))
     }
 }

@@ -11,7 +11,6 @@
 
 mod captures;
 mod content;
-mod fields;
 mod filter;
 pub(crate) mod hostile;
 mod show;

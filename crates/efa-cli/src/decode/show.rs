@@ -6,7 +6,6 @@ use std::io::{self, Write};
 use efa_sim::record::{PacketEvent, QueuePairId};
 use serde::Serialize;
 
-use super::fields::Fields;
 use super::{Content, Entry, Hex};
 
 /// Bytes of a malformed packet that its line shows.
@@ -120,7 +119,7 @@ impl From<QueuePairId> for QueuePairLine {
 /// One JSON object in one line.
 pub(super) fn json(entry: &Entry<'_>, hex: Hex, out: &mut impl Write) -> io::Result<()> {
     let Entry { record, content, .. } = entry;
-    let fields = content.packet().map(|packet| Fields::of(&packet.header)).unwrap_or_default();
+    let header = content.packet().map(|packet| packet.header);
     let (packet_type, payload, text, error) = match content {
         Content::Packet(packet) => {
             let name = packet.packet_type().name();
@@ -143,12 +142,12 @@ pub(super) fn json(entry: &Entry<'_>, hex: Hex, out: &mut impl Write) -> io::Res
         destination: record.destination.into(),
         length: record.bytes.len(),
         packet_type,
-        msg_id: fields.msg_id.map(|id| id.0),
-        send_id: fields.send_id.map(|id| id.0),
-        recv_id: fields.recv_id.map(|id| id.0),
-        tag: fields.tag,
-        msg_length: fields.msg_length,
-        seg_offset: fields.seg_offset,
+        msg_id: header.and_then(|header| header.msg_id()).map(|id| id.0),
+        send_id: header.and_then(|header| header.send_id()).map(|id| id.0),
+        recv_id: header.and_then(|header| header.recv_id()).map(|id| id.0),
+        tag: header.and_then(|header| header.tag()),
+        msg_length: header.and_then(|header| header.msg_length()),
+        seg_offset: header.and_then(|header| header.seg_offset()),
         payload,
         text,
         error,

@@ -7,6 +7,7 @@
 
 mod corpus;
 mod display;
+mod fields;
 mod golden;
 mod hostile;
 mod options;
