@@ -9,8 +9,8 @@ use std::path::Path;
 use common::{Outcome, Scratch, efa, run};
 use efa_device::{Gid, Qpn, Status, Time};
 use efa_proto::{
-    Cts, ExtraInfo, Handshake, Header, MsgId, OpId, RawAddress, ReqOptions, Rtm, RtmKind,
-    UserRecvQp,
+    Cts, ExtraInfo, Handshake, Header, MsgId, OpId, RawAddress, ReqOptions, Rta, RtaKind, Rtm,
+    RtmKind, UserRecvQp,
 };
 use efa_sim::capture::Capture;
 use efa_sim::record::{PacketEvent, QueuePairId, Record};
@@ -147,6 +147,63 @@ fn json_has_ids_tag_lengths_and_bytes() {
     assert_eq!((&lines[0]["tag"], &lines[2]["tag"]), (&0x2a.into(), &serde_json::Value::Null));
     assert!(lines[4].get("type").is_none() && lines[4]["error"].is_string());
     assert_eq!(lines[6]["status"]["code"], 10);
+}
+
+/// Each of these sent by 1 to 2, a nanosecond apart.
+fn sent(name: &str, packets: impl IntoIterator<Item = Vec<u8>>) -> Scratch {
+    let (source, destination) = (queue_pair(1), queue_pair(2));
+    let records = packets.into_iter().enumerate().map(|(nanos, bytes)| {
+        let (time, bytes) = (Time::from_nanos(nanos as u64), Cow::Owned(bytes));
+        Record { time, event: PacketEvent::Sent, source, destination, bytes }
+    });
+    written(name, records.collect::<Vec<_>>().into_iter())
+}
+
+fn json_lines(file: impl AsRef<Path>, options: &[&str]) -> Vec<serde_json::Value> {
+    let json = decode(file, &[options, &["--json"]].concat()).success();
+    json.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn flags_that_do_not_fit_and_names_of_numbers_are_shown() {
+    let with_flags = |header, flags: u16| {
+        let mut bytes = datagram(header, b"hello");
+        bytes[2..4].copy_from_slice(&flags.to_le_bytes());
+        bytes
+    };
+    let eager = rtm(0, Some(0x2a), RtmKind::Eager, ReqOptions::NONE);
+    let extra_info = ExtraInfo::new(&[0x8000_0000_0000_047b, 1]).unwrap();
+    let handshake = Handshake {
+        extra_info,
+        connid: None,
+        host_id: None,
+        device_version: None,
+        user_recv_qp: None,
+        hmem_p2p: None,
+    };
+    let (msg_id, rma_iov, options) = (MsgId(1), &[][..], ReqOptions::NONE);
+    let kind = RtaKind::Write;
+    let atomic = |datatype, op| Header::Rta(Rta { msg_id, rma_iov, datatype, op, kind, options });
+    let packets = [
+        datagram(eager, b"hello"),
+        with_flags(eager, 0x0040),
+        with_flags(eager, 0x002c),
+        datagram(Header::Handshake(handshake), &[]),
+        datagram(atomic(7, 2), &[0; 8]),
+        datagram(atomic(99, 98), &[0; 8]),
+    ];
+    let path = sent("remarks.pcapng", packets);
+    insta::assert_snapshot!(decode(&path, &[]).success());
+    let lines = json_lines(&path, &[]);
+    assert_eq!(lines[0]["flags"], "0x000c");
+    assert!(
+        lines[0].get("unknown_flags").is_none() && lines[0].get("missing_kind_flags").is_none()
+    );
+    assert_eq!(lines[1]["missing_kind_flags"], serde_json::json!(["MSG", "TAGGED"]));
+    assert_eq!(lines[1]["unknown_flags"], "0x0040");
+    assert_eq!(lines[2]["wrong_kind_flags"], serde_json::json!(["ATOMIC"]));
+    assert_eq!(lines[3]["extras"][0], "RDMA_READ");
+    assert_eq!(lines[3]["extras"].as_array().unwrap().len(), 7);
 }
 
 #[test]

@@ -7,7 +7,10 @@
 use zerocopy::little_endian::U16;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::{BASE_HEADER_SIZE, Packet, PacketType, ParseError, ReqFlags, VERSION};
+use crate::{
+    BASE_HEADER_SIZE, CtsFlags, HandshakeFlags, Packet, PacketFlags, PacketType, ParseError,
+    ReqFlags, VERSION,
+};
 
 /// The first four bytes of a packet, for tools that need flags which [`crate::Packet`] ignores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,6 +44,19 @@ impl BaseHeader {
         let found = ReqFlags::from_bits_retain(self.flags).intersection(ReqFlags::KIND);
         let mismatch = found.symmetric_difference(expected);
         if expected.is_empty() { mismatch.difference(ReqFlags::RMA) } else { mismatch }
+    }
+
+    /// Flag bits without a meaning in this category of packets.
+    ///
+    /// This crate's parser ignores them. A peer of a later release, or a damaged packet, may have them.
+    pub const fn unknown_flags(&self) -> u16 {
+        let known = match self.packet_type {
+            PacketType::Handshake => HandshakeFlags::all().bits(),
+            PacketType::Cts => CtsFlags::all().bits(),
+            packet_type if packet_type.is_req() => ReqFlags::all().bits(),
+            _ => PacketFlags::all().bits(),
+        };
+        self.flags & !known
     }
 }
 

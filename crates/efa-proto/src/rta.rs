@@ -33,9 +33,9 @@ pub struct Rta<'a> {
     pub msg_id: MsgId,
     /// The peer's memory to operate on, at most [`MAX_IOV`] pieces.
     pub rma_iov: &'a [RmaIov],
-    /// Data type, libfabric's `enum fi_datatype`; not checked here.
+    /// Data type, libfabric's `enum fi_datatype`; not checked here. See [`Self::datatype_name`].
     pub datatype: u32,
-    /// Operation, libfabric's `enum fi_op`; not checked here.
+    /// Operation, libfabric's `enum fi_op`; not checked here. See [`Self::op_name`].
     pub op: u32,
     /// The response that is expected.
     pub kind: RtaKind,
@@ -98,7 +98,58 @@ pub struct AtomRsp {
 wire!(RtaHead: 24 { msg_id: U32, rma_iov_count: U32, datatype: U32, op: U32, id: U32 });
 wire!(AtomRspHead: 24 { connid: U32, reserved: U32, recv_id: U32, seg_length: U64 });
 
+/// Names of the data types by their numbers.
+const DATATYPES: [&str; 14] = [
+    "INT8",
+    "UINT8",
+    "INT16",
+    "UINT16",
+    "INT32",
+    "UINT32",
+    "INT64",
+    "UINT64",
+    "FLOAT",
+    "DOUBLE",
+    "FLOAT_COMPLEX",
+    "DOUBLE_COMPLEX",
+    "LONG_DOUBLE",
+    "LONG_DOUBLE_COMPLEX",
+];
+/// Names of the operations by their numbers.
+const OPERATIONS: [&str; 19] = [
+    "MIN",
+    "MAX",
+    "SUM",
+    "PROD",
+    "LOR",
+    "LAND",
+    "BOR",
+    "BAND",
+    "LXOR",
+    "BXOR",
+    "ATOMIC_READ",
+    "ATOMIC_WRITE",
+    "CSWAP",
+    "CSWAP_NE",
+    "CSWAP_LE",
+    "CSWAP_LT",
+    "CSWAP_GE",
+    "CSWAP_GT",
+    "MSWAP",
+];
+
 impl Rta<'_> {
+    /// libfabric's name of the data type without its prefix, such as `UINT64`; `None` for a number that libfabric's
+    /// EFA provider has no atomics for.
+    pub fn datatype_name(&self) -> Option<&'static str> {
+        DATATYPES.get(usize::try_from(self.datatype).ok()?).copied()
+    }
+
+    /// libfabric's name of the operation without its prefix, such as `SUM`; `None` for an unknown number.
+    pub fn op_name(&self) -> Option<&'static str> {
+        OPERATIONS.get(usize::try_from(self.op).ok()?).copied()
+    }
+
     /// Type of the packet.
     #[inline]
     pub const fn packet_type(&self) -> PacketType {
@@ -177,11 +228,12 @@ pub(crate) fn read<'a>(rest: &mut Cursor<'a>, flags: ReqFlags) -> Read<'a> {
     }))
 }
 
-/// `msg_id=7 rma_iov=[…] datatype=7 op=2 …`, without the type's name.
+/// `msg_id=7 rma_iov=[…] datatype=UINT64 op=SUM …`, without the type's name; unknown numbers as such.
 impl fmt::Display for Rta<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "msg_id={} rma_iov={}", self.msg_id, IovList(self.rma_iov))?;
-        write!(f, " datatype={} op={}", self.datatype, self.op)?;
+        fmt_name(f, "datatype", self.datatype_name(), self.datatype)?;
+        fmt_name(f, "op", self.op_name(), self.op)?;
         match self.kind {
             RtaKind::Write => {}
             RtaKind::Fetch { recv_id } | RtaKind::Compare { recv_id } => {
@@ -190,6 +242,19 @@ impl fmt::Display for Rta<'_> {
             RtaKind::DcWrite { send_id } => write!(f, " send_id={send_id}")?,
         }
         self.options.fmt(f)
+    }
+}
+
+/// ` field=name`, or its number if it has no name.
+fn fmt_name(
+    f: &mut fmt::Formatter<'_>,
+    field: &str,
+    name: Option<&str>,
+    number: u32,
+) -> fmt::Result {
+    match name {
+        Some(name) => write!(f, " {field}={name}"),
+        None => write!(f, " {field}={number}"),
     }
 }
 

@@ -13,6 +13,7 @@ mod captures;
 mod content;
 mod filter;
 pub(crate) mod hostile;
+mod remarks;
 mod show;
 mod summary;
 

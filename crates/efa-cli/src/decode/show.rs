@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use efa_sim::record::{PacketEvent, QueuePairId};
 use serde::Serialize;
 
+use super::remarks::Remarks;
 use super::{Content, Entry, Hex};
 
 /// Bytes of a malformed packet that its line shows.
@@ -29,7 +30,9 @@ pub(super) fn line(entry: &Entry<'_>, hex: Hex, out: &mut impl Write) -> io::Res
     let (event, _) = event_names(record.event);
     write!(out, "{} {event} {source} → {destination} ", Seconds(*elapsed))?;
     match content {
-        Content::Packet(packet) => write!(out, "{packet}")?,
+        Content::Packet(packet) => {
+            write!(out, "{packet}{}", Remarks::new(packet, &record.bytes))?;
+        }
         Content::Plain(bytes) => write!(out, "{}", plain(bytes))?,
         Content::Malformed(error) => {
             let (bytes, rest) = record.bytes.split_at(record.bytes.len().min(PREFIX));
@@ -84,6 +87,8 @@ struct Line {
     /// Offset of the payload in the message in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     seg_offset: Option<u64>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    remarks: Option<Remarks>,
     /// Bytes behind the header.
     #[serde(skip_serializing_if = "Option::is_none")]
     payload: Option<usize>,
@@ -148,6 +153,7 @@ pub(super) fn json(entry: &Entry<'_>, hex: Hex, out: &mut impl Write) -> io::Res
         tag: header.and_then(|header| header.tag()),
         msg_length: header.and_then(|header| header.msg_length()),
         seg_offset: header.and_then(|header| header.seg_offset()),
+        remarks: content.packet().map(|packet| Remarks::new(packet, &record.bytes)),
         payload,
         text,
         error,

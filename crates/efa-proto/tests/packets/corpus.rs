@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
-use efa_proto::{Packet, PacketType};
+use efa_proto::{BaseHeader, Packet, PacketType, ReqFlags};
 
 const CORPUS: &str = include_str!("../corpus/libfabric-1.17.txt");
 
@@ -51,6 +51,14 @@ fn libfabric_packets_are_named_by_type_flags_and_length() {
         let (kind, flags) = (packet.packet_type().name().to_lowercase(), &bytes[2..4]);
         let shape = format!("{kind}-{:02x}{:02x}-{}", flags[1], flags[0], packet.header.len());
         assert_eq!(name, shape);
+    }
+}
+
+#[test]
+fn libfabric_packets_have_the_flags_of_their_type_and_no_unknown_ones() {
+    for (name, bytes) in corpus() {
+        let base = BaseHeader::parse(&bytes).unwrap();
+        assert_eq!((base.kind_mismatch(), base.unknown_flags()), (ReqFlags::empty(), 0), "{name}");
     }
 }
 

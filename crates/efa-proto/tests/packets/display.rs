@@ -1,6 +1,8 @@
 //! One line for each packet and each error, as a log shows them.
 
-use efa_proto::{EmitError, Packet, PacketType, PacketTypeError, ParseError};
+use efa_proto::{
+    EmitError, MsgId, Packet, PacketType, PacketTypeError, ParseError, ReqOptions, Rta, RtaKind,
+};
 
 use crate::samples;
 
@@ -11,6 +13,19 @@ fn each_packet_displays_as_one_line() {
         assert!(!line.contains('\n') && line.trim() == line, "{line}");
     }
     insta::assert_snapshot!(lines.join("\n"));
+}
+
+#[test]
+fn data_type_and_operation_of_an_atomic_display_as_names_if_they_have_one() {
+    let (msg_id, rma_iov, options) = (MsgId(7), &[][..], ReqOptions::NONE);
+    let rta = |datatype, op| Rta { msg_id, rma_iov, datatype, op, kind: RtaKind::Write, options };
+    assert_eq!(rta(7, 2).to_string(), "msg_id=7 rma_iov=[] datatype=UINT64 op=SUM");
+    assert_eq!(
+        rta(13, 18).to_string(),
+        "msg_id=7 rma_iov=[] datatype=LONG_DOUBLE_COMPLEX op=MSWAP"
+    );
+    assert_eq!(rta(14, 19).to_string(), "msg_id=7 rma_iov=[] datatype=14 op=19");
+    assert_eq!((rta(14, 0).datatype_name(), rta(0, u32::MAX).op_name()), (None, None));
 }
 
 #[test]

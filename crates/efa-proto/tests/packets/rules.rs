@@ -199,6 +199,22 @@ fn base_header_reports_flags_and_kind_mismatch() {
     assert_eq!(BaseHeader::parse(&[99, 4, 0, 0]), Err(unknown));
 }
 
+#[test]
+fn base_header_reports_the_flags_that_have_no_meaning_for_the_category() {
+    for (name, meaningful) in [
+        ("EAGER_TAGRTM", 0xa03f),
+        ("HANDSHAKE, nothing optional", 0x800f),
+        ("CTS, connid", 0x8080),
+        ("CTSDATA, connid", 0x8000),
+        ("EOR, short", 0x8000),
+    ] {
+        let mut bytes = samples::named(name).bytes();
+        assert_eq!(BaseHeader::parse(&bytes).unwrap().unknown_flags(), 0, "{name}");
+        bytes[2..4].copy_from_slice(&[0xff; 2]);
+        assert_eq!(BaseHeader::parse(&bytes).unwrap().unknown_flags(), !meaningful, "{name}");
+    }
+}
+
 /// Where the connid of each type is, when flag 0x8000 is set.
 // conformance: A17 A192 A193
 #[test]
