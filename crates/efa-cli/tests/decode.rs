@@ -9,8 +9,8 @@ use std::path::Path;
 use common::{Outcome, Scratch, efa, run};
 use efa_device::{Gid, Qpn, Status, Time};
 use efa_proto::{
-    Cts, ExtraInfo, Handshake, Header, MsgId, OpId, RawAddress, ReqOptions, Rta, RtaKind, Rtm,
-    RtmKind, UserRecvQp,
+    Connid, Cts, ExtraInfo, Handshake, Header, MsgId, OpId, RawAddress, ReqOptions, RmaIov, Rta,
+    RtaKind, Rtm, RtmKind, UserRecvQp,
 };
 use efa_sim::capture::Capture;
 use efa_sim::record::{PacketEvent, QueuePairId, Record};
@@ -34,7 +34,7 @@ fn rtm(msg_id: u32, tag: Option<u64>, kind: RtmKind<'_>, options: ReqOptions) ->
 
 /// Two messages, a CTS, malformed packets, and a packet that met a receiver that wasn't ready.
 fn packets() -> Vec<(PacketEvent, u8, u8, Vec<u8>)> {
-    let address = RawAddress { gid: queue_pair(1).gid.0, qpn: 1, connid: efa_proto::Connid(0x11) };
+    let address = RawAddress { gid: queue_pair(1).gid.0, qpn: 1, connid: Connid(0x11) };
     let with_address =
         ReqOptions { raw_address: Some((address, Default::default())), ..ReqOptions::NONE };
     let long = RtmKind::LongCts {
@@ -144,7 +144,7 @@ fn json_has_ids_tag_lengths_and_bytes() {
     assert_eq!(lines[2]["type"], "LONGCTS_MSGRTM");
     assert_eq!((&lines[2]["msg_id"], &lines[2]["send_id"]), (&1.into(), &0x1234.into()));
     assert_eq!((&lines[2]["payload"], &lines[2]["msg_length"]), (&100.into(), &100_000.into()));
-    assert_eq!((&lines[0]["tag"], &lines[2]["tag"]), (&0x2a.into(), &serde_json::Value::Null));
+    assert_eq!((&lines[0]["tag"], &lines[2]["tag"]), (&"0x2a".into(), &serde_json::Value::Null));
     assert!(lines[4].get("type").is_none() && lines[4]["error"].is_string());
     assert_eq!(lines[6]["status"]["code"], 10);
 }
@@ -162,6 +162,56 @@ fn sent(name: &str, packets: impl IntoIterator<Item = Vec<u8>>) -> Scratch {
 fn json_lines(file: impl AsRef<Path>, options: &[&str]) -> Vec<serde_json::Value> {
     let json = decode(file, &[options, &["--json"]].concat()).success();
     json.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// As the text output has them, but for what serves to compute with.
+#[test]
+fn json_has_every_field_of_a_header_and_64_bits_that_are_no_length_as_strings() {
+    let iov = [RmaIov::new(u64::MAX, 4096, 1 << 60)];
+    let address = RawAddress { gid: queue_pair(1).gid.0, qpn: 9, connid: Connid(0x11) };
+    let raw_address = Some((address, Default::default()));
+    let options = ReqOptions { raw_address, cq_data: Some(u64::MAX), connid: Some(Connid(7)) };
+    let (msg_length, send_id, seg_offset, runt_length) = (1 << 20, OpId(3), 8, 16);
+    let runt = RtmKind::RuntRead { msg_length, send_id, seg_offset, runt_length, read_iov: &iov };
+    let kind = RtmKind::LongCts { msg_length, send_id, credit_request: 32, read_nack: true };
+    let handshake = Handshake {
+        extra_info: ExtraInfo::new(&[1 << 63, 2]).unwrap(),
+        connid: Some(Connid(7)),
+        host_id: Some(u64::MAX),
+        device_version: Some(0xefa1),
+        user_recv_qp: Some(UserRecvQp { qpn: 77, qkey: 5 }),
+        hmem_p2p: Some(false),
+    };
+    let packets = [
+        datagram(rtm(7, Some(0x4000_0000_0000_0005), runt, options), &[]),
+        datagram(rtm(7, None, kind, ReqOptions::NONE), &[]),
+        datagram(Header::Handshake(handshake), &[]),
+    ];
+    let lines = json_lines(sent("fields.pcapng", packets), &[]);
+    let has = |line: &serde_json::Value, expected: serde_json::Value| {
+        for (name, value) in expected.as_object().unwrap() {
+            assert_eq!(&line[name], value, "{name} of {line}");
+        }
+    };
+    has(
+        &lines[0],
+        serde_json::json!({
+            "msg_id": 7, "tag": "0x4000000000000005", "msg_length": 1 << 20, "send_id": 3,
+            "seg_offset": 8, "runt_length": 16, "connid": "0x00000007",
+            "read_iov": [{"addr": "0xffffffffffffffff", "len": 4096, "key": "0x1000000000000000"}],
+            "raw_address": {"gid": "fe00::1", "qpn": 9, "connid": "0x00000011"},
+            "cq_data": "0xffffffffffffffff",
+        }),
+    );
+    has(&lines[1], serde_json::json!({"credit_request": 32, "read_nack": true}));
+    has(
+        &lines[2],
+        serde_json::json!({
+            "extra_info": ["0x8000000000000000", "0x2"], "connid": "0x00000007",
+            "host_id": "0xffffffffffffffff", "device_version": "0xefa1",
+            "user_recv_qp": {"qpn": 77, "qkey": "0x00000005"}, "hmem_p2p": 0,
+        }),
+    );
 }
 
 #[test]

@@ -16,6 +16,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::base::{Base, wire};
 use crate::cursor::{Cursor, Read};
+use crate::value::{FieldValue as Value, Fields, See, visit_connid};
 use crate::writer::{self, Writer};
 use crate::{Connid, CtsFlags, EmitError, Header, OpId, PacketFlags, PacketType};
 
@@ -108,10 +109,19 @@ pub(crate) fn read_cts<'a>(rest: &mut Cursor<'a>, flags: CtsFlags) -> Read<'a> {
 /// `send_id=… recv_id=… recv_length=…`, without the type's name.
 impl fmt::Display for Cts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { send_id, recv_id, recv_length, .. } = self;
-        write!(f, "send_id={send_id} recv_id={recv_id} recv_length={recv_length}")?;
-        f.write_str(if self.emulated_read { " emulated_read" } else { "" })?;
-        crate::packet::fmt_connid(f, self.connid)
+        self.fmt_line(f, "")
+    }
+}
+
+impl<'a> Fields<'a> for Cts {
+    fn visit(&self, see: &mut See<'_, 'a>) -> fmt::Result {
+        see("send_id", Value::OpId(self.send_id))?;
+        see("recv_id", Value::OpId(self.recv_id))?;
+        see("recv_length", Value::Number(self.recv_length))?;
+        if self.emulated_read {
+            see("emulated_read", Value::Set)?;
+        }
+        visit_connid(self.connid, see)
     }
 }
 
@@ -187,8 +197,15 @@ pub(crate) fn read_ctsdata<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Rea
 /// `recv_id=… seg_offset=… seg_length=…`, without the type's name.
 impl fmt::Display for CtsData {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { recv_id, seg_offset, seg_length, .. } = self;
-        write!(f, "recv_id={recv_id} seg_offset={seg_offset} seg_length={seg_length}")?;
-        crate::packet::fmt_connid(f, self.connid)
+        self.fmt_line(f, "")
+    }
+}
+
+impl<'a> Fields<'a> for CtsData {
+    fn visit(&self, see: &mut See<'_, 'a>) -> fmt::Result {
+        see("recv_id", Value::OpId(self.recv_id))?;
+        see("seg_offset", Value::Number(self.seg_offset))?;
+        see("seg_length", Value::Number(self.seg_length))?;
+        visit_connid(self.connid, see)
     }
 }

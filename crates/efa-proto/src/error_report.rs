@@ -16,6 +16,7 @@ use zerocopy::little_endian::U32;
 
 use crate::base::{Base, wire};
 use crate::cursor::{Cursor, Read};
+use crate::value::{FieldValue as Value, Fields, See, visit_connid};
 use crate::{Connid, EmitError, Header, MsgId, OpId, PacketFlags, PacketType};
 
 /// An operation failed at the sender of this packet, in the form of 20 bytes.
@@ -157,26 +158,40 @@ pub(crate) fn read<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Read<'a> {
 /// `op_id=… ref_kind=… prov_errno=…`, without the type's name.
 impl fmt::Display for PeerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { op_id, ref_kind, prov_errno, .. } = self;
-        write!(f, "op_id={op_id} ref_kind={ref_kind} prov_errno={prov_errno}")?;
-        crate::packet::fmt_connid(f, self.connid)
+        self.fmt_line(f, "")
+    }
+}
+
+impl<'a> Fields<'a> for PeerError {
+    fn visit(&self, see: &mut See<'_, 'a>) -> fmt::Result {
+        see("op_id", Value::OpId(self.op_id))?;
+        see("ref_kind", Value::Number(self.ref_kind.into()))?;
+        see("prov_errno", Value::Number(self.prov_errno.into()))?;
+        visit_connid(self.connid, see)
     }
 }
 
 /// `msg_id=… op_id=… emitter=… prov_errno=… form=24`, without the type's name.
 impl fmt::Display for PeerErrorReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { msg_id, op_id, emitter, prov_errno, .. } = self;
-        write!(f, "msg_id={msg_id}")?;
-        if let Some(op_id) = op_id {
-            write!(f, " op_id={op_id}")?;
+        self.fmt_line(f, "")
+    }
+}
+
+impl<'a> Fields<'a> for PeerErrorReport {
+    fn visit(&self, see: &mut See<'_, 'a>) -> fmt::Result {
+        see("msg_id", Value::Number(self.msg_id.0.into()))?;
+        if let Some(op_id) = self.op_id {
+            see("op_id", Value::OpId(op_id))?;
         }
-        match emitter {
-            1 => f.write_str(" emitter=sender")?,
-            2 => f.write_str(" emitter=receiver")?,
-            other => write!(f, " emitter={other}")?,
-        }
-        write!(f, " prov_errno={prov_errno} form={}", self.len())?;
-        crate::packet::fmt_connid(f, self.connid)
+        let emitter = match self.emitter {
+            1 => Value::Name("sender"),
+            2 => Value::Name("receiver"),
+            other => Value::Number(other.into()),
+        };
+        see("emitter", emitter)?;
+        see("prov_errno", Value::Number(self.prov_errno.into()))?;
+        see("form", Value::Number(self.len() as u64))?;
+        visit_connid(self.connid, see)
     }
 }

@@ -19,6 +19,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::base::{Base, wire};
 use crate::cursor::{Cursor, Read};
+use crate::value::{FieldValue as Value, Fields, See, visit_connid};
 use crate::writer::{self, Writer};
 use crate::{Connid, EmitError, HandshakeFlags, Header, MAX_IOV, PacketType};
 
@@ -268,19 +269,25 @@ pub(crate) fn read<'a>(rest: &mut Cursor<'a>, flags: HandshakeFlags) -> Read<'a>
 /// `extra_info=[0x1b] connid=… host_id=…`, without the type's name.
 impl fmt::Display for Handshake<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "extra_info={}", self.extra_info)?;
-        crate::packet::fmt_connid(f, self.connid)?;
+        self.fmt_line(f, "")
+    }
+}
+
+impl<'a> Fields<'a> for Handshake<'a> {
+    fn visit(&self, see: &mut See<'_, 'a>) -> fmt::Result {
+        see("extra_info", Value::ExtraInfo(self.extra_info))?;
+        visit_connid(self.connid, see)?;
         if let Some(host_id) = self.host_id {
-            write!(f, " host_id={host_id:#x}")?;
+            see("host_id", Value::Bits(host_id))?;
         }
         if let Some(device_version) = self.device_version {
-            write!(f, " device_version={device_version:#x}")?;
+            see("device_version", Value::Bits(device_version.into()))?;
         }
-        if let Some(UserRecvQp { qpn, qkey }) = self.user_recv_qp {
-            write!(f, " user_recv_qp={qpn}/{qkey:#010x}")?;
+        if let Some(queue_pair) = self.user_recv_qp {
+            see("user_recv_qp", Value::UserRecvQp(queue_pair))?;
         }
         if let Some(supported) = self.hmem_p2p {
-            write!(f, " hmem_p2p={}", u8::from(supported))?;
+            see("hmem_p2p", Value::Number(supported.into()))?;
         }
         Ok(())
     }

@@ -36,7 +36,8 @@
 //! and [`Header::raw_address`] the sender's identity. Fields that several types have are methods of
 //! [`Header`], whatever the type: [`msg_id`](Header::msg_id), [`send_id`](Header::send_id),
 //! [`recv_id`](Header::recv_id), [`tag`](Header::tag), [`msg_length`](Header::msg_length),
-//! [`seg_offset`](Header::seg_offset), [`options`](Header::options), [`cq_data`](Header::cq_data). [`tm`] is
+//! [`seg_offset`](Header::seg_offset), [`options`](Header::options), [`cq_data`](Header::cq_data);
+//! [`Header::for_each_field`] gives all fields by name. [`tm`] is
 //! another protocol: the headers of the tag-matching offload.
 //!
 //! Packets of one operation are related by their ids. All packets of a message have its `msg_id`, except
@@ -108,6 +109,7 @@ mod rtm;
 mod rtr;
 mod rtw;
 pub mod tm;
+mod value;
 mod writer;
 
 pub use address::{RawAddress, RawAddressForm};
@@ -128,6 +130,7 @@ pub use rta::{AtomRsp, Rta, RtaKind};
 pub use rtm::{EagerConnid, LongReadConnid, MediumConnid, Rtm, RtmKind};
 pub use rtr::{Rtr, RtrKind};
 pub use rtw::{Rtw, RtwKind};
+pub use value::FieldValue;
 
 /// Protocol version in byte 1 of every packet.
 pub const VERSION: u8 = 4;

@@ -7,6 +7,7 @@
 use core::fmt;
 
 use crate::cursor::{Cursor, Read};
+use crate::value::{FieldValue, Fields, See};
 use crate::{EmitError, Header, PacketType, ReqFlags};
 
 /// The fixed header of a type that no release sends, uninterpreted.
@@ -56,6 +57,12 @@ pub(crate) fn read<'a>(rest: &mut Cursor<'a>, _: ReqFlags) -> Read<'a> {
 /// `never sent by any release, 40 bytes`, without the type's name.
 impl fmt::Display for NeverSent<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "(never sent by any release) header={}", self.header.len())
+        self.fmt_line(f, "(never sent by any release) ")
+    }
+}
+
+impl<'a> Fields<'a> for NeverSent<'_> {
+    fn visit(&self, see: &mut See<'_, 'a>) -> fmt::Result {
+        see("header", FieldValue::Number(self.header.len() as u64))
     }
 }

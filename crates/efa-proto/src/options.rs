@@ -16,6 +16,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::address::AddressBytes;
 use crate::cursor::Cursor;
+use crate::value::{FieldValue as Value, Fields, See, visit_connid};
 use crate::writer::Writer;
 use crate::{Connid, ParseError, RawAddress, RawAddressForm, ReqFlags};
 
@@ -129,15 +130,18 @@ const _: () = assert!(size_of::<PaddedAddress>() == PADDED.get() as usize + 4);
 /// ` raw_address=… cq_data=… connid=…`, each only if present.
 impl fmt::Display for ReqOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some((address, _)) = &self.raw_address {
-            write!(f, " raw_address={address}")?;
+        self.fmt_line(f, " ")
+    }
+}
+
+impl<'a> Fields<'a> for ReqOptions {
+    fn visit(&self, see: &mut See<'_, 'a>) -> fmt::Result {
+        if let Some((address, _)) = self.raw_address {
+            see("raw_address", Value::Address(address))?;
         }
         if let Some(cq_data) = self.cq_data {
-            write!(f, " cq_data={cq_data:#x}")?;
+            see("cq_data", Value::Bits(cq_data))?;
         }
-        if let Some(connid) = self.connid {
-            write!(f, " connid={connid}")?;
-        }
-        Ok(())
+        visit_connid(self.connid, see)
     }
 }

@@ -4,6 +4,7 @@ use core::fmt;
 
 use crate::base::{Base, refuse_base};
 use crate::cursor::Cursor;
+use crate::value::Fields;
 use crate::{
     AtomRsp, Connid, Cts, CtsData, CtsFlags, EmitError, Eor, EorForm, Handshake, HandshakeFlags,
     NeverSent, PacketFlags, PacketType, PacketTypeError, ParseError, PeerError, PeerErrorReport,
@@ -306,26 +307,9 @@ impl fmt::Display for Header<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ", self.packet_type())?;
         match self {
-            Self::Rtm(rtm) => rtm.fmt(f),
-            Self::Rtw(rtw) => rtw.fmt(f),
-            Self::Rtr(rtr) => rtr.fmt(f),
-            Self::Rta(rta) => rta.fmt(f),
-            Self::Cts(cts) => cts.fmt(f),
-            Self::CtsData(ctsdata) => ctsdata.fmt(f),
-            Self::ReadRsp(readrsp) => readrsp.fmt(f),
-            Self::Eor(eor) => eor.fmt(f),
-            Self::AtomRsp(atomrsp) => atomrsp.fmt(f),
-            Self::Handshake(handshake) => handshake.fmt(f),
-            Self::Receipt(receipt) => receipt.fmt(f),
-            Self::ReadNack(read_nack) => read_nack.fmt(f),
-            Self::PeerError(peer_error) => peer_error.fmt(f),
-            Self::PeerErrorReport(report) => report.fmt(f),
+            // It has words of its own.
             Self::NeverSent(never_sent) => never_sent.fmt(f),
+            header => header.fmt_line(f, ""),
         }
     }
-}
-
-/// ` connid=…` if there is one.
-pub(crate) fn fmt_connid(f: &mut fmt::Formatter<'_>, connid: Option<Connid>) -> fmt::Result {
-    connid.map_or(Ok(()), |connid| write!(f, " connid={connid}"))
 }

@@ -17,7 +17,7 @@ use zerocopy::little_endian::{U32, U64};
 
 use crate::base::{Base, wire};
 use crate::cursor::{Cursor, Read};
-use crate::packet::fmt_connid;
+use crate::value::{FieldValue as Value, Fields, See, visit_connid};
 use crate::{Connid, EmitError, Header, MsgId, OpId, PacketFlags, PacketType};
 
 /// First data of an emulated read, as payload.
@@ -123,9 +123,16 @@ pub(crate) fn read_readrsp<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Rea
 /// `recv_id=… send_id=… seg_length=…`, without the type's name.
 impl fmt::Display for ReadRsp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { recv_id, send_id, seg_length, .. } = self;
-        write!(f, "recv_id={recv_id} send_id={send_id} seg_length={seg_length}")?;
-        fmt_connid(f, self.connid)
+        self.fmt_line(f, "")
+    }
+}
+
+impl<'a> Fields<'a> for ReadRsp {
+    fn visit(&self, see: &mut See<'_, 'a>) -> fmt::Result {
+        see("recv_id", Value::OpId(self.recv_id))?;
+        see("send_id", Value::OpId(self.send_id))?;
+        see("seg_length", Value::Number(self.seg_length))?;
+        visit_connid(self.connid, see)
     }
 }
 
@@ -198,10 +205,17 @@ pub(crate) fn read_eor<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Read<'a
 /// `send_id=… recv_id=…`, without the type's name.
 impl fmt::Display for Eor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "send_id={} recv_id={}", self.send_id, self.recv_id)?;
+        self.fmt_line(f, "")
+    }
+}
+
+impl<'a> Fields<'a> for Eor {
+    fn visit(&self, see: &mut See<'_, 'a>) -> fmt::Result {
+        see("send_id", Value::OpId(self.send_id))?;
+        see("recv_id", Value::OpId(self.recv_id))?;
         match self.form {
-            EorForm::Short => f.write_str(" short"),
-            EorForm::Full { connid } => fmt_connid(f, connid),
+            EorForm::Short => see("short", Value::Set),
+            EorForm::Full { connid } => visit_connid(connid, see),
         }
     }
 }
@@ -241,8 +255,15 @@ pub(crate) fn read_receipt<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Rea
 /// `send_id=… msg_id=…`, without the type's name.
 impl fmt::Display for Receipt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "send_id={} msg_id={}", self.send_id, self.msg_id)?;
-        fmt_connid(f, self.connid)
+        self.fmt_line(f, "")
+    }
+}
+
+impl<'a> Fields<'a> for Receipt {
+    fn visit(&self, see: &mut See<'_, 'a>) -> fmt::Result {
+        see("send_id", Value::OpId(self.send_id))?;
+        see("msg_id", Value::Number(self.msg_id.0.into()))?;
+        visit_connid(self.connid, see)
     }
 }
 
@@ -281,7 +302,14 @@ pub(crate) fn read_read_nack<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> R
 /// `send_id=… recv_id=…`, without the type's name.
 impl fmt::Display for ReadNack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "send_id={} recv_id={}", self.send_id, self.recv_id)?;
-        fmt_connid(f, self.connid)
+        self.fmt_line(f, "")
+    }
+}
+
+impl<'a> Fields<'a> for ReadNack {
+    fn visit(&self, see: &mut See<'_, 'a>) -> fmt::Result {
+        see("send_id", Value::OpId(self.send_id))?;
+        see("recv_id", Value::OpId(self.recv_id))?;
+        visit_connid(self.connid, see)
     }
 }

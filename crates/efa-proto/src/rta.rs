@@ -19,7 +19,7 @@ use zerocopy::little_endian::{U32, U64};
 
 use crate::base::{Base, wire};
 use crate::cursor::{Cursor, RMA_IOV, Read};
-use crate::iov::IovList;
+use crate::value::{FieldValue as Value, Fields, See, visit_connid};
 use crate::writer::{self, Writer};
 use crate::{
     Connid, EmitError, Header, MAX_IOV, MsgId, OpId, PacketFlags, PacketType, ReqFlags, ReqOptions,
@@ -231,30 +231,27 @@ pub(crate) fn read<'a>(rest: &mut Cursor<'a>, flags: ReqFlags) -> Read<'a> {
 /// `msg_id=7 rma_iov=[…] datatype=UINT64 op=SUM …`, without the type's name; unknown numbers as such.
 impl fmt::Display for Rta<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "msg_id={} rma_iov={}", self.msg_id, IovList(self.rma_iov))?;
-        fmt_name(f, "datatype", self.datatype_name(), self.datatype)?;
-        fmt_name(f, "op", self.op_name(), self.op)?;
-        match self.kind {
-            RtaKind::Write => {}
-            RtaKind::Fetch { recv_id } | RtaKind::Compare { recv_id } => {
-                write!(f, " recv_id={recv_id}")?;
-            }
-            RtaKind::DcWrite { send_id } => write!(f, " send_id={send_id}")?,
-        }
-        self.options.fmt(f)
+        self.fmt_line(f, "")
     }
 }
 
-/// ` field=name`, or its number if it has no name.
-fn fmt_name(
-    f: &mut fmt::Formatter<'_>,
-    field: &str,
-    name: Option<&str>,
-    number: u32,
-) -> fmt::Result {
-    match name {
-        Some(name) => write!(f, " {field}={name}"),
-        None => write!(f, " {field}={number}"),
+impl<'a> Fields<'a> for Rta<'a> {
+    fn visit(&self, see: &mut See<'_, 'a>) -> fmt::Result {
+        let named = |name: Option<&'static str>, number: u32| {
+            name.map_or(Value::Number(number.into()), Value::Name)
+        };
+        see("msg_id", Value::Number(self.msg_id.0.into()))?;
+        see("rma_iov", Value::Iov(self.rma_iov))?;
+        see("datatype", named(self.datatype_name(), self.datatype))?;
+        see("op", named(self.op_name(), self.op))?;
+        match self.kind {
+            RtaKind::Write => {}
+            RtaKind::Fetch { recv_id } | RtaKind::Compare { recv_id } => {
+                see("recv_id", Value::OpId(recv_id))?;
+            }
+            RtaKind::DcWrite { send_id } => see("send_id", Value::OpId(send_id))?,
+        }
+        self.options.visit(see)
     }
 }
 
@@ -293,7 +290,14 @@ pub(crate) fn read_atomrsp<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Rea
 /// `recv_id=… seg_length=…`, without the type's name.
 impl fmt::Display for AtomRsp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "recv_id={} seg_length={}", self.recv_id, self.seg_length)?;
-        crate::packet::fmt_connid(f, self.connid)
+        self.fmt_line(f, "")
+    }
+}
+
+impl<'a> Fields<'a> for AtomRsp {
+    fn visit(&self, see: &mut See<'_, 'a>) -> fmt::Result {
+        see("recv_id", Value::OpId(self.recv_id))?;
+        see("seg_length", Value::Number(self.seg_length))?;
+        visit_connid(self.connid, see)
     }
 }

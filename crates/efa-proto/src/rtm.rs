@@ -28,7 +28,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub use self::by_connid::{EagerConnid, LongReadConnid, MediumConnid};
 use crate::base::{Base, Wire, wire};
 use crate::cursor::{Cursor, READ_IOV, Read};
-use crate::iov::IovList;
+use crate::value::{FieldValue as Value, Fields, See};
 use crate::writer::{self, Writer};
 use crate::{
     EmitError, Header, MAX_IOV, MsgId, OpId, PacketType, ParseError, ReqFlags, ReqOptions, RmaIov,
@@ -426,34 +426,50 @@ fn header(msg_id: U32, tag: Option<Tag>, kind: RtmKind<'_>, options: ReqOptions)
 /// `msg_id=7 tag=0x2a msg_length=9000 …`, without the type's name.
 impl fmt::Display for Rtm<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "msg_id={}", self.msg_id)?;
+        self.fmt_line(f, "")
+    }
+}
+
+impl<'a> Fields<'a> for Rtm<'a> {
+    fn visit(&self, see: &mut See<'_, 'a>) -> fmt::Result {
+        see("msg_id", Value::Number(self.msg_id.0.into()))?;
         if let Some(tag) = self.tag {
-            write!(f, " tag={tag:#x}")?;
+            see("tag", Value::Bits(tag))?;
         }
         match self.kind {
             RtmKind::Eager => {}
             RtmKind::Medium { msg_length, seg_offset } => {
-                write!(f, " msg_length={msg_length} seg_offset={seg_offset}")?;
+                see("msg_length", Value::Number(msg_length))?;
+                see("seg_offset", Value::Number(seg_offset))?;
             }
             RtmKind::LongCts { msg_length, send_id, credit_request, read_nack }
             | RtmKind::DcLongCts { msg_length, send_id, credit_request, read_nack } => {
-                write!(f, " msg_length={msg_length} send_id={send_id}")?;
-                write!(f, " credit_request={credit_request}")?;
-                f.write_str(if read_nack { " read_nack" } else { "" })?;
+                see("msg_length", Value::Number(msg_length))?;
+                see("send_id", Value::OpId(send_id))?;
+                see("credit_request", Value::Number(credit_request.into()))?;
+                if read_nack {
+                    see("read_nack", Value::Set)?;
+                }
             }
             RtmKind::LongRead { msg_length, send_id, read_iov } => {
-                write!(f, " msg_length={msg_length} send_id={send_id}")?;
-                write!(f, " read_iov={}", IovList(read_iov))?;
+                see("msg_length", Value::Number(msg_length))?;
+                see("send_id", Value::OpId(send_id))?;
+                see("read_iov", Value::Iov(read_iov))?;
             }
-            RtmKind::DcEager { send_id } => write!(f, " send_id={send_id}")?,
+            RtmKind::DcEager { send_id } => see("send_id", Value::OpId(send_id))?,
             RtmKind::DcMedium { send_id, msg_length, seg_offset } => {
-                write!(f, " send_id={send_id} msg_length={msg_length} seg_offset={seg_offset}")?;
+                see("send_id", Value::OpId(send_id))?;
+                see("msg_length", Value::Number(msg_length))?;
+                see("seg_offset", Value::Number(seg_offset))?;
             }
             RtmKind::RuntRead { msg_length, send_id, seg_offset, runt_length, read_iov } => {
-                write!(f, " msg_length={msg_length} send_id={send_id} seg_offset={seg_offset}")?;
-                write!(f, " runt_length={runt_length} read_iov={}", IovList(read_iov))?;
+                see("msg_length", Value::Number(msg_length))?;
+                see("send_id", Value::OpId(send_id))?;
+                see("seg_offset", Value::Number(seg_offset))?;
+                see("runt_length", Value::Number(runt_length))?;
+                see("read_iov", Value::Iov(read_iov))?;
             }
         }
-        self.options.fmt(f)
+        self.options.visit(see)
     }
 }

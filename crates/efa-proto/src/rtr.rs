@@ -15,7 +15,7 @@ use zerocopy::little_endian::{U32, U64};
 
 use crate::base::{Base, wire};
 use crate::cursor::{Cursor, RMA_IOV, Read};
-use crate::iov::IovList;
+use crate::value::{FieldValue as Value, Fields, See};
 use crate::writer::{self, Writer};
 use crate::{EmitError, Header, MAX_IOV, OpId, PacketType, ReqFlags, ReqOptions, RmaIov};
 
@@ -117,8 +117,16 @@ pub(crate) fn read<'a>(rest: &mut Cursor<'a>, flags: ReqFlags) -> Read<'a> {
 /// `rma_iov=[…] msg_length=… recv_id=… recv_length=…`, without the type's name.
 impl fmt::Display for Rtr<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rma_iov={} msg_length={}", IovList(self.rma_iov), self.msg_length)?;
-        write!(f, " recv_id={} recv_length={}", self.recv_id, self.recv_length)?;
-        self.options.fmt(f)
+        self.fmt_line(f, "")
+    }
+}
+
+impl<'a> Fields<'a> for Rtr<'a> {
+    fn visit(&self, see: &mut See<'_, 'a>) -> fmt::Result {
+        see("rma_iov", Value::Iov(self.rma_iov))?;
+        see("msg_length", Value::Number(self.msg_length))?;
+        see("recv_id", Value::OpId(self.recv_id))?;
+        see("recv_length", Value::Number(self.recv_length.into()))?;
+        self.options.visit(see)
     }
 }

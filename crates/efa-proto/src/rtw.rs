@@ -18,7 +18,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 use crate::base::{Base, wire};
 use crate::cursor::{Cursor, READ_IOV, RMA_IOV, Read};
-use crate::iov::IovList;
+use crate::value::{FieldValue as Value, Fields, See};
 use crate::writer::{self, Writer};
 use crate::{EmitError, Header, MAX_IOV, OpId, PacketType, ReqFlags, ReqOptions, RmaIov};
 
@@ -248,20 +248,28 @@ pub(crate) fn read_longread<'a>(rest: &mut Cursor<'a>, flags: ReqFlags) -> Read<
 /// `rma_iov=[…] send_id=0x1 …`, without the type's name.
 impl fmt::Display for Rtw<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rma_iov={}", IovList(self.rma_iov))?;
+        self.fmt_line(f, "")
+    }
+}
+
+impl<'a> Fields<'a> for Rtw<'a> {
+    fn visit(&self, see: &mut See<'_, 'a>) -> fmt::Result {
+        see("rma_iov", Value::Iov(self.rma_iov))?;
         match self.kind {
             RtwKind::Eager => {}
-            RtwKind::DcEager { send_id } => write!(f, " send_id={send_id}")?,
+            RtwKind::DcEager { send_id } => see("send_id", Value::OpId(send_id))?,
             RtwKind::LongCts { msg_length, send_id, credit_request }
             | RtwKind::DcLongCts { msg_length, send_id, credit_request } => {
-                write!(f, " msg_length={msg_length} send_id={send_id}")?;
-                write!(f, " credit_request={credit_request}")?;
+                see("msg_length", Value::Number(msg_length))?;
+                see("send_id", Value::OpId(send_id))?;
+                see("credit_request", Value::Number(credit_request.into()))?;
             }
             RtwKind::LongRead { msg_length, send_id, read_iov } => {
-                write!(f, " msg_length={msg_length} send_id={send_id}")?;
-                write!(f, " read_iov={}", IovList(read_iov))?;
+                see("msg_length", Value::Number(msg_length))?;
+                see("send_id", Value::OpId(send_id))?;
+                see("read_iov", Value::Iov(read_iov))?;
             }
         }
-        self.options.fmt(f)
+        self.options.visit(see)
     }
 }

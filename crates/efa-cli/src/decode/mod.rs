@@ -11,6 +11,7 @@
 
 mod captures;
 mod content;
+mod fields;
 mod filter;
 pub(crate) mod hostile;
 mod remarks;

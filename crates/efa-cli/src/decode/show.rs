@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use efa_sim::record::{PacketEvent, QueuePairId};
 use serde::Serialize;
 
+use super::fields::Fields;
 use super::remarks::Remarks;
 use super::{Content, Entry, Hex};
 
@@ -60,7 +61,7 @@ fn plain(bytes: &[u8]) -> String {
 
 /// A line of `--json`.
 #[derive(Serialize)]
-struct Line {
+struct Line<'a> {
     /// Nanoseconds by the clock of the capture.
     time_ns: u64,
     event: &'static str,
@@ -73,21 +74,9 @@ struct Line {
     /// Its name, or `plain`; absent if malformed.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     packet_type: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    msg_id: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    send_id: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    recv_id: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tag: Option<u64>,
-    /// Length of the whole message in bytes.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    msg_length: Option<u64>,
-    /// Offset of the payload in the message in bytes.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    seg_offset: Option<u64>,
-    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    #[serde(flatten)]
+    fields: Option<Fields<'a>>,
+    #[serde(flatten)]
     remarks: Option<Remarks>,
     /// Bytes behind the header.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -110,7 +99,7 @@ struct StatusLine {
 }
 
 #[derive(Serialize)]
-struct QueuePairLine {
+pub(super) struct QueuePairLine {
     gid: String,
     qpn: u16,
 }
@@ -124,7 +113,6 @@ impl From<QueuePairId> for QueuePairLine {
 /// One JSON object in one line.
 pub(super) fn json(entry: &Entry<'_>, hex: Hex, out: &mut impl Write) -> io::Result<()> {
     let Entry { record, content, .. } = entry;
-    let header = content.packet().map(|packet| packet.header);
     let (packet_type, payload, text, error) = match content {
         Content::Packet(packet) => {
             let name = packet.packet_type().name();
@@ -147,12 +135,7 @@ pub(super) fn json(entry: &Entry<'_>, hex: Hex, out: &mut impl Write) -> io::Res
         destination: record.destination.into(),
         length: record.bytes.len(),
         packet_type,
-        msg_id: header.and_then(|header| header.msg_id()).map(|id| id.0),
-        send_id: header.and_then(|header| header.send_id()).map(|id| id.0),
-        recv_id: header.and_then(|header| header.recv_id()).map(|id| id.0),
-        tag: header.and_then(|header| header.tag()),
-        msg_length: header.and_then(|header| header.msg_length()),
-        seg_offset: header.and_then(|header| header.seg_offset()),
+        fields: content.packet().map(|packet| Fields(packet.header)),
         remarks: content.packet().map(|packet| Remarks::new(packet, &record.bytes)),
         payload,
         text,
