@@ -7,6 +7,7 @@ use clap::ValueEnum;
 use efa_proto::PacketType;
 use efa_sim::record::{PacketEvent, QueuePairId};
 
+use super::operations::Operations;
 use super::{Args, Content, Entry};
 
 /// An invalid filter.
@@ -124,7 +125,7 @@ impl FromStr for PeerFilter {
 }
 
 impl PeerFilter {
-    fn matches(&self, id: QueuePairId) -> bool {
+    pub(super) fn matches(&self, id: QueuePairId) -> bool {
         self.gid.is_none_or(|gid| gid == id.gid.0) && self.qpn.is_none_or(|qpn| qpn == id.qpn.0)
     }
 }
@@ -168,7 +169,7 @@ impl FromStr for Tag {
 
 /// An id, decimal or `0x…`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Number(u32);
+pub(crate) struct Number(pub(super) u32);
 
 impl FromStr for Number {
     type Err = FilterError;
@@ -192,21 +193,23 @@ fn number_of_64_bits(text: &str) -> Option<u64> {
 }
 
 /// All filters of one command.
-pub(super) struct Filter<'a>(&'a Args);
+pub(super) struct Filter<'a> {
+    args: &'a Args,
+    operations: Operations<'a>,
+}
 
 impl<'a> Filter<'a> {
     pub(super) fn new(args: &'a Args) -> Self {
-        Self(args)
+        Self { args, operations: Operations::new(&args.op_ids) }
     }
 
-    /// Whether the entry matches a filter of each kind that was given.
-    pub(super) fn matches(&self, entry: &Entry<'_>) -> bool {
-        let Args { types, peers, events, msg_ids, tags, op_ids, .. } = self.0;
+    /// Whether the next entry of the captures matches a filter of each kind that was given.
+    pub(super) fn matches(&mut self, entry: &Entry<'_>) -> bool {
+        let Args { types, peers, events, msg_ids, tags, .. } = self.args;
         let record = entry.record;
         let ends = [record.source, record.destination];
         let header = entry.content.packet().map(|packet| packet.header);
-        let ids = header.map(|h| [h.send_id(), h.recv_id(), h.failed_op_id()]).unwrap_or_default();
-        let is_op = |n: &Number| ids.iter().flatten().any(|id| id.0 == n.0);
+        let is_of_operation = self.operations.take(record, header.as_ref());
         (types.is_empty() || types.iter().any(|filter| filter.matches(entry)))
             && (peers.is_empty()
                 || peers.iter().any(|peer| ends.iter().any(|id| peer.matches(*id))))
@@ -219,7 +222,7 @@ impl<'a> Filter<'a> {
                 || header
                     .and_then(|header| header.tag())
                     .is_some_and(|tag| tags.contains(&Tag(tag))))
-            && (op_ids.is_empty() || op_ids.iter().any(is_op))
+            && is_of_operation
     }
 }
 

@@ -14,6 +14,7 @@ mod content;
 mod fields;
 mod filter;
 pub(crate) mod hostile;
+mod operations;
 mod remarks;
 mod show;
 mod summary;
@@ -27,6 +28,7 @@ use efa_sim::record::Record;
 use self::captures::Captures;
 use self::content::{Content, UserQueues};
 use self::filter::{EventFilter, Filter, Number, PeerFilter, Tag, TypeFilter};
+use self::operations::OpFilter;
 use self::summary::Summary;
 use crate::output;
 
@@ -43,7 +45,9 @@ Several files are merged by their times. The captures that `efa soft-efa run --c
 one host share a clock; those of `efa pingpong --capture` each count from the start of their process.
 
 A list of messages (first to last packet of each, subprotocol, duration) is not there yet: EAGER, MEDIUM, \
-LONGCTS, … packets have a msg_id, and their CTS, CTSDATA and EOR are found by --op-id.
+LONGCTS, … packets have a msg_id, and those with a send_id lead to their CTS, CTSDATA and EOR by --op-id. \
+A send_id is a number of the side that sends the data (the source of the request), a recv_id one of the \
+other side.
 
 The file format: docs/capture.md in the repository.")]
 pub(crate) struct Args {
@@ -64,9 +68,12 @@ pub(crate) struct Args {
     /// Only packets with this tag, decimal or 0x…
     #[arg(long = "tag", value_name = "TAG", value_delimiter = ',')]
     tags: Vec<Tag>,
-    /// Only packets that name this operation as send_id or recv_id
-    #[arg(long = "op-id", value_name = "N", value_delimiter = ',')]
-    op_ids: Vec<Number>,
+    /// Only packets of the operation that has this send_id or recv_id at its queue pair: N, or
+    /// N@GID, N@QPN or N@GID/QPN, as other queue pairs have operations of the same number. Packets that
+    /// name it by the other side's id are found from the first packet on that has both: CTS, READRSP,
+    /// EOR or READ_NACK
+    #[arg(long = "op-id", value_name = "OP", value_delimiter = ',')]
+    op_ids: Vec<OpFilter>,
     /// Only packets with this event
     #[arg(long = "event", value_name = "EVENT", value_delimiter = ',')]
     events: Vec<EventFilter>,
@@ -198,7 +205,7 @@ fn decode(args: &Args) -> Result<(), DecodeError> {
 
 /// Prints the packets that match. Damage is reported after the packets before it.
 fn print(args: &Args, mut captures: Captures, out: &mut impl Write) -> Result<(), DecodeError> {
-    let filter = Filter::new(args);
+    let mut filter = Filter::new(args);
     let mut report = Report::new(args);
     let mut user_queues = UserQueues::default();
     let mut origin = None;
