@@ -1,19 +1,48 @@
 //! The parsed content of a datagram.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::str::FromStr;
 
 use efa_device::Qpn;
-use efa_proto::{Header, Packet, ParseError};
+use efa_proto::{Header, Packet, PacketType, ParseError};
 use efa_sim::record::{QueuePairId, Record};
 
-/// Most user queue pairs remembered, so that a hostile capture can't fill the memory.
-const MAX_USER_QUEUES: usize = 4096;
+use super::filter::{FilterError, PeerFilter};
+
+/// Most queue pairs remembered of each kind, so that a hostile capture can't fill the memory.
+const MAX_QUEUE_PAIRS: usize = 4096;
+
+/// Queue pairs whose datagrams have no header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PlainFilter {
+    /// All of them.
+    All,
+    /// These.
+    Peer(PeerFilter),
+}
+
+impl FromStr for PlainFilter {
+    type Err = FilterError;
+
+    fn from_str(text: &str) -> Result<Self, FilterError> {
+        if text.eq_ignore_ascii_case("all") { Ok(Self::All) } else { text.parse().map(Self::Peer) }
+    }
+}
+
+impl PlainFilter {
+    fn matches(self, record: &Record<'_>) -> bool {
+        match self {
+            Self::All => true,
+            Self::Peer(peer) => peer.matches(record.source) || peer.matches(record.destination),
+        }
+    }
+}
 
 /// The parsed content of a datagram.
 pub(super) enum Content<'a> {
     /// A packet of the protocol.
     Packet(Packet<'a>),
-    /// A message without a header, to a user queue pair (extra request 7).
+    /// A message without a header: to a user queue pair (extra request 7), or as the user says.
     Plain(&'a [u8]),
     /// Not a packet.
     Malformed(ParseError),
@@ -29,19 +58,39 @@ impl<'a> Content<'a> {
     }
 }
 
-/// The user queue pairs that HANDSHAKEs of the capture announced.
-#[derive(Default)]
-pub(super) struct UserQueues(HashSet<QueuePairId>);
+/// What the datagrams of a capture are, by what its queue pairs have sent so far.
+pub(super) struct Contents<'a> {
+    plain: &'a [PlainFilter],
+    /// The user queue pairs that HANDSHAKEs announced.
+    user_queues: HashSet<QueuePairId>,
+    senders: HashMap<QueuePairId, Sender>,
+}
 
-impl UserQueues {
+/// What a queue pair has sent.
+#[derive(Default)]
+struct Sender {
+    datagrams: u64,
+    /// A HANDSHAKE or a request, one of which every endpoint of the protocol begins with.
+    introduced: bool,
+}
+
+impl<'a> Contents<'a> {
+    /// Datagrams from and to the queue pairs `plain` have no header.
+    pub(super) fn new(plain: &'a [PlainFilter]) -> Self {
+        Self { plain, user_queues: HashSet::new(), senders: HashMap::new() }
+    }
+
     /// Parses the next datagram of a capture.
-    pub(super) fn read<'a>(&mut self, record: &'a Record<'_>) -> Content<'a> {
+    pub(super) fn read<'b>(&mut self, record: &'b Record<'_>) -> Content<'b> {
         // User queue pairs don't send: one that sends got the number anew.
-        self.0.remove(&record.source);
-        if self.0.contains(&record.destination) {
+        self.user_queues.remove(&record.source);
+        let is_plain = self.plain.iter().any(|filter| filter.matches(record));
+        if is_plain || self.user_queues.contains(&record.destination) {
             return Content::Plain(&record.bytes);
         }
-        match Packet::parse(&record.bytes) {
+        let parsed = Packet::parse(&record.bytes);
+        self.count(record, parsed.as_ref().ok());
+        match parsed {
             Ok(packet) => {
                 self.learn(record, &packet);
                 Content::Packet(packet)
@@ -50,15 +99,43 @@ impl UserQueues {
         }
     }
 
+    /// Counts the datagram as one of its source.
+    fn count(&mut self, record: &Record<'_>, packet: Option<&Packet<'_>>) {
+        let room = self.senders.len() < MAX_QUEUE_PAIRS;
+        if !room && !self.senders.contains_key(&record.source) {
+            return;
+        }
+        let sender = self.senders.entry(record.source).or_default();
+        sender.datagrams += 1;
+        sender.introduced |= packet.is_some_and(|packet| {
+            packet.packet_type().is_req() || packet.packet_type() == PacketType::Handshake
+        });
+    }
+
     /// Remembers the user queue pair that a HANDSHAKE announces.
     fn learn(&mut self, record: &Record<'_>, packet: &Packet<'_>) {
         if let Header::Handshake(handshake) = packet.header
             && let Some(user) = handshake.user_recv_qp
             && let Ok(qpn) = u16::try_from(user.qpn).map(Qpn)
             && qpn != record.source.qpn
-            && self.0.len() < MAX_USER_QUEUES
+            && self.user_queues.len() < MAX_QUEUE_PAIRS
         {
-            self.0.insert(QueuePairId { gid: record.source.gid, qpn });
+            self.user_queues.insert(QueuePairId { gid: record.source.gid, qpn });
         }
+    }
+
+    /// A line on queue pairs that seem not to speak the protocol, if there are any.
+    pub(super) fn hint(&self) -> Option<String> {
+        let strange = || self.senders.iter().filter(|(_, sender)| !sender.introduced);
+        let (id, sender) = strange().min_by_key(|(id, _)| **id)?;
+        let others = match strange().count() - 1 {
+            0 => String::new(),
+            others => format!(" (nor did {others} more)"),
+        };
+        Some(format!(
+            "{id} sent neither a HANDSHAKE nor a request among {} datagrams{others}; if its program uses no EFA RDM \
+             headers (efa-direct, DGRAM endpoints, UCX), add --plain {id}, or --plain all",
+            sender.datagrams,
+        ))
     }
 }

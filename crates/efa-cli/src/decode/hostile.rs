@@ -18,7 +18,7 @@ pub enum Form {
     Count,
 }
 
-/// The output for a capture, and the error if it is damaged.
+/// The output for a capture, and the error if it is damaged. Notes on it are dropped.
 #[must_use]
 pub fn decode(form: Form, capture: &[u8]) -> (String, Option<String>) {
     let args = Args {
@@ -29,7 +29,8 @@ pub fn decode(form: Form, capture: &[u8]) -> (String, Option<String>) {
         ..Args::default()
     };
     let mut out = Vec::new();
-    let printed = Captures::of_bytes(capture).and_then(|captures| print(&args, captures, &mut out));
+    let print = |captures| print(&args, captures, &mut out, &mut Vec::new());
+    let printed = Captures::of_bytes(capture).and_then(print);
     let error = printed.err().map(|error| crate::one_line(&error.into()));
     (String::from_utf8_lossy(&out).into_owned(), error)
 }

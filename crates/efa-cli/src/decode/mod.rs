@@ -7,7 +7,7 @@
 //!
 //! One packet of each file is in memory at a time, so that captures may be of any length. A packet that
 //! can't be parsed is shown as malformed, with its first bytes. Packets for a user queue pair have no
-//! header; the HANDSHAKE that announces the queue pair identifies them.
+//! header; the HANDSHAKE that announces the queue pair identifies them. What `--plain` names has none either.
 
 mod captures;
 mod content;
@@ -26,7 +26,7 @@ use efa_sim::capture::CaptureError;
 use efa_sim::record::Record;
 
 use self::captures::Captures;
-use self::content::{Content, UserQueues};
+use self::content::{Content, Contents, PlainFilter};
 use self::filter::{EventFilter, Filter, Number, PeerFilter, Tag, TypeFilter};
 use self::operations::OpFilter;
 use self::summary::Summary;
@@ -55,8 +55,7 @@ pub(crate) struct Args {
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
     /// Only packets of this type: a name, a number, a family (rtm, msgrtm, tagrtm, rtw, rtr, rta,
-    /// req, eager, medium, longcts, longread, runtread, dc), `plain` (without a header, for a user
-    /// queue pair) or `malformed`
+    /// req, eager, medium, longcts, longread, runtread, dc), `plain` (without a header) or `malformed`
     #[arg(long = "type", value_name = "TYPE", value_delimiter = ',')]
     types: Vec<TypeFilter>,
     /// Only packets from or to this queue pair: GID, QPN or GID/QPN
@@ -77,6 +76,11 @@ pub(crate) struct Args {
     /// Only packets with this event
     #[arg(long = "event", value_name = "EVENT", value_delimiter = ',')]
     events: Vec<EventFilter>,
+    /// Datagrams from and to these queue pairs have no header: QPN, GID, GID/QPN or `all`. So are those
+    /// of efa-direct and DGRAM endpoints of libfabric, and of UCX. Those to a user queue pair that a
+    /// HANDSHAKE announces are recognised without
+    #[arg(long = "plain", value_name = "QP", value_delimiter = ',')]
+    plain: Vec<PlainFilter>,
     /// Print how many packets match, and nothing else
     #[arg(long, conflicts_with_all = ["summary", "hex", "json"])]
     count: bool,
@@ -200,23 +204,35 @@ pub(crate) fn run(args: &Args) -> Result<(), DecodeError> {
 
 fn decode(args: &Args) -> Result<(), DecodeError> {
     let captures = Captures::open(&args.files)?;
-    print(args, captures, &mut BufWriter::new(io::stdout().lock()))
+    let mut notes = Vec::new();
+    let result = print(args, captures, &mut BufWriter::new(io::stdout().lock()), &mut notes);
+    for note in notes {
+        output::print_error(format_args!("note: {note}"));
+    }
+    result
 }
 
-/// Prints the packets that match. Damage is reported after the packets before it.
-fn print(args: &Args, mut captures: Captures, out: &mut impl Write) -> Result<(), DecodeError> {
+/// Prints the packets that match. Damage is reported after the packets before it. `notes` gets what is
+/// to be said about the captures as a whole.
+fn print(
+    args: &Args,
+    mut captures: Captures,
+    out: &mut impl Write,
+    notes: &mut Vec<String>,
+) -> Result<(), DecodeError> {
     let mut filter = Filter::new(args);
     let mut report = Report::new(args);
-    let mut user_queues = UserQueues::default();
+    let mut contents = Contents::new(&args.plain);
     let mut origin = None;
     while let Some(record) = captures.next() {
         let origin = *origin.get_or_insert(record.time.as_nanos());
-        let entry = Entry::new(&record, user_queues.read(&record), origin);
+        let entry = Entry::new(&record, contents.read(&record), origin);
         if filter.matches(&entry) {
             report.take(&entry, out)?;
         }
     }
     report.finish(out)?;
     out.flush()?;
+    notes.extend(contents.hint());
     captures.finish()
 }
