@@ -183,13 +183,23 @@ impl CtsData {
 
 #[inline]
 pub(crate) fn read_ctsdata<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Read<'a> {
+    read_ctsdata_cut(rest, flags, 0)
+}
+
+/// Reads a packet whose last `missing` bytes are not there.
+#[inline]
+pub(crate) fn read_ctsdata_cut<'a>(
+    rest: &mut Cursor<'a>,
+    flags: PacketFlags,
+    missing: u64,
+) -> Read<'a> {
     let head = rest.take_head::<CtsDataHead>()?;
     let mut connid = None;
     if flags.contains(PacketFlags::CONNID) {
         connid = Some(Connid(rest.take::<CtsDataConnid>("connid")?.connid.get()));
     }
     let seg_length = head.seg_length.get();
-    rest.check_segment(seg_length)?;
+    rest.check_segment(seg_length, missing)?;
     let (recv_id, seg_offset) = (OpId(head.recv_id.get()), head.seg_offset.get());
     Ok(Header::CtsData(CtsData { connid, recv_id, seg_length, seg_offset }))
 }

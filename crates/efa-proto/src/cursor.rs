@@ -133,10 +133,10 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Checks that the rest is as long as `seg_length` says.
+    /// Checks that the rest, with `missing` bytes that were cut off, is as long as `seg_length` says.
     #[inline]
-    pub(crate) fn check_segment(&self, seg_length: u64) -> Result<(), ParseError> {
-        let payload = self.rest.len() as u64;
+    pub(crate) fn check_segment(&self, seg_length: u64, missing: u64) -> Result<(), ParseError> {
+        let payload = self.rest.len() as u64 + missing;
         if seg_length != payload {
             let packet_type = self.packet_type;
             return Err(ParseError::SegmentLength { packet_type, found: seg_length, payload });

@@ -124,7 +124,14 @@ impl PeerErrorReport {
 
 #[inline]
 pub(crate) fn read<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Read<'a> {
-    if rest.remaining() >= size_of::<FlaggedHead>() {
+    read_cut(rest, flags, 0)
+}
+
+/// Reads a packet whose last `missing` bytes are not there.
+#[inline]
+pub(crate) fn read_cut<'a>(rest: &mut Cursor<'a>, flags: PacketFlags, missing: u64) -> Read<'a> {
+    let length = rest.remaining() as u64 + missing;
+    if length >= size_of::<FlaggedHead>() as u64 {
         let head = rest.take_head::<FlaggedHead>()?;
         return Ok(Header::PeerErrorReport(PeerErrorReport {
             msg_id: MsgId(head.msg_id.get()),
@@ -135,7 +142,7 @@ pub(crate) fn read<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Read<'a> {
             form: PeerErrorForm::Flagged,
         }));
     }
-    if rest.remaining() >= size_of::<MarkedHead>() {
+    if length >= size_of::<MarkedHead>() as u64 {
         let head = rest.take_head::<MarkedHead>()?;
         return Ok(Header::PeerErrorReport(PeerErrorReport {
             msg_id: MsgId(head.msg_id.get()),

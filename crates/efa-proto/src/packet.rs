@@ -70,6 +70,44 @@ impl<'a> Packet<'a> {
         }
     }
 
+    /// Reads a packet of which only the first `bytes` are there, as in a capture that stores the beginnings of
+    /// packets; `length` is that of the whole datagram.
+    ///
+    /// The header is that of the whole packet, and [`Self::payload`] is what is there of it. A header that isn't
+    /// there as a whole is an error with [`ParseError::missing`]; so is every packet that [`Self::parse`] would refuse.
+    ///
+    /// ```
+    /// use efa_proto::{CtsData, Header, OpId, Packet};
+    ///
+    /// let data = CtsData { connid: None, recv_id: OpId(8), seg_length: 8896, seg_offset: 0 };
+    /// let mut datagram = vec![0; data.len() + 8896];
+    /// data.emit(&mut datagram)?;
+    /// let packet = Packet::parse_cut(&datagram[..64], datagram.len())?;
+    /// assert_eq!((packet.header, packet.payload.len()), (Header::CtsData(data), 40));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn parse_cut(bytes: &'a [u8], length: usize) -> Result<Self, ParseError> {
+        use PacketType as T;
+        let missing = length.saturating_sub(bytes.len()) as u64;
+        let Some(base) = Base::read(bytes).filter(|_| missing > 0) else {
+            return Self::parse(bytes);
+        };
+        // Only these look at the packet's length.
+        let packet_type = PacketType::try_from(base.packet_type)?;
+        let read = match packet_type {
+            T::CtsData => cts::read_ctsdata_cut,
+            T::ReadRsp => response::read_readrsp_cut,
+            T::Eor => response::read_eor_cut,
+            T::AtomRsp => rta::read_atomrsp_cut,
+            T::PeerError => error_report::read_cut,
+            _ => return Self::parse(bytes),
+        };
+        let mut rest = Cursor::new(packet_type, bytes);
+        let flags = PacketFlags::from_bits_retain(base.flags.get());
+        let header = read(&mut rest, flags, missing)?;
+        Ok(rest.finish(header))
+    }
+
     /// Type of the packet.
     pub const fn packet_type(&self) -> PacketType {
         self.header.packet_type()

@@ -109,9 +109,19 @@ impl ReadRsp {
 
 #[inline]
 pub(crate) fn read_readrsp<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Read<'a> {
+    read_readrsp_cut(rest, flags, 0)
+}
+
+/// Reads a packet whose last `missing` bytes are not there.
+#[inline]
+pub(crate) fn read_readrsp_cut<'a>(
+    rest: &mut Cursor<'a>,
+    flags: PacketFlags,
+    missing: u64,
+) -> Read<'a> {
     let head = rest.take_head::<ReadRspHead>()?;
     let seg_length = head.seg_length.get();
-    rest.check_segment(seg_length)?;
+    rest.check_segment(seg_length, missing)?;
     Ok(Header::ReadRsp(ReadRsp {
         connid: flags.connid(head.connid),
         recv_id: OpId(head.recv_id.get()),
@@ -190,7 +200,17 @@ impl Eor {
 /// Exactly 12 bytes without connid flag are the old form, everything else must be the new one.
 #[inline]
 pub(crate) fn read_eor<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Read<'a> {
-    let short = rest.remaining() == size_of::<ShortEor>();
+    read_eor_cut(rest, flags, 0)
+}
+
+/// Reads a packet whose last `missing` bytes are not there.
+#[inline]
+pub(crate) fn read_eor_cut<'a>(
+    rest: &mut Cursor<'a>,
+    flags: PacketFlags,
+    missing: u64,
+) -> Read<'a> {
+    let short = rest.remaining() as u64 + missing == size_of::<ShortEor>() as u64;
     if short && !flags.contains(PacketFlags::CONNID) {
         let head = rest.take_head::<ShortEor>()?;
         let (send_id, recv_id) = (OpId(head.send_id.get()), OpId(head.recv_id.get()));

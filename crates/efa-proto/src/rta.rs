@@ -280,9 +280,19 @@ impl AtomRsp {
 
 #[inline]
 pub(crate) fn read_atomrsp<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Read<'a> {
+    read_atomrsp_cut(rest, flags, 0)
+}
+
+/// Reads a packet whose last `missing` bytes are not there.
+#[inline]
+pub(crate) fn read_atomrsp_cut<'a>(
+    rest: &mut Cursor<'a>,
+    flags: PacketFlags,
+    missing: u64,
+) -> Read<'a> {
     let head = rest.take_head::<AtomRspHead>()?;
     let seg_length = head.seg_length.get();
-    rest.check_segment(seg_length)?;
+    rest.check_segment(seg_length, missing)?;
     let (connid, recv_id) = (flags.connid(head.connid), OpId(head.recv_id.get()));
     Ok(Header::AtomRsp(AtomRsp { connid, recv_id, seg_length }))
 }

@@ -82,7 +82,34 @@ fn peek(bytes: &[u8], packet: Option<&Packet<'_>>) {
     }
 }
 
+/// A cut packet has the header of the whole one, or an error; an invalid one stays invalid.
+fn cut(bytes: &[u8]) {
+    // Some length, the same for the same input.
+    let sum = bytes.iter().fold(0_usize, |sum, byte| sum.wrapping_mul(31) + usize::from(*byte));
+    let length = sum % (bytes.len() + 1);
+    let cut = Packet::parse_cut(&bytes[..length], bytes.len());
+    match (Packet::parse(bytes), cut) {
+        (Ok(whole), Ok(packet)) => {
+            assert_eq!(packet.header, whole.header);
+            assert!(whole.payload.starts_with(packet.payload));
+        }
+        (Ok(_), Err(error)) => assert!(error.missing().is_some(), "{error}"),
+        (Err(_), cut) => assert!(cut.is_err(), "{cut:?} of {length} bytes"),
+    }
+}
+
+/// Each field has a name of its own.
+fn fields(header: &Header<'_>) {
+    let mut names = Vec::new();
+    header.for_each_field(|name, value| {
+        assert!(!name.is_empty() && !names.contains(&name), "{name} of {header}");
+        names.push(name);
+        write!(Null, "{value}").expect("Null accepts all text");
+    });
+}
+
 pub(crate) fn run(bytes: &[u8]) {
+    cut(bytes);
     peek(bytes, Packet::parse(bytes).ok().as_ref());
     peek_segment(bytes, Packet::parse(bytes).ok().as_ref());
     let packet = match Packet::parse(bytes) {
@@ -91,10 +118,11 @@ pub(crate) fn run(bytes: &[u8]) {
     };
     let base = BaseHeader::parse(bytes).expect("a valid packet has a valid base header");
     assert_eq!(base.packet_type, packet.packet_type());
-    let _ = base.kind_mismatch();
+    let _ = (base.kind_mismatch(), base.unknown_flags());
     // Formatting is slow: only one packet in eight is displayed.
     if bytes.iter().fold(0_u8, |sum, byte| sum.wrapping_add(*byte)).is_multiple_of(8) {
         write!(Null, "{packet} {packet:?}").expect("Null accepts all text");
+        fields(&packet.header);
     }
     let length = packet.header.len();
     let mut again = Vec::with_capacity(bytes.len());

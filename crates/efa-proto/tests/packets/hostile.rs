@@ -130,9 +130,47 @@ fn peek_equals_packet_parse_of_frequent_packets_with_a_bit_changed_or_bytes_miss
     }
 }
 
+/// A packet that is cut has the same header as the whole one, or an error, and an invalid one stays invalid.
+fn cut(bytes: &[u8], length: usize) {
+    let cut = Packet::parse_cut(&bytes[..length], bytes.len());
+    match (Packet::parse(bytes), cut) {
+        (Ok(whole), Ok(packet)) => {
+            assert_eq!(packet.header, whole.header);
+            assert_eq!(length - packet.payload.len(), bytes.len() - whole.payload.len());
+        }
+        (Ok(whole), Err(error)) => {
+            assert!(error.missing().is_some(), "{error}");
+            assert!(length < bytes.len() - whole.payload.len(), "{error}: {whole}");
+        }
+        (Err(_), cut) => assert!(cut.is_err(), "{cut:?} of {bytes:02x?}"),
+    }
+}
+
+#[test]
+fn cut_sample_has_the_header_of_the_whole_one_if_all_of_it_is_there() {
+    for sample in SAMPLES.iter() {
+        (0..=sample.len()).for_each(|length| cut(sample, length));
+        let longer = [sample, &[0; 40][..]].concat();
+        (0..=longer.len()).for_each(|length| cut(&longer, length));
+    }
+    let eager = &samples::named("EAGER_TAGRTM").bytes();
+    assert_eq!(Packet::parse_cut(eager, 0), Packet::parse(eager), "a length that is too short");
+    assert!(Packet::parse_cut(eager, usize::MAX).is_ok());
+}
+
+#[test]
+fn segment_length_of_a_cut_packet_is_compared_with_the_whole_packet() {
+    let sample = samples::named("READRSP, connid").bytes();
+    let error = Packet::parse_cut(&sample[..26], sample.len() + 1).unwrap_err().to_string();
+    assert_eq!(error, "READRSP: seg_length is 4, the packet carries 5 bytes");
+}
+
 /// Parses; displays, emits and parses again what was accepted.
 fn digest(bytes: &[u8]) {
     peek(bytes);
+    for length in [bytes.len() / 4, bytes.len() / 2, bytes.len().saturating_sub(1)] {
+        cut(bytes, length);
+    }
     match Packet::parse(bytes) {
         Err(error) => {
             assert!(!error.to_string().is_empty());
