@@ -315,14 +315,38 @@ impl Objects {
     }
 }
 
+/// Where packets are captured, and how much of each.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct CaptureArgs {
+    /// Write all packets that this side sends and receives into a file for `efa decode`
+    #[arg(long = "capture", value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+    /// Write only the first N bytes of each packet: 128 hold nearly every header [default: all]
+    #[arg(long = "capture-bytes", value_name = "N", requires = "file")]
+    pub(crate) bytes: Option<u32>,
+}
+
+impl CaptureArgs {
+    /// Most bytes of a packet.
+    pub(crate) fn most(&self) -> usize {
+        self.bytes.map_or(usize::MAX, |bytes| bytes as usize)
+    }
+}
+
 /// A capture file that a device writes and whose errors are reported, between `start` and `finish`. Clones share it.
 #[derive(Clone, Default)]
 pub(crate) struct CaptureFile(Arc<Mutex<Option<Capture<File>>>>);
 
 impl CaptureFile {
-    /// Creates the file at `path`, or replaces it. Earlier packets are not captured.
-    pub(crate) fn start(&self, path: &Path, interface: &str) -> Result<(), CaptureError> {
-        let created = Capture::create(path, interface)?;
+    /// Creates the file at `path`, or replaces it, for the first `most` bytes of each packet. Earlier packets are not
+    /// captured.
+    pub(crate) fn start(
+        &self,
+        path: &Path,
+        interface: &str,
+        most: usize,
+    ) -> Result<(), CaptureError> {
+        let created = Capture::create_bounded(path, interface, most)?;
         self.with(|capture| *capture = Some(created));
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-pub use crate::decode::hostile::{Form, decode};
+pub use crate::decode::hostile::{Form, Selection, decode};
 pub use crate::pingpong::hostile::{Side, run_control};
 
 /// The output of `efa doctor` for the files of a machine, as text and as JSON.

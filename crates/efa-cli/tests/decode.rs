@@ -9,8 +9,8 @@ use std::path::Path;
 use common::{Outcome, Scratch, efa, run};
 use efa_device::{Gid, Qpn, Status, Time};
 use efa_proto::{
-    Connid, Cts, ExtraInfo, Handshake, Header, MsgId, OpId, RawAddress, ReqOptions, RmaIov, Rta,
-    RtaKind, Rtm, RtmKind, UserRecvQp,
+    Connid, Cts, CtsData, ExtraInfo, Handshake, Header, MsgId, OpId, RawAddress, ReqOptions,
+    RmaIov, Rta, RtaKind, Rtm, RtmKind, UserRecvQp,
 };
 use efa_sim::capture::Capture;
 use efa_sim::record::{PacketEvent, QueuePairId, Record};
@@ -212,6 +212,80 @@ fn json_has_every_field_of_a_header_and_64_bits_that_are_no_length_as_strings() 
             "user_recv_qp": {"qpn": 77, "qkey": "0x00000005"}, "hmem_p2p": 0,
         }),
     );
+}
+
+/// A capture of the first bytes of these, each sent by 1 to 2.
+fn bounded(name: &str, most: usize, packets: &[Vec<u8>]) -> Scratch {
+    let path = Scratch::new(name);
+    let mut capture = Capture::create_bounded(&path, "test", most).unwrap();
+    for (nanos, bytes) in packets.iter().enumerate() {
+        let (time, bytes) = (Time::from_nanos(nanos as u64), Cow::Borrowed(&bytes[..]));
+        let (source, destination) = (queue_pair(1), queue_pair(2));
+        let record = Record { time, event: PacketEvent::Sent, source, destination, bytes };
+        capture.write(&record).unwrap();
+    }
+    capture.finish().unwrap();
+    path
+}
+
+#[test]
+fn cut_packets_are_decoded_as_far_as_they_go_and_say_so() {
+    let data = CtsData { connid: None, recv_id: OpId(8), seg_length: 8896, seg_offset: 0 };
+    let medium = RtmKind::Medium { msg_length: 9000, seg_offset: 0 };
+    let packets = [
+        datagram(rtm(0, Some(0x2a), RtmKind::Eager, ReqOptions::NONE), b"hello, world, hello, all"),
+        datagram(Header::CtsData(data), &[7; 8896]),
+        datagram(rtm(1, Some(0x2a), medium, ReqOptions::NONE), &[7; 8000]),
+        (200..=255).collect(),
+        datagram(rtm(2, None, RtmKind::Eager, ReqOptions::NONE), b"whole"),
+    ];
+    let path = &bounded("cut-packets.pcapng", 24, &packets);
+    insta::assert_snapshot!(decode(path, &[]).success());
+    let lines = json_lines(path, &["--hex"]);
+    for (line, bytes) in lines.iter().zip(&packets) {
+        assert_eq!(line["length"], bytes.len());
+        let stored = bytes.len().min(24);
+        let expected = (stored < bytes.len()).then_some(stored as u64);
+        assert_eq!(line["captured"].as_u64(), expected, "{line}");
+        assert_eq!(line["hex"].as_str().unwrap().len(), 3 * stored - 1);
+    }
+    assert_eq!((&lines[1]["payload"], &lines[1]["seg_length"]), (&8896.into(), &8896.into()));
+    assert_eq!((&lines[2]["type"], &lines[2]["payload"]), (&"MEDIUM_TAGRTM".into(), &().into()));
+    assert_eq!(count(path, &["--type", "rtm"]), 3);
+    assert_eq!(count(path, &["--type", "malformed"]), 1);
+    let summary = decode(path, &["--summary", "--json"]).success();
+    assert!(
+        summary
+            .contains(r#"{"type":"CTSDATA","sent":1,"received":0,"failed":0,"sent_bytes":8920}"#)
+    );
+
+    let nothing = bounded("nothing.pcapng", 0, &packets);
+    let outcome = decode(&nothing, &["--summary"]);
+    assert_eq!(outcome.stderr, "");
+    assert!(outcome.success().contains(" cut "));
+}
+
+/// Two packets that are not of the software device, between packets of it.
+#[test]
+fn records_of_another_kind_are_skipped_and_noted_with_their_number() {
+    let whole = std::fs::read(capture("sound.pcapng")).unwrap();
+    let expected = decode(capture("sound.pcapng"), &[]).success();
+    // An enhanced packet block of an interface that isn't described, twice, behind the interface.
+    let mut foreign = vec![];
+    let words = [6_u32, 36, 9, 0, 0, 4, 4, 0, 36];
+    words.iter().for_each(|word| foreign.extend(word.to_le_bytes()));
+    let block = |at: usize| u32::from_le_bytes(whole[at + 4..at + 8].try_into().unwrap()) as usize;
+    let behind = block(0) + block(block(0));
+    let bytes = [&whole[..behind], &foreign, &foreign, &whole[behind..]].concat();
+    let path = Scratch::new("mixed.pcapng");
+    std::fs::write(&path, bytes).unwrap();
+    let outcome = decode(&path, &[]);
+    let note = format!(
+        "note: {}: records skipped: 2, the first as: interface 9 is not described\n",
+        path.as_str()
+    );
+    assert!(outcome.stderr.starts_with(&note), "{outcome:?}");
+    assert_eq!(outcome.success(), expected);
 }
 
 #[test]

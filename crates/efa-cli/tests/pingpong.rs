@@ -279,6 +279,26 @@ fn capture_holds_every_packet() {
 }
 
 #[test]
+fn bounded_capture_has_all_headers_and_little_else() {
+    let path = Scratch::new("bounded.pcapng");
+    let arguments =
+        format!("--sizes 100k --iterations 3 --capture {} --capture-bytes 100", path.as_str());
+    run_pingpong(&arguments).success();
+    let length = std::fs::metadata(&path).unwrap().len();
+    let rows = run(["decode", path.as_str(), "--summary", "--json"]).success();
+    let rows = rows.lines().map(json);
+    let mut packets = 0;
+    for row in rows {
+        assert!(!["malformed", "cut"].contains(&row["type"].as_str().unwrap()), "{row}");
+        packets +=
+            ["sent", "received"].map(|event| row[event].as_u64().unwrap()).iter().sum::<u64>();
+    }
+    assert!(packets > 0 && length <= 500 + 180 * packets, "{length} bytes, {packets} packets");
+    let error = run(["pingpong", "--sizes", "0", "--capture-bytes", "100"]).usage();
+    assert!(error.contains("--capture <FILE>"), "{error}");
+}
+
+#[test]
 fn capture_of_a_run_whose_device_fails_to_open_keeps_what_it_had() {
     let file = Scratch::new("kept.pcapng");
     std::fs::write(&file, "before").unwrap();

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use efa_cli::hostile::{self, Form, Side};
+use efa_cli::hostile::{self, Form, Selection, Side};
 use serde_json::Value;
 
 use crate::input::Input;
@@ -87,19 +87,34 @@ pub(crate) fn show_control(bytes: &[u8]) {
     control(bytes);
 }
 
-/// Decodes any bytes as a capture: lines and JSON contain the same number of packets.
+/// Number of packets of a capture, if it has a beginning.
+fn packets(of: Selection, bytes: &[u8]) -> (Option<usize>, Option<String>) {
+    let (count, error) = hostile::decode(Form::Count, of, bytes);
+    (count.trim().parse().ok(), error)
+}
+
+/// Decodes any bytes as a capture: lines and JSON contain the same number of packets, an operation has some of them,
+/// and without headers there are as many.
 pub(crate) fn decode(bytes: &[u8]) {
-    let (count, error) = hostile::decode(Form::Count, bytes);
+    let all = packets(Selection::All, bytes);
+    assert_eq!(packets(Selection::Plain, bytes), all);
+    let (of_operation, error) = packets(Selection::Operation(0), bytes);
+    assert!(of_operation <= all.0 && error == all.1, "{of_operation:?} of {all:?}");
+    decode_forms(bytes);
+}
+
+fn decode_forms(bytes: &[u8]) {
+    let (count, error) = hostile::decode(Form::Count, Selection::All, bytes);
     assert!(error.iter().all(|error| is_plain(error) && !error.is_empty()));
     // Nothing is printed for a file without the header of a capture.
     let Ok(count) = count.trim().parse::<usize>() else { return assert!(error.is_some()) };
-    let (lines, _) = hostile::decode(Form::Lines, bytes);
+    let (lines, _) = hostile::decode(Form::Lines, Selection::All, bytes);
     assert!(lines.lines().all(is_plain), "{lines}");
     // What belongs to a packet is indented farther than any time is.
     let packets = lines.lines().filter(|line| line.contains(" → ")).count();
     assert_eq!(packets, count, "{lines}");
     for (form, rows) in [(Form::Json, Some(count)), (Form::SummaryJson, None)] {
-        let (lines, again) = hostile::decode(form, bytes);
+        let (lines, again) = hostile::decode(form, Selection::All, bytes);
         assert_eq!(again, error);
         assert!(rows.is_none_or(|rows| rows == lines.lines().count()), "{lines}");
         for line in lines.lines() {
@@ -107,12 +122,12 @@ pub(crate) fn decode(bytes: &[u8]) {
             assert!(value.is_ok_and(|value| value.is_object()), "{line}");
         }
     }
-    let (table, _) = hostile::decode(Form::Summary, bytes);
+    let (table, _) = hostile::decode(Form::Summary, Selection::All, bytes);
     assert!(table.lines().all(is_plain), "{table}");
 }
 
 pub(crate) fn show_decode(bytes: &[u8]) {
-    let (lines, error) = hostile::decode(Form::Lines, bytes);
+    let (lines, error) = hostile::decode(Form::Lines, Selection::All, bytes);
     say!("{lines}{error:?}");
     decode(bytes);
 }

@@ -4,8 +4,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::PathBuf;
 
-use efa_sim::capture::{CaptureError, CaptureReader};
-use efa_sim::record::Record;
+use efa_sim::capture::{CaptureError, CaptureReader, Captured};
 
 use super::DecodeError;
 use crate::output;
@@ -20,7 +19,7 @@ pub(super) struct Captures {
 struct Capture {
     file: PathBuf,
     reader: CaptureReader<Box<dyn Read>>,
-    next: Option<Record<'static>>,
+    next: Option<Captured>,
     /// Number of packets read.
     packets: u64,
 }
@@ -66,12 +65,12 @@ impl Captures {
     }
 
     /// Reads the next record of a file, in place of the one that is given.
-    fn advance(&mut self, index: usize) -> Option<Record<'static>> {
+    fn advance(&mut self, index: usize) -> Option<Captured> {
         let capture = &mut self.files[index];
-        let next = match capture.reader.next() {
-            Some(Ok(record)) => {
+        let next = match capture.reader.next_captured() {
+            Some(Ok(captured)) => {
                 capture.packets += 1;
-                Some(record)
+                Some(captured)
             }
             Some(Err(source)) => {
                 let (file, packets) = (capture.file.clone(), capture.packets);
@@ -84,11 +83,21 @@ impl Captures {
     }
 
     /// The earliest record that is left; of equal times, that of the file named first.
-    pub(super) fn next(&mut self) -> Option<Record<'static>> {
+    pub(super) fn next(&mut self) -> Option<Captured> {
         let times = self.files.iter().enumerate();
-        let times = times.filter_map(|(index, capture)| Some((capture.next.as_ref()?.time, index)));
+        let times =
+            times.filter_map(|(index, capture)| Some((capture.next.as_ref()?.record.time, index)));
         let (_, index) = times.min()?;
         self.advance(index)
+    }
+
+    /// A line for each file that has records of other kinds.
+    pub(super) fn skipped(&self) -> impl Iterator<Item = String> {
+        self.files.iter().filter_map(|Capture { file, reader, .. }| {
+            let skipped = reader.skipped()?;
+            let (file, records, reason) = (file.display(), skipped.records, &skipped.reason);
+            Some(format!("{file}: records skipped: {records}, the first as: {reason}"))
+        })
     }
 
     /// The damage of the file that was met last. That of others is printed.

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use efa_device::Qpn;
 use efa_proto::{Header, Packet, PacketType, ParseError};
+use efa_sim::capture::Captured;
 use efa_sim::record::{QueuePairId, Record};
 
 use super::filter::{FilterError, PeerFilter};
@@ -44,6 +45,8 @@ pub(super) enum Content<'a> {
     Packet(Packet<'a>),
     /// A message without a header: to a user queue pair (extra request 7), or as the user says.
     Plain(&'a [u8]),
+    /// A packet of whose header the capture has only a part.
+    Cut(ParseError),
     /// Not a packet.
     Malformed(ParseError),
 }
@@ -53,6 +56,15 @@ impl<'a> Content<'a> {
     pub(super) fn packet(&self) -> Option<&Packet<'a>> {
         match self {
             Self::Packet(packet) => Some(packet),
+            Self::Plain(_) | Self::Cut(_) | Self::Malformed(_) => None,
+        }
+    }
+
+    /// Its type, as far as it is known.
+    pub(super) fn packet_type(&self) -> Option<PacketType> {
+        match self {
+            Self::Packet(packet) => Some(packet.packet_type()),
+            Self::Cut(error) => error.packet_type(),
             Self::Plain(_) | Self::Malformed(_) => None,
         }
     }
@@ -81,34 +93,42 @@ impl<'a> Contents<'a> {
     }
 
     /// Parses the next datagram of a capture.
-    pub(super) fn read<'b>(&mut self, record: &'b Record<'_>) -> Content<'b> {
+    pub(super) fn read<'b>(&mut self, captured: &'b Captured) -> Content<'b> {
+        let record = &captured.record;
         // User queue pairs don't send: one that sends got the number anew.
         self.user_queues.remove(&record.source);
         let is_plain = self.plain.iter().any(|filter| filter.matches(record));
         if is_plain || self.user_queues.contains(&record.destination) {
             return Content::Plain(&record.bytes);
         }
-        let parsed = Packet::parse(&record.bytes);
-        self.count(record, parsed.as_ref().ok());
-        match parsed {
-            Ok(packet) => {
-                self.learn(record, &packet);
-                Content::Packet(packet)
+        let content = match Packet::parse_cut(&record.bytes, captured.length) {
+            Ok(packet) => Content::Packet(packet),
+            Err(error) if captured.missing() > 0 && error.missing().is_some() => {
+                Content::Cut(error)
             }
             Err(error) => Content::Malformed(error),
+        };
+        self.count(record, &content);
+        if let Content::Packet(packet) = &content {
+            self.learn(record, packet);
         }
+        content
     }
 
-    /// Counts the datagram as one of its source.
-    fn count(&mut self, record: &Record<'_>, packet: Option<&Packet<'_>>) {
+    /// Counts the datagram as one of its source, unless so little of it is there that it may be anything.
+    fn count(&mut self, record: &Record<'_>, content: &Content<'_>) {
+        let packet_type = content.packet_type();
+        if matches!(content, Content::Cut(_)) && packet_type.is_none() {
+            return;
+        }
         let room = self.senders.len() < MAX_QUEUE_PAIRS;
         if !room && !self.senders.contains_key(&record.source) {
             return;
         }
         let sender = self.senders.entry(record.source).or_default();
         sender.datagrams += 1;
-        sender.introduced |= packet.is_some_and(|packet| {
-            packet.packet_type().is_req() || packet.packet_type() == PacketType::Handshake
+        sender.introduced |= packet_type.is_some_and(|packet_type| {
+            packet_type.is_req() || packet_type == PacketType::Handshake
         });
     }
 

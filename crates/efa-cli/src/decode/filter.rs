@@ -93,9 +93,11 @@ impl TypeFilter {
         match (self, &entry.content) {
             (Self::Number(_), Content::Plain(_)) => false,
             (Self::Number(number), _) => entry.record.bytes.first() == Some(number),
-            (Self::Among(types), Content::Packet(packet)) => types.contains(&packet.packet_type()),
+            (Self::Among(types), content) => {
+                content.packet_type().is_some_and(|packet_type| types.contains(&packet_type))
+            }
             (Self::Plain, Content::Plain(_)) | (Self::Malformed, Content::Malformed(_)) => true,
-            (Self::Among(_) | Self::Plain | Self::Malformed, _) => false,
+            (Self::Plain | Self::Malformed, _) => false,
         }
     }
 }

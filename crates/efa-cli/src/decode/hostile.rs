@@ -1,6 +1,7 @@
 //! `efa decode` of any bytes, for `tests/hostile`.
 
 use super::captures::Captures;
+use super::content::PlainFilter;
 use super::{Args, print};
 
 /// A form of the output.
@@ -18,14 +19,31 @@ pub enum Form {
     Count,
 }
 
+/// What the packets are taken for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Selection {
+    /// All, as they are.
+    All,
+    /// Those of the operation with this number, of any queue pair.
+    Operation(u32),
+    /// All, as messages without headers.
+    Plain,
+}
+
 /// The output for a capture, and the error if it is damaged. Notes on it are dropped.
 #[must_use]
-pub fn decode(form: Form, capture: &[u8]) -> (String, Option<String>) {
+pub fn decode(form: Form, of: Selection, capture: &[u8]) -> (String, Option<String>) {
+    let op_ids = match of {
+        Selection::Operation(id) => id.to_string().parse().ok(),
+        Selection::All | Selection::Plain => None,
+    };
     let args = Args {
         hex: matches!(form, Form::Lines | Form::Json),
         json: matches!(form, Form::Json | Form::SummaryJson),
         summary: matches!(form, Form::Summary | Form::SummaryJson),
         count: form == Form::Count,
+        op_ids: op_ids.into_iter().collect(),
+        plain: (of == Selection::Plain).then_some(PlainFilter::All).into_iter().collect(),
         ..Args::default()
     };
     let mut out = Vec::new();

@@ -22,7 +22,7 @@ mod summary;
 use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
 
-use efa_sim::capture::CaptureError;
+use efa_sim::capture::{CaptureError, Captured};
 use efa_sim::record::Record;
 
 use self::captures::Captures;
@@ -48,6 +48,9 @@ A list of messages (first to last packet of each, subprotocol, duration) is not 
 LONGCTS, … packets have a msg_id, and those with a send_id lead to their CTS, CTSDATA and EOR by --op-id. \
 A send_id is a number of the side that sends the data (the source of the request), a recv_id one of the \
 other side.
+
+Of a packet that was cut when it was captured (efa pingpong --capture-bytes, editcap -s), the header is shown \
+and the length that the packet had. Records that are none of the software device are skipped and counted.
 
 The file format: docs/capture.md in the repository.")]
 pub(crate) struct Args {
@@ -125,6 +128,8 @@ pub(crate) enum DecodeError {
 struct Entry<'a> {
     /// As captured.
     record: &'a Record<'a>,
+    /// Bytes of the whole datagram.
+    length: usize,
     /// As parsed.
     content: Content<'a>,
     /// Nanoseconds since the first packet of the captures; negative if the records of a file are out of
@@ -133,9 +138,15 @@ struct Entry<'a> {
 }
 
 impl<'a> Entry<'a> {
-    fn new(record: &'a Record<'a>, content: Content<'a>, origin: u64) -> Self {
+    fn new(captured: &'a Captured, content: Content<'a>, origin: u64) -> Self {
+        let Captured { record, length, .. } = captured;
         let elapsed = i128::from(record.time.as_nanos()) - i128::from(origin);
-        Self { record, content, elapsed }
+        Self { record, length: *length, content, elapsed }
+    }
+
+    /// Bytes at the end of the datagram that the capture doesn't have.
+    fn missing(&self) -> usize {
+        self.length.saturating_sub(self.record.bytes.len())
     }
 }
 
@@ -224,15 +235,16 @@ fn print(
     let mut report = Report::new(args);
     let mut contents = Contents::new(&args.plain);
     let mut origin = None;
-    while let Some(record) = captures.next() {
-        let origin = *origin.get_or_insert(record.time.as_nanos());
-        let entry = Entry::new(&record, contents.read(&record), origin);
+    while let Some(captured) = captures.next() {
+        let origin = *origin.get_or_insert(captured.record.time.as_nanos());
+        let entry = Entry::new(&captured, contents.read(&captured), origin);
         if filter.matches(&entry) {
             report.take(&entry, out)?;
         }
     }
     report.finish(out)?;
     out.flush()?;
+    notes.extend(captures.skipped());
     notes.extend(contents.hint());
     captures.finish()
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io::{self, Write};
 
+use efa_proto::{Packet, PacketType};
 use efa_sim::record::{PacketEvent, QueuePairId};
 use serde::Serialize;
 
@@ -26,21 +27,19 @@ fn event_names(event: PacketEvent) -> (&'static str, &'static str) {
 
 /// `   0.000012345 sent fe80::1/3 → fe80::2/4 EAGER_TAGRTM msg_id=7 tag=0x2a payload=5`
 pub(super) fn line(entry: &Entry<'_>, hex: Hex, out: &mut impl Write) -> io::Result<()> {
-    let Entry { record, content, elapsed } = entry;
+    let Entry { record, content, elapsed, .. } = entry;
     let (source, destination) = (record.source, record.destination);
     let (event, _) = event_names(record.event);
     write!(out, "{} {event} {source} → {destination} ", Seconds(*elapsed))?;
+    write!(out, "{}", Text(entry))?;
     match content {
-        Content::Packet(packet) => {
-            write!(out, "{packet}{}", Remarks::new(packet, &record.bytes))?;
-        }
-        Content::Plain(bytes) => write!(out, "{}", plain(bytes))?,
+        Content::Packet(packet) => write!(out, "{}", Remarks::new(packet, &record.bytes))?,
         Content::Malformed(error) => {
             let (bytes, rest) = record.bytes.split_at(record.bytes.len().min(PREFIX));
             let more = if rest.is_empty() { "" } else { " …" };
-            let length = record.bytes.len();
-            write!(out, "malformed, {length} bytes: {error} [{}{more}]", HexBytes(bytes))?;
+            write!(out, ": {error} [{}{more}]", HexBytes(bytes))?;
         }
+        Content::Plain(_) | Content::Cut(_) => {}
     }
     if let PacketEvent::Failed(status) = record.event {
         write!(out, " ({status})")?;
@@ -54,9 +53,36 @@ pub(super) fn line(entry: &Entry<'_>, hex: Hex, out: &mut impl Write) -> io::Res
     Ok(())
 }
 
-/// The text for a message without a header.
-fn plain(bytes: &[u8]) -> String {
-    format!("plain payload={}", bytes.len())
+/// What a datagram is, and of one that is cut, how much of it is there:
+/// `CTSDATA recv_id=0x1 seg_offset=0 seg_length=8896 payload=8896 (first 40 captured)`.
+struct Text<'a, 'b>(&'a Entry<'b>);
+
+impl fmt::Display for Text<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Entry { record, length, content, .. } = self.0;
+        let missing = self.0.missing();
+        let there = match content {
+            Content::Packet(packet) if missing == 0 => return packet.fmt(f),
+            Content::Packet(Packet { header, payload }) => {
+                write!(f, "{header} payload={}", payload.len() + missing)?;
+                payload.len()
+            }
+            Content::Plain(bytes) => {
+                write!(f, "plain payload={length}")?;
+                bytes.len()
+            }
+            Content::Cut(error) => {
+                let name = error.packet_type().map_or("packet", PacketType::name);
+                write!(f, "{name} cut in {}, {length} bytes", error.field())?;
+                record.bytes.len()
+            }
+            Content::Malformed(_) => {
+                write!(f, "malformed, {length} bytes")?;
+                record.bytes.len()
+            }
+        };
+        if missing == 0 { Ok(()) } else { write!(f, " (first {there} captured)") }
+    }
 }
 
 /// A line of `--json`.
@@ -70,7 +96,11 @@ struct Line<'a> {
     status: Option<StatusLine>,
     source: QueuePairLine,
     destination: QueuePairLine,
+    /// Bytes of the datagram.
     length: usize,
+    /// Those of them that the capture has, if not all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    captured: Option<usize>,
     /// Its name, or `plain`; absent if malformed.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     packet_type: Option<&'static str>,
@@ -113,13 +143,19 @@ impl From<QueuePairId> for QueuePairLine {
 /// One JSON object in one line.
 pub(super) fn json(entry: &Entry<'_>, hex: Hex, out: &mut impl Write) -> io::Result<()> {
     let Entry { record, content, .. } = entry;
-    let (packet_type, payload, text, error) = match content {
-        Content::Packet(packet) => {
-            let name = packet.packet_type().name();
-            (Some(name), Some(packet.payload.len()), Some(packet.to_string()), None)
-        }
-        Content::Plain(bytes) => (Some("plain"), Some(bytes.len()), Some(plain(bytes)), None),
-        Content::Malformed(error) => (None, None, None, Some(error.to_string())),
+    let missing = entry.missing();
+    let packet_type = match content {
+        Content::Plain(_) => Some("plain"),
+        content => content.packet_type().map(PacketType::name),
+    };
+    let payload = match content {
+        Content::Packet(packet) => Some(packet.payload.len() + missing),
+        Content::Plain(bytes) => Some(bytes.len() + missing),
+        Content::Cut(_) | Content::Malformed(_) => None,
+    };
+    let (text, error) = match content {
+        Content::Malformed(error) => (None, Some(error.to_string())),
+        _ => (Some(Text(entry).to_string()), None),
     };
     let status = match record.event {
         PacketEvent::Failed(status) => {
@@ -133,7 +169,8 @@ pub(super) fn json(entry: &Entry<'_>, hex: Hex, out: &mut impl Write) -> io::Res
         status,
         source: record.source.into(),
         destination: record.destination.into(),
-        length: record.bytes.len(),
+        length: entry.length,
+        captured: (missing > 0).then_some(record.bytes.len()),
         packet_type,
         fields: content.packet().map(|packet| Fields(packet.header)),
         remarks: content.packet().map(|packet| Remarks::new(packet, &record.bytes)),

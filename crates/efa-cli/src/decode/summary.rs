@@ -19,6 +19,7 @@ pub(super) struct Summary(BTreeMap<Kind, Counts>);
 enum Kind {
     Packet(PacketType),
     Plain,
+    Cut,
     Malformed,
 }
 
@@ -27,6 +28,7 @@ impl Kind {
         match self {
             Self::Packet(packet_type) => packet_type.name(),
             Self::Plain => "plain",
+            Self::Cut => "cut",
             Self::Malformed => "malformed",
         }
     }
@@ -59,10 +61,12 @@ impl Summary {
         let kind = match &entry.content {
             Content::Packet(packet) => Kind::Packet(packet.packet_type()),
             Content::Plain(_) => Kind::Plain,
+            // A cut one whose type is there counts as such.
+            Content::Cut(_) => entry.content.packet_type().map_or(Kind::Cut, Kind::Packet),
             Content::Malformed(_) => Kind::Malformed,
         };
         let counts = self.0.entry(kind).or_default();
-        counts.add(entry.record.event, entry.record.bytes.len() as u64);
+        counts.add(entry.record.event, entry.length as u64);
     }
 
     /// The types in the order of their numbers, then plain and malformed.

@@ -50,7 +50,9 @@ use self::session::RunError;
 use self::sizes::Sizes;
 pub(crate) use self::sizes::size;
 use crate::child::option;
-use crate::device::{CaptureFile, DeviceArgs, Kind, PropertyArgs, SoftLink, TcpHost, host_address};
+use crate::device::{
+    CaptureArgs, CaptureFile, DeviceArgs, Kind, PropertyArgs, SoftLink, TcpHost, host_address,
+};
 use crate::output;
 
 /// Default of `--warmup`.
@@ -147,9 +149,8 @@ pub(crate) struct Args {
     /// address in the connection to HOST or from the client]
     #[arg(long, value_name = "IP", requires = "link", value_parser = host_address)]
     address: Option<IpAddr>,
-    /// Write all packets that this side sends and receives into a file for `efa decode`
-    #[arg(long, value_name = "FILE")]
-    capture: Option<PathBuf>,
+    #[command(flatten)]
+    capture: CaptureArgs,
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
@@ -260,7 +261,7 @@ impl Args {
 
     /// The first option given here that needs the software device.
     fn of_soft(&self) -> Option<&'static str> {
-        let capture = self.capture.is_some().then_some("--capture");
+        let capture = self.capture.file.is_some().then_some("--capture");
         capture.or(self.link.is_some().then_some("--link"))
     }
 

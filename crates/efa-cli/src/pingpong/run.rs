@@ -115,13 +115,13 @@ pub(super) struct Device<'a> {
 impl<'a> Device<'a> {
     /// `local` is this side's address in the control connection.
     pub(super) fn open(args: &'a Args, local: Option<SocketAddr>) -> Result<Self, PingpongError> {
-        let Args { device, capture: file, .. } = args;
-        let capture = file.as_ref().map(|_| CaptureFile::default());
+        let Args { device, capture: wanted, .. } = args;
+        let capture = wanted.file.as_ref().map(|_| CaptureFile::default());
         let domain = args.open_device(local, capture.as_ref())?;
         // There is no endpoint yet, and so no packet.
-        if let (Some(capture), Some(file)) = (&capture, file) {
+        if let (Some(capture), Some(file)) = (&capture, &wanted.file) {
             let failed = |source| PingpongError::Capture { file: file.clone(), source };
-            capture.start(file, &device.soft.name()).map_err(failed)?;
+            capture.start(file, &device.soft.name(), wanted.most()).map_err(failed)?;
         }
         Ok(Self { domain, args, capture })
     }
@@ -136,7 +136,7 @@ impl<'a> Device<'a> {
         if let Err(error) = endpoint.close(CLOSE_TIMEOUT) {
             tracing::warn!(%error, "the endpoint is closed too early");
         }
-        match (&self.capture, &self.args.capture) {
+        match (&self.capture, &self.args.capture.file) {
             (Some(capture), Some(file)) => capture
                 .finish()
                 .map_err(|source| PingpongError::Capture { file: file.clone(), source }),

@@ -404,7 +404,7 @@ mod tests {
         let soft = SoftArgs { device_name: None, directory: Some(directory.clone()) };
         let capture = CaptureFile::default();
         let domain = soft.open(&PropertyArgs::default(), Some(&capture)).unwrap();
-        capture.start(&file, "test").unwrap();
+        capture.start(&file, "test", usize::MAX).unwrap();
         let Objects { endpoint, queue, addresses, .. } = Objects::new(&domain, 8).unwrap();
         let peer = addresses.insert(endpoint.address()).unwrap();
         let (a, b) = UnixStream::pair().unwrap();
