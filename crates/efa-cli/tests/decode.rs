@@ -232,12 +232,16 @@ fn bounded(name: &str, most: usize, packets: &[Vec<u8>]) -> Scratch {
 fn cut_packets_are_decoded_as_far_as_they_go_and_say_so() {
     let data = CtsData { connid: None, recv_id: OpId(8), seg_length: 8896, seg_offset: 0 };
     let medium = RtmKind::Medium { msg_length: 9000, seg_offset: 0 };
+    let address = RawAddress { gid: queue_pair(1).gid.0, qpn: 1, connid: Connid(0x11) };
+    let raw_address = Some((address, Default::default()));
+    let with_address = ReqOptions { raw_address, ..ReqOptions::NONE };
     let packets = [
         datagram(rtm(0, Some(0x2a), RtmKind::Eager, ReqOptions::NONE), b"hello, world, hello, all"),
         datagram(Header::CtsData(data), &[7; 8896]),
         datagram(rtm(1, Some(0x2a), medium, ReqOptions::NONE), &[7; 8000]),
         (200..=255).collect(),
         datagram(rtm(2, None, RtmKind::Eager, ReqOptions::NONE), b"whole"),
+        datagram(rtm(3, Some(0x2b), RtmKind::Eager, with_address), b"hello"),
     ];
     let path = &bounded("cut-packets.pcapng", 24, &packets);
     insta::assert_snapshot!(decode(path, &[]).success());
@@ -251,7 +255,9 @@ fn cut_packets_are_decoded_as_far_as_they_go_and_say_so() {
     }
     assert_eq!((&lines[1]["payload"], &lines[1]["seg_length"]), (&8896.into(), &8896.into()));
     assert_eq!((&lines[2]["type"], &lines[2]["payload"]), (&"MEDIUM_TAGRTM".into(), &().into()));
-    assert_eq!(count(path, &["--type", "rtm"]), 3);
+    assert_eq!(lines[5]["tag"], "0x2b");
+    assert_eq!(count(path, &["--tag", "0x2b"]), 1);
+    assert_eq!(count(path, &["--type", "rtm"]), 4);
     assert_eq!(count(path, &["--type", "malformed"]), 1);
     let summary = decode(path, &["--summary", "--json"]).success();
     assert!(

@@ -187,7 +187,7 @@ pub(crate) fn read_ctsdata<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Rea
 }
 
 /// Reads a packet whose last `missing` bytes are not there.
-#[inline]
+#[inline(always)]
 pub(crate) fn read_ctsdata_cut<'a>(
     rest: &mut Cursor<'a>,
     flags: PacketFlags,

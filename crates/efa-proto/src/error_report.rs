@@ -128,7 +128,7 @@ pub(crate) fn read<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Read<'a> {
 }
 
 /// Reads a packet whose last `missing` bytes are not there.
-#[inline]
+#[inline(always)]
 pub(crate) fn read_cut<'a>(rest: &mut Cursor<'a>, flags: PacketFlags, missing: u64) -> Read<'a> {
     let length = rest.remaining() as u64 + missing;
     if length >= size_of::<FlaggedHead>() as u64 {

@@ -114,6 +114,30 @@ impl<'a> Packet<'a> {
     }
 }
 
+impl<'a> Header<'a> {
+    /// Reads what comes before the optional headers of a request that was cut within them. `None` if that isn't there
+    /// as a whole, for packets that are no requests, and for LONGREAD and RUNTREAD, whose `read_iov` is behind the
+    /// optional headers.
+    pub fn parse_mandatory(bytes: &'a [u8]) -> Option<Self> {
+        use PacketType as T;
+        let base = Base::read(bytes)?;
+        let packet_type = PacketType::try_from(base.packet_type).ok()?;
+        let is_behind = matches!(
+            packet_type,
+            T::LongReadMsgRtm
+                | T::LongReadTagRtm
+                | T::LongReadRtw
+                | T::RuntReadMsgRtm
+                | T::RuntReadTagRtm
+        );
+        if is_behind || !packet_type.is_req() {
+            return None;
+        }
+        let flags = base.flags.get() & !ReqFlags::HEADERS.bits();
+        Some(PARSERS[usize::from(base.packet_type)](flags, bytes).ok()?.header)
+    }
+}
+
 /// Parses a packet whose base header is good, given the base header's flags.
 type Parser = for<'a> fn(u16, &'a [u8]) -> Result<Packet<'a>, ParseError>;
 

@@ -113,7 +113,7 @@ pub(crate) fn read_readrsp<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Rea
 }
 
 /// Reads a packet whose last `missing` bytes are not there.
-#[inline]
+#[inline(always)]
 pub(crate) fn read_readrsp_cut<'a>(
     rest: &mut Cursor<'a>,
     flags: PacketFlags,
@@ -204,7 +204,7 @@ pub(crate) fn read_eor<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Read<'a
 }
 
 /// Reads a packet whose last `missing` bytes are not there.
-#[inline]
+#[inline(always)]
 pub(crate) fn read_eor_cut<'a>(
     rest: &mut Cursor<'a>,
     flags: PacketFlags,

@@ -284,7 +284,7 @@ pub(crate) fn read_atomrsp<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Rea
 }
 
 /// Reads a packet whose last `missing` bytes are not there.
-#[inline]
+#[inline(always)]
 pub(crate) fn read_atomrsp_cut<'a>(
     rest: &mut Cursor<'a>,
     flags: PacketFlags,

@@ -88,6 +88,12 @@ fn cut(bytes: &[u8]) {
     let sum = bytes.iter().fold(0_usize, |sum, byte| sum.wrapping_mul(31) + usize::from(*byte));
     let length = sum % (bytes.len() + 1);
     let cut = Packet::parse_cut(&bytes[..length], bytes.len());
+    if let (Ok(whole), Some(header)) =
+        (Packet::parse(bytes), Header::parse_mandatory(&bytes[..length]))
+    {
+        let fields = |of: &Header<'_>| (of.packet_type(), of.msg_id(), of.tag(), of.msg_length());
+        assert_eq!(fields(&header), fields(&whole.header));
+    }
     match (Packet::parse(bytes), cut) {
         (Ok(whole), Ok(packet)) => {
             assert_eq!(packet.header, whole.header);

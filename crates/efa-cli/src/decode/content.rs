@@ -45,18 +45,20 @@ pub(super) enum Content<'a> {
     Packet(Packet<'a>),
     /// A message without a header: to a user queue pair (extra request 7), or as the user says.
     Plain(&'a [u8]),
-    /// A packet of whose header the capture has only a part.
-    Cut(ParseError),
+    /// A packet of whose header the capture has only a part: where it ends, and what comes before the optional headers
+    /// if that is there.
+    Cut(ParseError, Option<Header<'a>>),
     /// Not a packet.
     Malformed(ParseError),
 }
 
 impl<'a> Content<'a> {
-    /// The packet, if it is one.
-    pub(super) fn packet(&self) -> Option<&Packet<'a>> {
+    /// The header, as far as it is known.
+    pub(super) fn header(&self) -> Option<&Header<'a>> {
         match self {
-            Self::Packet(packet) => Some(packet),
-            Self::Plain(_) | Self::Cut(_) | Self::Malformed(_) => None,
+            Self::Packet(packet) => Some(&packet.header),
+            Self::Cut(_, header) => header.as_ref(),
+            Self::Plain(_) | Self::Malformed(_) => None,
         }
     }
 
@@ -64,7 +66,7 @@ impl<'a> Content<'a> {
     pub(super) fn packet_type(&self) -> Option<PacketType> {
         match self {
             Self::Packet(packet) => Some(packet.packet_type()),
-            Self::Cut(error) => error.packet_type(),
+            Self::Cut(error, _) => error.packet_type(),
             Self::Plain(_) | Self::Malformed(_) => None,
         }
     }
@@ -104,7 +106,7 @@ impl<'a> Contents<'a> {
         let content = match Packet::parse_cut(&record.bytes, captured.length) {
             Ok(packet) => Content::Packet(packet),
             Err(error) if captured.missing() > 0 && error.missing().is_some() => {
-                Content::Cut(error)
+                Content::Cut(error, Header::parse_mandatory(&record.bytes))
             }
             Err(error) => Content::Malformed(error),
         };
@@ -118,7 +120,7 @@ impl<'a> Contents<'a> {
     /// Counts the datagram as one of its source, unless so little of it is there that it may be anything.
     fn count(&mut self, record: &Record<'_>, content: &Content<'_>) {
         let packet_type = content.packet_type();
-        if matches!(content, Content::Cut(_)) && packet_type.is_none() {
+        if matches!(content, Content::Cut(..)) && packet_type.is_none() {
             return;
         }
         let room = self.senders.len() < MAX_QUEUE_PAIRS;

@@ -210,8 +210,8 @@ impl<'a> Filter<'a> {
         let Args { types, peers, events, msg_ids, tags, .. } = self.args;
         let record = entry.record;
         let ends = [record.source, record.destination];
-        let header = entry.content.packet().map(|packet| packet.header);
-        let is_of_operation = self.operations.take(record, header.as_ref());
+        let header = entry.content.header();
+        let is_of_operation = self.operations.take(record, header);
         (types.is_empty() || types.iter().any(|filter| filter.matches(entry)))
             && (peers.is_empty()
                 || peers.iter().any(|peer| ends.iter().any(|id| peer.matches(*id))))

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use efa_handshake::Extras;
-use efa_proto::{BaseHeader, Handshake, Header, Packet, ReqFlags};
+use efa_proto::{BaseHeader, Handshake, Header, ReqFlags};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
@@ -21,10 +21,10 @@ pub(super) struct Remarks {
 }
 
 impl Remarks {
-    /// On `packet`, which was parsed from `bytes`.
-    pub(super) fn new(packet: &Packet<'_>, bytes: &[u8]) -> Self {
+    /// On the packet that begins with `header`, which was parsed from `bytes`.
+    pub(super) fn new(header: &Header<'_>, bytes: &[u8]) -> Self {
         let Ok(base) = BaseHeader::parse(bytes) else { return Self::default() };
-        let extras = match packet.header {
+        let extras = match header {
             Header::Handshake(Handshake { extra_info, .. }) => {
                 Some(Extras::from_bits_retain(extra_info.word(0)))
             }

@@ -32,14 +32,13 @@ pub(super) fn line(entry: &Entry<'_>, hex: Hex, out: &mut impl Write) -> io::Res
     let (event, _) = event_names(record.event);
     write!(out, "{} {event} {source} → {destination} ", Seconds(*elapsed))?;
     write!(out, "{}", Text(entry))?;
-    match content {
-        Content::Packet(packet) => write!(out, "{}", Remarks::new(packet, &record.bytes))?,
-        Content::Malformed(error) => {
-            let (bytes, rest) = record.bytes.split_at(record.bytes.len().min(PREFIX));
-            let more = if rest.is_empty() { "" } else { " …" };
-            write!(out, ": {error} [{}{more}]", HexBytes(bytes))?;
-        }
-        Content::Plain(_) | Content::Cut(_) => {}
+    if let Some(header) = content.header() {
+        write!(out, "{}", Remarks::new(header, &record.bytes))?;
+    }
+    if let Content::Malformed(error) = content {
+        let (bytes, rest) = record.bytes.split_at(record.bytes.len().min(PREFIX));
+        let more = if rest.is_empty() { "" } else { " …" };
+        write!(out, ": {error} [{}{more}]", HexBytes(bytes))?;
     }
     if let PacketEvent::Failed(status) = record.event {
         write!(out, " ({status})")?;
@@ -71,9 +70,12 @@ impl fmt::Display for Text<'_, '_> {
                 write!(f, "plain payload={length}")?;
                 bytes.len()
             }
-            Content::Cut(error) => {
-                let name = error.packet_type().map_or("packet", PacketType::name);
-                write!(f, "{name} cut in {}, {length} bytes", error.field())?;
+            Content::Cut(error, header) => {
+                match header {
+                    Some(header) => header.fmt(f)?,
+                    None => f.write_str(error.packet_type().map_or("packet", PacketType::name))?,
+                }
+                write!(f, " cut in {}, {length} bytes", error.field())?;
                 record.bytes.len()
             }
             Content::Malformed(_) => {
@@ -151,7 +153,7 @@ pub(super) fn json(entry: &Entry<'_>, hex: Hex, out: &mut impl Write) -> io::Res
     let payload = match content {
         Content::Packet(packet) => Some(packet.payload.len() + missing),
         Content::Plain(bytes) => Some(bytes.len() + missing),
-        Content::Cut(_) | Content::Malformed(_) => None,
+        Content::Cut(..) | Content::Malformed(_) => None,
     };
     let (text, error) = match content {
         Content::Malformed(error) => (None, Some(error.to_string())),
@@ -172,8 +174,8 @@ pub(super) fn json(entry: &Entry<'_>, hex: Hex, out: &mut impl Write) -> io::Res
         length: entry.length,
         captured: (missing > 0).then_some(record.bytes.len()),
         packet_type,
-        fields: content.packet().map(|packet| Fields(packet.header)),
-        remarks: content.packet().map(|packet| Remarks::new(packet, &record.bytes)),
+        fields: content.header().copied().map(Fields),
+        remarks: content.header().map(|header| Remarks::new(header, &record.bytes)),
         payload,
         text,
         error,

@@ -62,7 +62,7 @@ impl Summary {
             Content::Packet(packet) => Kind::Packet(packet.packet_type()),
             Content::Plain(_) => Kind::Plain,
             // A cut one whose type is there counts as such.
-            Content::Cut(_) => entry.content.packet_type().map_or(Kind::Cut, Kind::Packet),
+            Content::Cut(..) => entry.content.packet_type().map_or(Kind::Cut, Kind::Packet),
             Content::Malformed(_) => Kind::Malformed,
         };
         let counts = self.0.entry(kind).or_default();

@@ -159,6 +159,31 @@ fn cut_sample_has_the_header_of_the_whole_one_if_all_of_it_is_there() {
 }
 
 #[test]
+fn request_that_is_cut_in_its_optional_headers_has_its_mandatory_fields() {
+    let mut found = 0;
+    for sample in samples::all() {
+        let Some(&options) = sample.header.options().filter(|options| !options.is_empty()) else {
+            continue;
+        };
+        let (bytes, header) = (sample.bytes(), sample.header);
+        let has_read_iov = sample.layout.iter().any(|(field, _)| field.starts_with("read_iov"));
+        let mandatory = header.len() - options.len();
+        for length in 0..header.len() {
+            let parsed = Header::parse_mandatory(&bytes[..length]);
+            assert_eq!(parsed.is_some(), !has_read_iov && length >= mandatory, "{}", sample.name);
+            let Some(parsed) = parsed else { continue };
+            assert_eq!(parsed.packet_type(), header.packet_type());
+            let fields = |of: &Header<'_>| (of.msg_id(), of.tag(), of.msg_length(), of.recv_id());
+            assert_eq!(fields(&parsed), fields(&header));
+            assert!(parsed.options().is_some_and(ReqOptions::is_empty));
+            found += 1;
+        }
+    }
+    assert!(found > 0);
+    assert_eq!(Header::parse_mandatory(&samples::named("CTS, connid").bytes()), None);
+}
+
+#[test]
 fn segment_length_of_a_cut_packet_is_compared_with_the_whole_packet() {
     let sample = samples::named("READRSP, connid").bytes();
     let error = Packet::parse_cut(&sample[..26], sample.len() + 1).unwrap_err().to_string();
