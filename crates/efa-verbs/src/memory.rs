@@ -76,29 +76,33 @@ impl Registration {
         unsafe { self.raw.as_ref().rkey }
     }
 
+    /// Returns whether it is deregistered.
+    ///
     /// # Safety
-    /// Must be called once, and the registration not used afterwards.
+    /// It must not be called, nor the registration used, after it has returned `true`.
     unsafe fn deregister_raw(&self) -> bool {
-        // SAFETY: `raw` is of `ibv_reg_mr`. That this happens once is promised by the caller.
+        // SAFETY: `raw` is of `ibv_reg_mr`, and registered by the caller's promise.
         let code = unsafe { (self.domain.libraries().ibverbs.ibv_dereg_mr)(self.raw.as_ptr()) };
         !destroy_failed(code, "ibv_dereg_mr", self.domain.name())
     }
 
-    /// Deregisters it; `false` if that failed, and the interface may still access the memory.
-    pub(crate) fn deregister(self) -> bool {
+    /// Deregisters it. Fails with itself if the interface may still access the memory; that can be tried again.
+    pub(crate) fn deregister(self) -> Result<(), Self> {
         let mut this = std::mem::ManuallyDrop::new(self);
-        // SAFETY: `this` is not used afterwards, and its drop, which would deregister again, doesn't
-        // run.
-        let deregistered = unsafe { this.deregister_raw() };
+        // SAFETY: if it is deregistered, `this` is not used afterwards, and its drop, which would deregister again,
+        // doesn't run.
+        if !unsafe { this.deregister_raw() } {
+            return Err(std::mem::ManuallyDrop::into_inner(this));
+        }
         // SAFETY: the drop of `this` doesn't run, so the domain is dropped here alone.
         unsafe { std::ptr::drop_in_place(&mut this.domain) };
-        deregistered
+        Ok(())
     }
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // SAFETY: a drop happens once, and not after `deregister`.
+        // SAFETY: a drop happens once, and not after `deregister` has succeeded.
         unsafe { self.deregister_raw() };
     }
 }
@@ -135,8 +139,8 @@ struct Memory {
     length: usize,
     /// `None` once it is deregistered. To be used under `Registered::copying`.
     registration: Mutex<Option<Registration>>,
-    /// The interface didn't let go of it, and may still access it.
-    is_stuck: AtomicBool,
+    /// Whether it was given back to its owner, or that was tried and the interface didn't let go of it.
+    is_revoked: AtomicBool,
     owner: Owner,
 }
 
@@ -158,18 +162,14 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Deregisters the memory and returns it; `None` if that failed before or fails now, and then the
+    /// Deregisters the memory and returns it; `None` if it was deregistered before, or if that fails, and then the
     /// memory is leaked, as the interface may still access it. `None` for memory of others; the handle of foreign memory
     /// is dropped or leaked.
     fn take(&mut self) -> Option<Box<[u8]>> {
-        let registration = self.registration().take();
-        let is_stuck = *self.is_stuck.get_mut();
-        if registration.is_none() && !is_stuck {
-            return None;
-        }
+        let registration = self.registration().take()?;
         let owner = std::mem::replace(&mut self.owner, Owner::Lender { may_write: false });
-        if is_stuck || !registration?.deregister() {
-            std::mem::forget(owner);
+        if let Err(stuck) = registration.deregister() {
+            std::mem::forget((stuck, owner));
             return None;
         }
         let Owner::This = owner else { return None };
@@ -338,9 +338,9 @@ impl RegionTable {
         access: Access,
     ) -> VerbsRegion {
         let (local_key, remote_key) = (registration.local_key(), registration.remote_key());
-        let (registration, is_stuck) = (Mutex::new(Some(registration)), AtomicBool::new(false));
+        let (registration, is_revoked) = (Mutex::new(Some(registration)), AtomicBool::new(false));
         let region = Arc::new(Registered {
-            memory: Memory { base, length: whole, registration, is_stuck, owner },
+            memory: Memory { base, length: whole, registration, is_revoked, owner },
             length,
             local_key,
             remote_key,
@@ -358,9 +358,9 @@ impl Registered {
         self.copying.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether memory of others was given back. To be used under the lock.
+    /// Whether memory of others was given back, or was to be. To be used under the lock.
     fn is_revoked(&self) -> bool {
-        !matches!(self.memory.owner, Owner::This) && self.memory.registration().is_none()
+        self.memory.is_revoked.load(Ordering::Relaxed)
     }
 
     fn is_read_only(&self) -> bool {
@@ -493,14 +493,17 @@ impl Region for VerbsRegion {
         if let Owner::This = self.0.memory.owner {
             return false;
         }
-        let Memory { is_stuck, .. } = &self.0.memory;
-        let Some(registration) = self.0.memory.registration().take() else {
-            return !is_stuck.load(Ordering::Relaxed);
-        };
+        self.0.memory.is_revoked.store(true, Ordering::Relaxed);
         // Peers don't find it any more; operations of the interface that use it fail.
         self.0.table.lock().remove(&self.0.remote_key);
-        let is_over = registration.deregister();
-        is_stuck.store(!is_over, Ordering::Relaxed);
-        is_over
+        let mut place = self.0.memory.registration();
+        let Some(registration) = place.take() else { return true };
+        match registration.deregister() {
+            Ok(()) => true,
+            Err(again) => {
+                *place = Some(again);
+                false
+            }
+        }
     }
 }

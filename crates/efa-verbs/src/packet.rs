@@ -150,7 +150,8 @@ impl Slab {
 
 impl Drop for Slab {
     fn drop(&mut self) {
-        let deregistered = self.registration.take().is_none_or(Registration::deregister);
+        let registration = self.registration.take().map_or(Ok(()), Registration::deregister);
+        let deregistered = registration.map_err(std::mem::forget).is_ok();
         // Otherwise the memory is leaked, as the interface may still access it.
         if deregistered {
             // SAFETY: `base` was allocated with this layout. Each packet holds the slab, so none is left.

@@ -214,19 +214,22 @@ extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     code(|| deregister(mr))
 }
 
-/// As [`ibv_dereg_mr`]. If a thread may still copy to or from the memory and doesn't go on, the region is
-/// left, with `EBUSY`.
+/// As [`ibv_dereg_mr`]. If a thread may still copy to or from the memory and doesn't go on, that fails with `EBUSY`, and
+/// can be tried again.
 pub(super) fn deregister(mr: *mut ibv_mr) -> Outcome<()> {
     process().remove_handle(mr, HandleType::Region)?;
     // SAFETY: the object comes from the box in `register`. Its handle was removed just now, which
     // succeeds once, so it is freed once and not found any more.
     let object = unsafe { Box::from_raw(mr.cast::<RegionObject>()) };
+    let context = object.ibv.context;
     object.domain.device().statistics.commanded();
     // A step that copies to or from the region has found it before.
     let ended = object.region.revoke().then_some(()).ok_or(BUSY);
     let ended = ended.and_then(|()| process().progress.wait_for_steps());
     if ended.is_err() {
-        std::mem::forget(object);
+        // Its address is the handle.
+        let mr = Box::into_raw(object).cast::<ibv_mr>();
+        process().add_handle(mr, HandleType::Region, context);
     }
     ended
 }
