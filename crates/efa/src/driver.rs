@@ -617,7 +617,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         self.deliver();
     }
 
-    /// The process that writes the address vector has removed a peer, and may have `another` one at its index now, which
+    /// The process that writes the address vector has removed a peer, and may have `another` one in its slot now, which
     /// this endpoint may have noticed.
     pub(crate) fn published_peer_changed(
         &mut self,
@@ -625,10 +625,17 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         removed: Published,
         another: Option<Published>,
     ) {
-        let known = self.peers.shared(addr).map(|(known, _)| known);
-        if known.is_none() || known != another {
-            self.peer_removed(addr, &known.unwrap_or(removed).address);
+        match self.peers.shared(addr) {
+            Some(known) if Some(known.published) == another => {}
+            Some(known) => self.peer_removed(known.addr, &known.published.address),
+            None if self.name_of(&removed.address).is_some_and(|name| name != addr) => {}
+            None => self.peer_removed(addr, &removed.address),
         }
+    }
+
+    /// By which index this endpoint sends to an address, if it does.
+    fn name_of(&self, address: &Address) -> Option<FiAddr> {
+        self.peers.addr(self.engine.find_peer(&address.raw())?)
     }
 
     /// The engine's peer for an index of the address vector. It is made on first use.
@@ -657,17 +664,36 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     #[cold]
     fn shared_peer(&mut self, addr: FiAddr) -> Result<PeerId, StartError> {
         let current = self.addresses.published(addr);
-        if let Some((known, peer)) = self.peers.shared(addr) {
-            if current == Some(known) {
-                return Ok(peer);
-            }
-            self.peer_removed(addr, &known.address);
+        let known = self.peers.shared(addr);
+        if let Some(known) = known
+            && known.addr == addr
+            && current == Some(known.published)
+        {
+            return Ok(known.peer);
+        }
+        // What an index of former times stood for doesn't matter to the peer that has its slot now.
+        if let Some(known) = known.filter(|known| known.addr == addr || current.is_some()) {
+            self.peer_removed(known.addr, &known.published.address);
         }
         let current = current.ok_or(StartError::UnknownAddress(addr))?;
+        self.end_former(addr, &current);
         self.removed.remove(&current.address);
         let peer = self.engine.insert_peer(current.address.raw())?;
         self.peers.insert_shared(addr, current, peer);
         Ok(peer)
+    }
+
+    /// Ends the peer that had this address before it was removed and inserted again.
+    fn end_former(&mut self, addr: FiAddr, current: &Published) {
+        let former =
+            self.name_of(&current.address).or_else(|| self.addresses.find(&current.address));
+        let is_former = |former: FiAddr| {
+            former != addr
+                || self.addresses.taken_over(addr).is_some_and(|before| before != *current)
+        };
+        if let Some(former) = former.filter(|former| is_former(*former)) {
+            self.peer_removed(former, &current.address);
+        }
     }
 }
 

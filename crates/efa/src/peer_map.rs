@@ -17,9 +17,17 @@ pub(crate) struct PeerMap {
     by_lower: Vec<Option<(FiAddr, PeerId)>>,
     /// Those whose lower half another address has: receive contexts.
     others: HashMap<FiAddr, PeerId>,
-    /// Those of an address vector that another process writes. [`peer`](Self::peer) doesn't find them: each use looks
-    /// whether they are still there.
-    shared: HashMap<FiAddr, (Published, PeerId)>,
+    /// Those of an address vector that another process writes, by the lower half. [`peer`](Self::peer) doesn't find them:
+    /// each use looks whether they are still there.
+    shared: HashMap<u32, Shared>,
+}
+
+/// A peer of an address vector that another process writes, as it was when it was used first.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shared {
+    pub(crate) addr: FiAddr,
+    pub(crate) published: Published,
+    pub(crate) peer: PeerId,
 }
 
 impl PeerMap {
@@ -66,17 +74,21 @@ impl PeerMap {
     /// Adds a pair of an address vector that another process writes.
     pub(crate) fn insert_shared(&mut self, addr: FiAddr, published: Published, peer: PeerId) {
         self.name(peer, addr);
-        self.shared.insert(addr, (published, peer));
+        self.shared.insert(addr.0 as u32, Shared { addr, published, peer });
     }
 
-    /// A pair of an address vector that another process writes, as it was when it was added.
-    pub(crate) fn shared(&self, addr: FiAddr) -> Option<(Published, PeerId)> {
-        self.shared.get(&addr).copied()
+    /// The pair of an address vector that another process writes which has the slot of `addr`.
+    pub(crate) fn shared(&self, addr: FiAddr) -> Option<Shared> {
+        self.shared.get(&(addr.0 as u32)).copied()
     }
 
     /// Removes a pair, and returns the engine's peer if there was one.
     pub(crate) fn remove(&mut self, addr: FiAddr) -> Option<PeerId> {
-        let shared = self.shared.remove(&addr).map(|(_, peer)| peer);
+        let shared = self.shared(addr).filter(|shared| shared.addr == addr);
+        if shared.is_some() {
+            self.shared.remove(&(addr.0 as u32));
+        }
+        let shared = shared.map(|shared| shared.peer);
         let peer = shared.or_else(|| self.peer(addr))?;
         if shared.is_some() {
             // It is nowhere else.

@@ -309,25 +309,47 @@ fn send_after_the_removal_of_its_peer_by_another_process_is_refused_or_goes_to_t
     }
 }
 
+/// How a writer inserts a peer again: kind of address vector, and whether another peer has taken its slot before.
+const AGAIN: [(AddressVectorKind, bool); 3] = [
+    (AddressVectorKind::Table, false),
+    (AddressVectorKind::Table, true),
+    (AddressVectorKind::Map, false),
+];
+
+/// Removes a peer of Alice's address vector and inserts it again. Returns its new value.
+fn inserted_again(
+    world: &World,
+    peer: FiAddr,
+    (kind, is_taken): (AddressVectorKind, bool),
+) -> FiAddr {
+    let addresses = &world.ends[ALICE].addresses;
+    let of = addresses.remove(peer).unwrap();
+    if is_taken {
+        addresses.insert(address(9)).unwrap();
+    }
+    let again = addresses.insert(of).unwrap();
+    assert_eq!(again == peer, kind == AddressVectorKind::Table && !is_taken);
+    again
+}
+
 // conformance: C96
 #[test]
 fn peer_that_its_writer_removes_and_inserts_at_once_is_another_one_for_a_reader() {
-    for refreshes in [true, false] {
-        let options = named("again");
+    for (way, refreshes) in AGAIN.into_iter().flat_map(|way| [(way, true), (way, false)]) {
+        let options = named("again").kind(way.0);
         let mut world = world(options.clone());
         let reading = world_end(&mut world, 3, options.read_only());
         let peer = world.introduce(ALICE, BOB);
-        let begin = |world: &World, context| {
+        let begin = |world: &World, peer, context| {
             world.end(reading).send(Message::to(peer), pattern(200_000, 1), context).unwrap();
         };
-        begin(&world, 7);
+        begin(&world, peer, 7);
         world.drive();
-        let of = world.ends[ALICE].addresses.remove(peer).unwrap();
-        assert_eq!(world.ends[ALICE].addresses.insert(of), Ok(peer));
+        let again = inserted_again(&world, peer, way);
         if refreshes {
             world.ends[reading].addresses.refresh();
         } else {
-            begin(&world, 8);
+            begin(&world, again, 8);
         }
         let failed = world.failed(reading);
         assert_eq!((failed.error, failed.completion.context), (OperationError::PeerRemoved, 7));
@@ -335,43 +357,69 @@ fn peer_that_its_writer_removes_and_inserts_at_once_is_another_one_for_a_reader(
             // The endpoint has noticed: what is under way with the new peer goes on.
             world.ends[reading].addresses.refresh();
             world.drive();
-            assert!(world.is_silent(reading), "the second message waits for its receiver");
+            assert!(world.is_silent(reading), "{way:?}: the second message waits for its receiver");
         }
     }
 }
 
 // conformance: C96
 #[test]
-fn peer_inserted_again_is_known_to_all_endpoints_of_a_reader_though_one_used_it_before() {
-    let options = named("both");
+fn peer_of_a_slot_that_was_used_twice_since_is_ended_by_the_refresh_of_a_reader() {
+    let options = named("twice").kind(AddressVectorKind::Map);
     let mut world = world(options.clone());
     let reading = world_end(&mut world, 3, options.read_only());
-    let domain = world.ends[reading].domain.clone();
-    let addresses = world.ends[reading].addresses.clone();
-    let other = end_with(&mut world, 4, domain, addresses.clone());
-    let peer = world.introduce(ALICE, BOB);
-    let to_other = world.introduce(BOB, other);
-    let hear = |world: &mut World, text: &'static str| {
-        let to = world.ends[BOB].addresses.find(&world.ends[other].endpoint.address()).unwrap();
-        world.end(other).receive(Receive::untagged(), vec![0; 5], 2).unwrap();
-        world.end(BOB).send(Message::to(to), text, 1).unwrap();
-        let received = world.done(other);
-        world.done(BOB);
-        (received.peer, received.into_message().into_vec())
-    };
-    addresses.refresh();
-    assert_eq!(hear(&mut world, "hello"), (Some(peer), b"hello".to_vec()));
-    let of = world.ends[ALICE].addresses.remove(peer).unwrap();
-    world.ends[BOB].addresses.remove(to_other).unwrap();
-    addresses.refresh();
-    assert_eq!(world.ends[ALICE].addresses.insert(of), Ok(peer));
-    world.introduce(BOB, other);
-    world.end(BOB).receive(Receive::untagged(), vec![0; 5], 2).unwrap();
-    world.end(reading).send(Message::to(peer), "first", 1).unwrap();
-    assert_eq!(world.done(BOB).into_message(), *b"first");
-    world.done(reading);
-    addresses.refresh();
-    assert_eq!(hear(&mut world, "again"), (Some(peer), b"again".to_vec()));
+    let carol = world.add(crate::world::options(4));
+    let addresses = world.ends[ALICE].addresses.clone();
+    let first = world.introduce(ALICE, BOB);
+    world.ends[reading].addresses.refresh();
+    addresses.remove(first).unwrap();
+    let second = world.introduce(ALICE, carol);
+    world.end(reading).send(Message::to(second), pattern(200_000, 1), 7).unwrap();
+    world.drive();
+    addresses.remove(second).unwrap();
+    addresses.insert(address(9)).unwrap();
+    world.ends[reading].addresses.refresh();
+    assert_eq!(world.failed(reading).error, OperationError::PeerRemoved);
+}
+
+// conformance: C96
+#[test]
+fn peer_inserted_again_is_known_to_all_endpoints_of_a_reader_though_one_used_it_before() {
+    for way in AGAIN {
+        let options = named("both").kind(way.0);
+        let mut world = world(options.clone());
+        let reading = world_end(&mut world, 3, options.read_only());
+        let domain = world.ends[reading].domain.clone();
+        let addresses = world.ends[reading].addresses.clone();
+        let other = end_with(&mut world, 4, domain, addresses.clone());
+        let peer = world.introduce(ALICE, BOB);
+        let to_other = world.introduce(BOB, other);
+        let hear = |world: &mut World, text: &'static str| {
+            let to = world.ends[BOB].addresses.find(&world.ends[other].endpoint.address()).unwrap();
+            world.end(other).receive(Receive::untagged(), vec![0; 5], 2).unwrap();
+            world.end(BOB).send(Message::to(to), text, 1).unwrap();
+            let received = world.done(other);
+            world.done(BOB);
+            (received.peer, received.into_message().into_vec())
+        };
+        addresses.refresh();
+        assert_eq!(hear(&mut world, "hello"), (Some(peer), b"hello".to_vec()));
+        world.ends[ALICE].addresses.remove(peer).unwrap();
+        world.ends[BOB].addresses.remove(to_other).unwrap();
+        addresses.refresh();
+        let of = world.ends[BOB].endpoint.address();
+        if way.1 {
+            world.ends[ALICE].addresses.insert(address(9)).unwrap();
+        }
+        let again = world.ends[ALICE].addresses.insert(of).unwrap();
+        world.introduce(BOB, other);
+        world.end(BOB).receive(Receive::untagged(), vec![0; 5], 2).unwrap();
+        world.end(reading).send(Message::to(again), "first", 1).unwrap();
+        assert_eq!(world.done(BOB).into_message(), *b"first");
+        world.done(reading);
+        addresses.refresh();
+        assert_eq!(hear(&mut world, "again"), (Some(again), b"again".to_vec()), "{way:?}");
+    }
 }
 
 /// An end with an address vector of its own.
