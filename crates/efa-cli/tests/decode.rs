@@ -292,6 +292,10 @@ fn records_of_another_kind_are_skipped_and_noted_with_their_number() {
     );
     assert!(outcome.stderr.starts_with(&note), "{outcome:?}");
     assert_eq!(outcome.success(), expected);
+    std::fs::write(&path, [&whole[..behind], &foreign].concat()).unwrap();
+    let outcome = decode(&path, &[]);
+    assert!(outcome.stderr.contains("no packet of the software device in"), "{outcome:?}");
+    assert_eq!(outcome.code, Some(1));
 }
 
 #[test]

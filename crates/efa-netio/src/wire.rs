@@ -139,7 +139,7 @@ pub enum Rejection {
     /// Its device doesn't reach that of the caller.
     #[error(
         "the listener's device does not reach this side's: both must be on one host of the link shm (the same name, \
-         directory and user), or on the link tcp"
+         directory and user), or on the link tcp, of two hosts not at a loopback address"
     )]
     Unreachable,
     /// Its device failed.
@@ -166,12 +166,14 @@ impl Rejection {
         let device = match error {
             StartConnectError::Enable(EnableError::Device(error)) => error,
             StartConnectError::Device(error) => error,
-            _ => return Self::Lacking,
+            StartConnectError::System(_) => return Self::Lacking,
+            _ => return Self::Failed,
         };
         match device {
+            DeviceError::BadAddress { .. } => Self::NotNetio,
             DeviceError::Unreachable { .. } => Self::Unreachable,
-            error if error.shortage().is_some() => Self::Lacking,
             DeviceError::LimitReached { .. } => Self::Lacking,
+            error if error.shortage().is_some() => Self::Lacking,
             _ => Self::Failed,
         }
     }

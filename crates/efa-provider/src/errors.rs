@@ -25,7 +25,6 @@ use efa::{
 
 use crate::abi::*;
 use crate::boundary::Errno;
-use crate::log;
 
 /// An operation couldn't be started.
 #[cold]
@@ -76,17 +75,18 @@ fn of_engine(error: &efa::EngineStartError) -> c_int {
     }
 }
 
-/// Logs why the device failed, of which C programs get the number alone. At most a line a second, as they repeat calls.
+/// Logs why the device failed, of which C programs get the number alone. The same is logged once a second, as they repeat
+/// calls; so are all shortages together.
 #[cold]
 fn log_reason(error: &DeviceError) {
     const PAUSE: Duration = Duration::from_secs(1);
-    static LAST: Mutex<Option<Instant>> = Mutex::new(None);
-    let now = Instant::now();
+    static LAST: Mutex<Option<(Instant, Option<DeviceError>)>> = Mutex::new(None);
+    let (now, what) = (Instant::now(), error.shortage().is_none().then(|| error.clone()));
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
-    if last.is_none_or(|last| now - last >= PAUSE) {
-        *last = Some(now);
+    if last.as_ref().is_none_or(|(at, before)| now - *at >= PAUSE || *before != what) {
+        *last = Some((now, what));
         drop(last);
-        log::warn(format_args!("{error}"));
+        tracing::warn!("{error}");
     }
 }
 

@@ -538,10 +538,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         &self.core().transmit.device
     }
 
-    /// Whether nothing waits to be sent, no packet is in flight, and no peer is reading or
-    /// writing memory of this endpoint. If an endpoint is closed before, its peers may wait for packets
-    /// in vain. A HANDSHAKE doesn't count: a peer that needs nothing more may take it never. Nor do packets of
-    /// messages that have failed: a peer that was removed because it stands still doesn't take them.
+    /// Whether nothing waits to be sent, no packet is in flight but HANDSHAKEs and those of messages that have failed, and
+    /// no peer is reading or writing memory of this endpoint. If an endpoint is closed before, its peers may wait for
+    /// packets in vain. The exceptions may never be taken: by a peer that needs nothing more, or one that was removed
+    /// because it stands still.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
         let peers = &self.core().peers;

@@ -70,7 +70,8 @@ pub struct Statistics {
     pub sent_bytes: u64,
     /// Bytes of all packets received, headers included.
     pub received_bytes: u64,
-    /// Packets, and RDMA writes with immediate data, that the device completed with RNR (receiver not ready).
+    /// Packets, and RDMA writes with immediate data, that the device completed with RNR (receiver not ready), and that
+    /// are tried again.
     pub receiver_not_ready: u64,
     /// Of these, what was posted again.
     pub retransmitted: u64,

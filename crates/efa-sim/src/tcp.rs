@@ -372,10 +372,12 @@ impl Device for TcpDevice {
         gid_of(self.options.address)
     }
 
-    /// A loopback address reaches its own host only.
+    /// From a loopback address its own host is reached alone.
     fn reaches(&self, gid: Gid) -> bool {
         let theirs = std::net::Ipv6Addr::from(gid.0).to_canonical();
-        theirs.is_loopback() == self.options.address.to_canonical().is_loopback()
+        !self.options.address.to_canonical().is_loopback()
+            || theirs.is_loopback()
+            || std::net::UdpSocket::bind((theirs, 0)).is_ok()
     }
 
     fn create_queue_pair(&self, options: QueuePairOptions) -> Result<TcpQueuePair, DeviceError> {

@@ -243,3 +243,26 @@ fn number_of_another_link_is_refused() {
     assert!(refused.to_string().contains("it is of another link"), "{refused}");
     drop(number);
 }
+
+#[test]
+fn device_tells_which_interfaces_it_certainly_does_not_reach() {
+    let directory = Directory::new();
+    let shm = |name: &str| {
+        let options = ShmOptions::new(name)
+            .with(|options| options.directory = Some(directory.path().to_owned()));
+        ShmDevice::open(options).unwrap()
+    };
+    let gid = |address: &str| {
+        let address: std::net::Ipv4Addr = address.parse().unwrap();
+        Gid(address.to_ipv6_mapped().octets())
+    };
+    let (one, other, loopback) =
+        (shm("one"), shm("other"), TcpDevice::open(TcpOptions::new([127, 0, 0, 1])).unwrap());
+    assert!(one.reaches(shm("one").gid()) && !one.reaches(other.gid()));
+    assert!(!one.reaches(loopback.gid()) && !loopback.reaches(one.gid()));
+    assert!(loopback.reaches(gid("127.0.0.2")));
+    // An address that nobody has, and what hosts of a network have.
+    assert!(!loopback.reaches(gid("192.0.2.1")));
+    let local = LocalFabric::new(LocalOptions::default());
+    assert!(local.open().reaches(local.open().gid()));
+}

@@ -27,13 +27,15 @@ impl fmt::Debug for CaptureFile {
 
 /// A capture file, shared by all devices of the process.
 #[derive(Clone)]
-pub(crate) struct CaptureFile(Arc<Mutex<State>>);
+pub(crate) struct CaptureFile {
+    path: Arc<str>,
+    state: Arc<Mutex<State>>,
+}
 
 enum State {
     /// No packet was sent or received yet.
-    NotCreated { path: String },
+    NotCreated,
     Open {
-        path: String,
         capture: Box<Capture<File>>,
         /// When the packets in memory are to be written out; `None` if there are none.
         flush_at: Option<Time>,
@@ -46,14 +48,14 @@ impl CaptureFile {
     /// A file at `path`, in which `%p` stands for the process ID.
     pub(crate) fn new(path: &str) -> Self {
         let path = path.replace("%p", &std::process::id().to_string());
-        Self(Arc::new(Mutex::new(State::NotCreated { path })))
+        Self { path: path.into(), state: Arc::new(Mutex::new(State::NotCreated)) }
     }
 
     /// Writes out what is in memory if its time has come. Returns when this is to be called again, if it must be.
     pub(crate) fn flush_if_due(&self) -> Option<Time> {
         let time = now();
-        let mut state = lock(&self.0);
-        let State::Open { capture, flush_at, .. } = &mut *state else { return None };
+        let mut state = lock(&self.state);
+        let State::Open { capture, flush_at } = &mut *state else { return None };
         if flush_at.is_some_and(|at| at <= time) {
             capture.flush();
             *flush_at = None;
@@ -63,7 +65,7 @@ impl CaptureFile {
 
     /// Writes out what is in memory.
     pub(crate) fn flush(&self) {
-        if let State::Open { capture, flush_at, .. } = &mut *lock(&self.0) {
+        if let State::Open { capture, flush_at } = &mut *lock(&self.state) {
             capture.flush();
             *flush_at = None;
         }
@@ -74,41 +76,40 @@ impl CaptureFile {
     pub(crate) fn finish(&self, timeout: Duration) {
         let start = Instant::now();
         let mut state = loop {
-            match self.0.try_lock() {
+            match self.state.try_lock() {
                 Ok(state) => break state,
                 Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) if start.elapsed() > timeout => {
-                    return report(&"the capture is incomplete: a packet is being written");
+                    let Self { path, .. } = self;
+                    return report(&format_args!(
+                        "the capture {path} is incomplete: it is being written"
+                    ));
                 }
                 Err(TryLockError::WouldBlock) => std::thread::yield_now(),
             }
         };
         let state = std::mem::replace(&mut *state, State::Closed);
-        if let State::Open { path, capture, .. } = state
+        if let State::Open { capture, .. } = state
             && let Err(error) = capture.finish()
         {
-            report(&format_args!("the capture {path} is incomplete: {error}"));
+            report(&format_args!("the capture {} is incomplete: {error}", self.path));
         }
     }
 }
 
 impl Sink for CaptureFile {
     fn record(&mut self, record: &Record<'_>) {
-        let mut state = lock(&self.0);
-        if let State::NotCreated { path } = &mut *state {
-            *state = match open(path) {
-                Ok(capture) => State::Open {
-                    path: std::mem::take(path),
-                    capture: Box::new(capture),
-                    flush_at: None,
-                },
+        let mut state = lock(&self.state);
+        if let State::NotCreated = *state {
+            *state = match open(&self.path) {
+                Ok(capture) => State::Open { capture: Box::new(capture), flush_at: None },
                 Err(error) => {
-                    report(&format_args!("cannot write the capture {path}: {error}"));
+                    report(&format_args!("cannot write the capture {}: {error}", self.path));
                     State::Closed
                 }
             };
         }
-        let State::Open { capture, flush_at, .. } = &mut *state else { return };
+        let State::Open { capture, flush_at } = &mut *state else { return };
         capture.record(record);
         if flush_at.is_none() {
             let at = now() + IN_MEMORY;
@@ -138,11 +139,11 @@ mod tests {
     #[test]
     fn process_exits_although_a_packet_is_being_written() {
         let file = CaptureFile::new("/nowhere");
-        let writing = lock(&file.0);
+        let writing = lock(&file.state);
         file.finish(Duration::ZERO);
-        assert!(matches!(*writing, State::NotCreated { .. }));
+        assert!(matches!(*writing, State::NotCreated));
         drop(writing);
         file.finish(Duration::ZERO);
-        assert!(matches!(*lock(&file.0), State::Closed));
+        assert!(matches!(*lock(&file.state), State::Closed));
     }
 }

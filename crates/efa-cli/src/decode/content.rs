@@ -105,7 +105,10 @@ impl<'a> Contents<'a> {
         }
         let content = match Packet::parse_cut(&record.bytes, captured.length) {
             Ok(packet) => Content::Packet(packet),
-            Err(error) if captured.missing() > 0 && error.missing().is_some() => {
+            // With what was cut off, the field may have been there.
+            Err(error)
+                if error.missing().is_some_and(|bytes| bytes <= captured.missing() as u64) =>
+            {
                 Content::Cut(error, Header::parse_mandatory(&record.bytes))
             }
             Err(error) => Content::Malformed(error),

@@ -119,6 +119,12 @@ pub(crate) enum DecodeError {
         /// The reason.
         source: CaptureError,
     },
+    /// The files have records, and none of the software device.
+    #[error("no packet of the software device in {skipped}")]
+    NoPackets {
+        /// The first file, and what it has.
+        skipped: String,
+    },
     /// The output can't be written.
     #[error("cannot write the output")]
     Output(#[from] io::Error),
@@ -244,6 +250,11 @@ fn print(
     }
     report.finish(out)?;
     out.flush()?;
+    if origin.is_none()
+        && let Some(skipped) = captures.skipped().next()
+    {
+        return Err(DecodeError::NoPackets { skipped });
+    }
     notes.extend(captures.skipped());
     notes.extend(contents.hint());
     captures.finish()

@@ -227,6 +227,13 @@ impl Channel {
         }
     }
 
+    /// Waits so long from now on.
+    pub(crate) fn with_timeout(mut self, timeout: Duration) -> Result<Self, ControlError> {
+        self.stream.set_write_timeout(timeout)?;
+        self.timeout = timeout;
+        Ok(self)
+    }
+
     /// The address of this side, if the channel is a TCP connection.
     pub(crate) fn local_address(&self) -> Option<SocketAddr> {
         self.stream.local_address()

@@ -401,10 +401,14 @@ pub(crate) fn run(args: &Args) -> Result<(), PingpongError> {
     }
 }
 
+/// How long a connection may say nothing before others are served.
+const FIRST_WORD: Duration = Duration::from_secs(5);
+
 /// Waits for a client. Connections of other programs, which may look for open ports, are closed.
 fn accept_client(listening: &Listening<'_>, timeout: Duration) -> Result<Channel, PingpongError> {
     loop {
-        match Channel::open(listening.accept()?, timeout) {
+        let opened = Channel::open(listening.accept()?, timeout.min(FIRST_WORD));
+        match opened.and_then(|channel| channel.with_timeout(timeout)) {
             Ok(channel) => return Ok(channel),
             Err(error @ ControlError::Version { .. }) => return Err(error.into()),
             Err(error) => {

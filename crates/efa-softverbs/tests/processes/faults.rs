@@ -8,8 +8,13 @@ use crate::{Host, LINKS, begin, print, printed, rkey};
 /// Sends 100 messages; prints how many failed with RNR, how many arrived, and whether in order.
 #[test]
 #[ignore = "a child"]
-pub(super) fn child_sends_100_messages() {
+fn child_sends_100_messages() {
     begin();
+    send_100_messages();
+}
+
+/// Sends 100 messages from one endpoint to another, and prints what became of them. Returns the endpoints.
+pub(super) fn send_100_messages() -> [Endpoint; 2] {
     const COUNT: usize = 100;
     let options = QpOptions { sends: 128, receives: 128, rnr_retry: 3, ..QpOptions::default() };
     let (a, b) = (Endpoint::new(options), Endpoint::new(options));
@@ -38,6 +43,7 @@ pub(super) fn child_sends_100_messages() {
         assert_eq!((verbs().ibv_destroy_ah)(handle), 0);
         assert_eq!((verbs().ibv_dereg_mr)(region), 0);
     }
+    [a, b]
 }
 
 #[test]

@@ -281,7 +281,8 @@ fn capture_is_complete_when_process_exits() {
 #[test]
 #[ignore = "a child"]
 fn child_hangs_after_100_messages() {
-    crate::faults::child_sends_100_messages();
+    begin();
+    let _endpoints = crate::faults::send_100_messages();
     read();
 }
 

@@ -240,7 +240,8 @@ impl Sources {
             let source = std::mem::replace(&mut slot.source, Source::Running);
             let next = match source {
                 Source::Listener { acceptor, waiters, unfinished, again } => {
-                    self.accept(key, (acceptor, waiters, unfinished, again), watch, now)
+                    let had_shortage = again.is_some();
+                    self.accept(key, (acceptor, waiters, unfinished), had_shortage, watch, now)
                 }
                 Source::Caller { listener, waiters, call, from } => {
                     let next = self.hear((listener, waiters), call, from, watch, now);
@@ -287,12 +288,8 @@ impl Sources {
     fn accept(
         &mut self,
         key: usize,
-        (mut acceptor, waiters, mut unfinished, before): (
-            Acceptor,
-            Arc<Waiters>,
-            VecDeque<usize>,
-            Option<Time>,
-        ),
+        (mut acceptor, waiters, mut unfinished): (Acceptor, Arc<Waiters>, VecDeque<usize>),
+        had_shortage: bool,
         watch: &Watch,
         now: Time,
     ) -> Next {
@@ -322,8 +319,8 @@ impl Sources {
                 unfinished.extend(added.ok());
             }
             Err(error) => {
-                // Once a shortage.
-                if before.is_none() {
+                // One warning for each shortage.
+                if !had_shortage {
                     tracing::warn!(%error, "a listener can't accept; it tries again");
                 }
                 again = Some(now + PAUSE);

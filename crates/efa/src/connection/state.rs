@@ -52,11 +52,10 @@ impl ConnectionState {
     /// Takes packets of the peer from now on.
     pub(super) fn admit(&self, address: efa_connect::Address) -> Result<(), DeviceError> {
         let address = Address::from_bytes(address);
+        self.addresses.domain().device().check_reach(address.gid())?;
         let peer = self.addresses.insert(address)?;
         debug_assert_eq!(peer, PEER, "an address vector of one entry");
-        let is_reached = self.addresses.domain().device().check_reach(address.gid());
-        let admit = || self.endpoint.upgrade().map_or(Ok(()), |endpoint| endpoint.admit_peer(peer));
-        let admitted = is_reached.and_then(|()| admit());
+        let admitted = self.endpoint.upgrade().map_or(Ok(()), |endpoint| endpoint.admit_peer(peer));
         if admitted.is_err() {
             self.addresses.remove(peer);
         }

@@ -29,31 +29,38 @@ impl Spent {
     pub(crate) fn by_this_process() -> Self {
         let threads = fs::read_dir("/proc/self/task").unwrap();
         let nothing = Self { ran: Duration::ZERO, times: 0 };
-        threads.map(|thread| Self::by(thread.unwrap().path())).fold(nothing, |sum, thread| Self {
-            ran: sum.ran + thread.ran,
-            times: sum.times + thread.times,
-        })
+        // One that has ended meanwhile is left out.
+        threads.filter_map(|thread| Self::read(&thread.ok()?.path())).fold(
+            nothing,
+            |sum, thread| Self { ran: sum.ran + thread.ran, times: sum.times + thread.times },
+        )
     }
 
     /// Of a thread, by its directory in `/proc`.
     pub(crate) fn by(thread: impl AsRef<Path>) -> Self {
-        let statistics = fs::read_to_string(thread.as_ref().join("schedstat")).unwrap();
+        Self::read(thread.as_ref()).unwrap()
+    }
+
+    fn read(thread: &Path) -> Option<Self> {
+        let statistics = fs::read_to_string(thread.join("schedstat")).ok()?;
         let numbers: Vec<u64> =
             statistics.split_whitespace().map(|number| number.parse().unwrap()).collect();
-        Self { ran: Duration::from_nanos(numbers[0]), times: numbers[2] }
+        Some(Self { ran: Duration::from_nanos(numbers[0]), times: numbers[2] })
     }
 
     /// Fails if they have run for longer than looking now and then takes since `before`.
     #[track_caller]
     pub(crate) fn check_ran_little(self, before: Self) {
-        let ran = self.ran - before.ran;
+        let ran = self.ran.saturating_sub(before.ran);
         assert!(ran < LITTLE, "{ran:?}");
     }
 
     /// The same, and if they were given a processor more than `most` times.
     #[track_caller]
     pub(crate) fn check_idle(self, before: Self, most: u64) {
-        let (ran, times) = (self.ran - before.ran, self.times - before.times);
+        // What a thread had spent that has ended since isn't counted any more.
+        let ran = self.ran.saturating_sub(before.ran);
+        let times = self.times.saturating_sub(before.times);
         assert!(ran < LITTLE && times <= most, "{ran:?}, given a processor {times} times");
     }
 }
