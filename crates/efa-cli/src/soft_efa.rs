@@ -142,6 +142,9 @@ struct Run {
     /// Write all packets to a file for `efa decode`; `%p` is replaced by the process ID
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
+    /// Write only the first N bytes of each packet: 128 hold nearly every header [default: all]
+    #[arg(long, value_name = "N", requires = "capture")]
+    capture_bytes: Option<u32>,
     /// Let programs post by rings in memory, without calls, as libfabric does by default since 2.3; who
     /// watches the doorbells [default: off, so that programs use calls]
     #[arg(long, value_name = "WHO")]
@@ -466,6 +469,7 @@ impl Run {
             ("EFA_SOFT_RNR", rnr.map(|number| number.to_string())),
             ("EFA_SOFT_DEVICES", self.devices.map(|number| number.to_string())),
             ("EFA_SOFT_DIRECT", self.direct.map(|who| who.setting().to_owned())),
+            ("EFA_SOFT_CAPTURE_BYTES", self.capture_bytes.map(|number| number.to_string())),
         ];
         let given = properties.into_iter().filter_map(|(name, value)| Some((name, value?.into())));
         settings.extend(given);
@@ -513,7 +517,8 @@ mod tests {
     #[test]
     fn options_become_their_variables() {
         let options = "--device-name a --directory /d --device-rdma none --mtu 4096 --reorder 7 \
-            --rnr 0.25 --devices 2 --direct trap --capture /c/%p.pcapng --statistics --shm-transfer \
+            --rnr 0.25 --devices 2 --direct trap --capture /c/%p.pcapng --capture-bytes 128 \
+            --statistics --shm-transfer \
             --link tcp --address fd00::7 --generation 2 --unsolicited off";
         let expected = [
             ("EFA_SOFT_NAME", "a"),
@@ -527,6 +532,7 @@ mod tests {
             ("EFA_SOFT_RNR", "0.25"),
             ("EFA_SOFT_DEVICES", "2"),
             ("EFA_SOFT_DIRECT", "trap"),
+            ("EFA_SOFT_CAPTURE_BYTES", "128"),
             ("EFA_SOFT_DIRECTORY", "/d"),
             ("EFA_SOFT_CAPTURE", "/c/%p.pcapng"),
             ("EFA_SOFT_STATISTICS", "1"),

@@ -15,6 +15,7 @@ use rustix::fs::{FlockOperation, flock};
 use crate::clock::now;
 use crate::message::report;
 use crate::process::{lock, process};
+use crate::settings::CaptureSettings;
 
 /// How long a packet is in memory alone.
 const IN_MEMORY: Duration = Duration::from_millis(20);
@@ -29,6 +30,8 @@ impl fmt::Debug for CaptureFile {
 #[derive(Clone)]
 pub(crate) struct CaptureFile {
     path: Arc<str>,
+    /// Most bytes of a packet.
+    bytes: usize,
     state: Arc<Mutex<State>>,
 }
 
@@ -45,10 +48,10 @@ enum State {
 }
 
 impl CaptureFile {
-    /// A file at `path`, in which `%p` stands for the process ID.
-    pub(crate) fn new(path: &str) -> Self {
-        let path = path.replace("%p", &std::process::id().to_string());
-        Self { path: path.into(), state: Arc::new(Mutex::new(State::NotCreated)) }
+    pub(crate) fn new(settings: &CaptureSettings) -> Self {
+        let CaptureSettings { file, bytes } = settings;
+        let path = file.replace("%p", &std::process::id().to_string());
+        Self { path: path.into(), bytes: *bytes, state: Arc::new(Mutex::new(State::NotCreated)) }
     }
 
     /// Writes out what is in memory if its time has come. Returns when this is to be called again, if it must be.
@@ -101,7 +104,7 @@ impl Sink for CaptureFile {
     fn record(&mut self, record: &Record<'_>) {
         let mut state = lock(&self.state);
         if let State::NotCreated = *state {
-            *state = match open(&self.path) {
+            *state = match open(&self.path, self.bytes) {
                 Ok(capture) => State::Open { capture: Box::new(capture), flush_at: None },
                 Err(error) => {
                     report(&format_args!("cannot write the capture {}: {error}", self.path));
@@ -121,14 +124,14 @@ impl Sink for CaptureFile {
 }
 
 /// Creates the file, or replaces one that no other process writes to.
-fn open(path: &str) -> Result<Capture<File>, CaptureError> {
+fn open(path: &str, bytes: usize) -> Result<Capture<File>, CaptureError> {
     let file = File::options().create(true).write(true).truncate(false).open(path)?;
     flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
         let advice = "another process writes to it; `%p` in the name gives each process its own";
         io::Error::other(advice)
     })?;
     file.set_len(0)?;
-    Capture::new(file, "efa_soft")
+    Capture::bounded(file, "efa_soft", bytes)
 }
 
 #[cfg(test)]
@@ -138,7 +141,8 @@ mod tests {
     /// Some programs exit in a signal handler, those with libinfinipath among them.
     #[test]
     fn process_exits_although_a_packet_is_being_written() {
-        let file = CaptureFile::new("/nowhere");
+        let file =
+            CaptureFile::new(&CaptureSettings { file: "/nowhere".into(), bytes: usize::MAX });
         let writing = lock(&file.state);
         file.finish(Duration::ZERO);
         assert!(matches!(*writing, State::NotCreated));

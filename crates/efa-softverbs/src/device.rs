@@ -151,7 +151,7 @@ impl DeviceList {
             report(&warning);
         }
         let settings = Arc::new(settings);
-        let capture = settings.capture.as_deref().map(CaptureFile::new);
+        let capture = settings.capture.as_ref().map(CaptureFile::new);
         if let Some(capture) = &capture {
             // Nobody else sets it: the devices of a process are listed once.
             let _ = process().capture.set(capture.clone());

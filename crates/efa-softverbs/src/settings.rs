@@ -20,6 +20,7 @@
 //! | `EFA_SOFT_LIMITS` | lower [limits](crate::limits) of the device, beyond which calls fail with `ENOMEM`, such as `qp=2,bytes=1000000`: `qp`, `cq`, `pd`, `ah`, `mr` are most objects of a process, `bytes` is the most memory that it registers | those of the device |
 //! | `EFA_SOFT_REFUSE` | `LEAST-MOST:COUNT`: the first COUNT registrations of LEAST to MOST bytes fail with `ENOMEM` | none |
 //! | `EFA_SOFT_CAPTURE` | pcapng file to write; `%p` in the name is replaced by the process ID | none |
+//! | `EFA_SOFT_CAPTURE_BYTES` | how many bytes of each packet are captured, from its beginning | all |
 //! | `EFA_SOFT_STATISTICS` | `1`: prints [counters](#counters) | `0` |
 //! | `EFA_SOFT_DIRECT` | whether programs can post by rings in memory and find completions there, without calls ([direct]), and who watches the doorbells: `thread`: a thread; `trap`: the program itself, by a fault; `off`: nobody, so that programs use calls | `off` |
 //! | `EFA_SOFT_SYSFS` | directory in which each process creates its sysfs tree | the temporary directory |
@@ -86,6 +87,15 @@ pub enum DirectPath {
     Trap,
 }
 
+/// What is captured where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CaptureSettings {
+    /// The file; `%p` stands for the process ID.
+    pub file: String,
+    /// Most bytes of a packet.
+    pub bytes: usize,
+}
+
 /// The settings of a process.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
@@ -123,8 +133,8 @@ pub struct Settings {
     pub limits: Limits,
     /// Memory registrations that fail.
     pub refusals: Option<Refusals>,
-    /// Capture file.
-    pub capture: Option<String>,
+    /// Capture of packets.
+    pub capture: Option<CaptureSettings>,
     /// Whether counters are printed.
     pub statistics: bool,
     /// Whether programs can post by rings and find completions there.
@@ -268,6 +278,9 @@ impl Settings {
             read.parse("EFA_SOFT_REFUSE", "LEAST-MOST:COUNT", |value| value.parse().ok())?;
         let capture =
             read.parse("EFA_SOFT_CAPTURE", "a file name", |value| Some(value.to_owned()))?;
+        let bytes = read.parse("EFA_SOFT_CAPTURE_BYTES", "a number", |value| value.parse().ok())?;
+        let bytes = bytes.unwrap_or(usize::MAX);
+        let capture = capture.map(|file| CaptureSettings { file, bytes });
         let statistics = read.parse("EFA_SOFT_STATISTICS", "0 or 1", zero_or_one)?;
         let copies = read.parse("EFA_SOFT_COPIES", "0 or 1", zero_or_one)?;
         let unsolicited_writes = read.parse("EFA_SOFT_UNSOLICITED", "0 or 1", zero_or_one)?;
@@ -392,6 +405,7 @@ mod tests {
             ("EFA_SOFT_LIMITS", "qp=2,ah=3"),
             ("EFA_SOFT_REFUSE", "1000-2000:3"),
             ("EFA_SOFT_CAPTURE", "/tmp/%p.pcapng"),
+            ("EFA_SOFT_CAPTURE_BYTES", "128"),
             ("EFA_SOFT_STATISTICS", "1"),
             ("EFA_SOFT_DIRECT", "trap"),
             ("EFA_SOFT_SYSFS", "/tmp/y"),
@@ -414,7 +428,7 @@ mod tests {
             not_ready_of_each: 2,
             limits: Limits { queue_pairs: 2, address_handles: 3, ..Limits::default() },
             refusals: Some(Refusals { least: 1000, most: 2000, count: 3 }),
-            capture: Some("/tmp/%p.pcapng".into()),
+            capture: Some(CaptureSettings { file: "/tmp/%p.pcapng".into(), bytes: 128 }),
             statistics: true,
             direct: DirectPath::Trap,
             sysfs: Some("/tmp/y".into()),
@@ -494,6 +508,7 @@ mod tests {
             ("EFA_SOFT_LIMITS", "qp=many"),
             ("EFA_SOFT_LIMITS", "cq=1025"),
             ("EFA_SOFT_REFUSE", "3"),
+            ("EFA_SOFT_CAPTURE_BYTES", "-1"),
             ("EFA_SOFT_STATISTICS", "yes"),
             ("EFA_SOFT_DIRECT", "1"),
             ("EFA_SOFT_SYSFS", "relative"),

@@ -49,7 +49,7 @@ LONGCTS, … packets have a msg_id, and those with a send_id lead to their CTS, 
 A send_id is a number of the side that sends the data (the source of the request), a recv_id one of the \
 other side.
 
-Of a packet that was cut when it was captured (efa pingpong --capture-bytes, editcap -s), the header is shown \
+Of a packet that was cut when it was captured (--capture-bytes, editcap -s), the header is shown \
 and the length that the packet had. Records that are none of the software device are skipped and counted.
 
 The file format: docs/capture.md in the repository.")]

@@ -134,7 +134,7 @@ impl<'a> Operations<'a> {
     fn relate(&mut self, operation: Operation, other: Operation) {
         if self.is_asked(operation) {
             if self.others.len() >= MAX_FOLLOWED {
-                // Those of long ago are over.
+                // More than are under way at a time: all are forgotten rather than kept without bound.
                 self.others.clear();
             }
             self.others.insert(other, operation);

@@ -279,6 +279,23 @@ fn capture_is_complete_when_process_exits() {
 }
 
 #[test]
+fn bounded_capture_has_the_beginning_of_each_packet_and_its_length() {
+    let host = Host::new("shm");
+    let file = host.directory.path().join("bounded.pcapng");
+    let bytes = ("EFA_SOFT_CAPTURE_BYTES", "0");
+    let settings = [("EFA_SOFT_CAPTURE", file.to_str().unwrap()), bytes];
+    host.run("faults::child_sends_100_messages", &settings);
+    let mut reader = CaptureReader::open(&file).unwrap();
+    let mut count = 0;
+    while let Some(captured) = reader.next_captured() {
+        let captured = captured.unwrap();
+        assert_eq!((captured.record.bytes.len(), captured.length), (0, 1));
+        count += 1;
+    }
+    assert_eq!(count, 200);
+}
+
+#[test]
 #[ignore = "a child"]
 fn child_hangs_after_100_messages() {
     begin();
