@@ -50,11 +50,14 @@ impl Reader {
     /// Takes a line; returns whether it is for people. What passed tests have printed isn't.
     pub(crate) fn take(&mut self, line: &str) -> bool {
         let may_be_heading = !std::mem::replace(&mut self.in_text, !line.is_empty());
+        // Without `--show-output` it follows the dots of `--quiet`.
+        if (may_be_heading || !self.in_successes)
+            && let Some(count) = TestCount::of_line(line)
+        {
+            self.count = self.count + count;
+            self.in_successes = false;
+        }
         if may_be_heading {
-            if let Some(count) = TestCount::of_line(line) {
-                self.count = self.count + count;
-                self.in_successes = false;
-            }
             match line {
                 "successes:" => self.in_successes = true,
                 "failures:" => self.in_successes = false,
@@ -140,6 +143,17 @@ mod tests {
         assert_eq!(count.to_string(), "12 tests passed, 1 failed, 2 ignored");
         assert_eq!(TestCount::of_line("test result_is_kept ... ok"), None);
         assert_eq!(TestCount::of_line("running 12 tests"), None);
+    }
+
+    #[test]
+    fn tests_are_counted_also_where_their_output_is_not_shown() {
+        const PRINTED: &str = "
+running 2 tests
+i.
+test result: ok. 1 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out";
+        let mut reader = Reader::default();
+        assert!(PRINTED.lines().all(|line| reader.take(line)), "all of it is for people");
+        assert_eq!(reader.count, TestCount { passed: 1, skipped: 0, failed: 0, ignored: 1 });
     }
 
     #[test]
