@@ -10,7 +10,7 @@
 #include "measure.h"
 
 /* INJECT: the most bytes of a message that has no completion at the sender, as in src/ours.rs. */
-enum { CONTROL = TAG + 1, INJECT = 256 };
+enum { CONTROL = TAG + 1, INJECT = 1024 };
 
 /* What the context of an operation points to. */
 struct operation {

@@ -22,7 +22,7 @@ const CONTROL: u64 = 8;
 const NUMBER: u64 = u64::MAX;
 /// The most bytes of a message that has no completion at the sender, as in `libfabric.c`; UCX and MPI complete such sends
 /// at once.
-const INJECT: usize = 256;
+const INJECT: usize = 1024;
 /// Bytes of a page. The C programs have their buffers at the start of one.
 pub(crate) const PAGE: usize = 4096;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
