@@ -20,10 +20,9 @@ use efa::{AtomicOp, Datatype};
 use efa_device::{Gid, Qpn, Status, Time};
 use efa_handshake::Extras;
 use efa_proto::{
-    BaseHeader, Connid, CtsData, CtsFlags, Handshake, HandshakeFlags, Header, MsgId, OpId, Packet,
-    PacketFlags, PacketType, ParseError, PeerErrorForm, PeerErrorReport, RawAddress,
-    RawAddressForm, ReadNack, Receipt, ReqFlags, ReqOptions, Rta, RtaKind, Rtm, RtmKind,
-    UserRecvQp,
+    BaseHeader, Connid, CtsData, Handshake, Header, MsgId, OpId, Packet, PacketType, ParseError,
+    PeerErrorForm, PeerErrorReport, RawAddress, RawAddressForm, ReadNack, Receipt, ReqFlags,
+    ReqOptions, Rta, RtaKind, Rtm, RtmKind, UserRecvQp,
 };
 use efa_sim::capture::{Capture, CaptureReader};
 use efa_sim::record::{PacketEvent, QueuePairId, Record};
@@ -177,65 +176,9 @@ fn packets() -> Vec<Vec<u8>> {
     packets
 }
 
-const DATATYPES: [&str; 14] = [
-    "INT8",
-    "UINT8",
-    "INT16",
-    "UINT16",
-    "INT32",
-    "UINT32",
-    "INT64",
-    "UINT64",
-    "FLOAT",
-    "DOUBLE",
-    "FLOAT_COMPLEX",
-    "DOUBLE_COMPLEX",
-    "LONG_DOUBLE",
-    "LONG_DOUBLE_COMPLEX",
-];
-const OPERATIONS: [&str; 19] = [
-    "MIN",
-    "MAX",
-    "SUM",
-    "PROD",
-    "LOR",
-    "LAND",
-    "BOR",
-    "BAND",
-    "LXOR",
-    "BXOR",
-    "ATOMIC_READ",
-    "ATOMIC_WRITE",
-    "CSWAP",
-    "CSWAP_NE",
-    "CSWAP_LE",
-    "CSWAP_LT",
-    "CSWAP_GE",
-    "CSWAP_GT",
-    "MSWAP",
-];
-
-/// The text of a packet as in the Info column: that of efa-proto, with datatypes and operations by name.
-fn text(packet: &Packet<'_>) -> String {
-    let text = packet.to_string();
-    let Header::Rta(Rta { datatype, op, .. }) = packet.header else { return text };
-    let name = |names: &[&str], number: u32| match names.get(number as usize) {
-        Some(name) => (*name).to_owned(),
-        None => number.to_string(),
-    };
-    let names = format!("datatype={} op={}", name(&DATATYPES, datatype), name(&OPERATIONS, op));
-    text.replace(&format!("datatype={datatype} op={op}"), &names)
-}
-
 /// What the expert info says of a packet that isn't malformed.
 fn remarks(bytes: &[u8], packet: &Packet<'_>) -> Vec<String> {
     let base = BaseHeader::parse(bytes).unwrap();
-    let known = match packet.packet_type() {
-        PacketType::Handshake => HandshakeFlags::all().bits(),
-        PacketType::Cts => CtsFlags::all().bits(),
-        packet_type if packet_type.is_req() => ReqFlags::all().bits(),
-        _ => PacketFlags::all().bits(),
-    };
     let (found, mismatch) = (ReqFlags::from_bits_retain(base.flags), base.kind_mismatch());
     let names = |flags: ReqFlags| flags.iter_names().map(|(name, _)| name).collect::<Vec<_>>();
     let mut remarks = Vec::new();
@@ -246,8 +189,8 @@ fn remarks(bytes: &[u8], packet: &Packet<'_>) -> Vec<String> {
             remarks.push(format!("{what} kind flags: {}", names(flags).join(", ")));
         }
     }
-    if base.flags & !known != 0 {
-        remarks.push(format!("unknown flags: {:#06x}", base.flags & !known));
+    if base.unknown_flags() != 0 {
+        remarks.push(format!("unknown flags: {:#06x}", base.unknown_flags()));
     }
     if packet.packet_type() == PacketType::PeerError {
         remarks.push("Operation failed at the peer".to_owned());
@@ -263,7 +206,7 @@ fn info(record: &Record<'_>) -> String {
         PacketEvent::Failed(status) => ("fail", format!(" ({status})")),
     };
     let text = match Packet::parse(&record.bytes) {
-        Ok(packet) => text(&packet),
+        Ok(packet) => packet.to_string(),
         Err(error) => format!("malformed, {} bytes: {error}", record.bytes.len()),
     };
     format!("{event} {} → {} {text}{status}", record.source.qpn.0, record.destination.qpn.0)
@@ -352,13 +295,19 @@ fn wireshark_names_each_datatype_and_operation_of_atomics() {
     }
     let rta = |datatype, op| {
         let (kind, options) = (RtaKind::Write, ReqOptions::NONE);
-        let rta = Rta { msg_id: MsgId(1), rma_iov: &[], datatype, op, kind, options };
-        record(PacketEvent::Sent, (1, 2), datagram(Header::Rta(rta), b""))
+        Rta { msg_id: MsgId(1), rma_iov: &[], datatype, op, kind, options }
     };
-    assert_eq!((DATATYPES.len(), OPERATIONS.len()), (Datatype::ALL.len(), AtomicOp::ALL.len()));
     // And the first number that has no name.
-    let numbers = 0..=OPERATIONS.len() as u32;
-    let records: Vec<_> = numbers.map(|op| rta(op.min(DATATYPES.len() as u32), op)).collect();
+    let (datatypes, operations) = (Datatype::ALL.len() as u32, AtomicOp::ALL.len() as u32);
+    let atomics: Vec<_> = (0..=operations).map(|op| rta(op.min(datatypes), op)).collect();
+    for atomic in &atomics {
+        assert_eq!(atomic.datatype_name().is_some(), atomic.datatype < datatypes);
+        assert_eq!(atomic.op_name().is_some(), atomic.op < operations);
+    }
+    let sent = |atomic: &Rta<'static>| {
+        record(PacketEvent::Sent, (1, 2), datagram(Header::Rta(*atomic), b""))
+    };
+    let records: Vec<_> = atomics.iter().map(sent).collect();
     let capture = written("wireshark-atomics.pcapng", &records);
     assert_infos(&capture, &records);
 }
