@@ -181,14 +181,9 @@ impl CtsData {
     }
 }
 
-#[inline]
-pub(crate) fn read_ctsdata<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Read<'a> {
-    read_ctsdata_cut(rest, flags, 0)
-}
-
 /// Reads a packet whose last `missing` bytes are not there.
 #[inline(always)]
-pub(crate) fn read_ctsdata_cut<'a>(
+pub(crate) fn read_ctsdata<'a>(
     rest: &mut Cursor<'a>,
     flags: PacketFlags,
     missing: u64,

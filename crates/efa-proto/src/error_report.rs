@@ -122,14 +122,9 @@ impl PeerErrorReport {
     }
 }
 
-#[inline]
-pub(crate) fn read<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Read<'a> {
-    read_cut(rest, flags, 0)
-}
-
 /// Reads a packet whose last `missing` bytes are not there.
 #[inline(always)]
-pub(crate) fn read_cut<'a>(rest: &mut Cursor<'a>, flags: PacketFlags, missing: u64) -> Read<'a> {
+pub(crate) fn read<'a>(rest: &mut Cursor<'a>, flags: PacketFlags, missing: u64) -> Read<'a> {
     let length = rest.remaining() as u64 + missing;
     if length >= size_of::<FlaggedHead>() as u64 {
         let head = rest.take_head::<FlaggedHead>()?;

@@ -95,11 +95,11 @@ impl<'a> Packet<'a> {
         // Only these look at the packet's length.
         let packet_type = PacketType::try_from(base.packet_type)?;
         let read = match packet_type {
-            T::CtsData => cts::read_ctsdata_cut,
-            T::ReadRsp => response::read_readrsp_cut,
-            T::Eor => response::read_eor_cut,
-            T::AtomRsp => rta::read_atomrsp_cut,
-            T::PeerError => error_report::read_cut,
+            T::CtsData => cts::read_ctsdata,
+            T::ReadRsp => response::read_readrsp,
+            T::Eor => response::read_eor,
+            T::AtomRsp => rta::read_atomrsp,
+            T::PeerError => error_report::read,
             _ => return Self::parse(bytes),
         };
         let mut rest = Cursor::new(packet_type, bytes);
@@ -159,12 +159,13 @@ fn refuse_type(_: u16, bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
     Err(PacketType::try_from(value).err().unwrap_or(PacketTypeError::Unknown(value)).into())
 }
 
-/// A parser of a type without optional headers: `$read` takes the header off, with type and flags known.
+/// A parser of a type without optional headers: `$read` takes the header off, with type and flags known, and where it looks
+/// at the packet's length how many bytes are `$missing`.
 macro_rules! plain {
-    ($packet_type:ident, $flags:ident, $read:path) => {
+    ($packet_type:ident, $flags:ident, $read:path $(, $missing:literal)?) => {
         |flags, bytes| {
             let mut rest = Cursor::new(PacketType::$packet_type, bytes);
-            let header = $read(&mut rest, $flags::from_bits_retain(flags))?;
+            let header = $read(&mut rest, $flags::from_bits_retain(flags) $(, $missing)?)?;
             Ok(rest.finish(header))
         }
     };
@@ -245,13 +246,13 @@ const fn parser(packet_type: PacketType) -> Parser {
         T::FetchRta => req!(FetchRta, rta::read),
         T::CompareRta => req!(CompareRta, rta::read),
         T::DcWriteRta => req!(DcWriteRta, rta::read),
-        T::CtsData => plain!(CtsData, PacketFlags, cts::read_ctsdata),
-        T::ReadRsp => plain!(ReadRsp, PacketFlags, response::read_readrsp),
-        T::Eor => plain!(Eor, PacketFlags, response::read_eor),
-        T::AtomRsp => plain!(AtomRsp, PacketFlags, rta::read_atomrsp),
+        T::CtsData => plain!(CtsData, PacketFlags, cts::read_ctsdata, 0),
+        T::ReadRsp => plain!(ReadRsp, PacketFlags, response::read_readrsp, 0),
+        T::Eor => plain!(Eor, PacketFlags, response::read_eor, 0),
+        T::AtomRsp => plain!(AtomRsp, PacketFlags, rta::read_atomrsp, 0),
         T::Receipt => plain!(Receipt, PacketFlags, response::read_receipt),
         T::ReadNack => plain!(ReadNack, PacketFlags, response::read_read_nack),
-        T::PeerError => plain!(PeerError, PacketFlags, error_report::read),
+        T::PeerError => plain!(PeerError, PacketFlags, error_report::read, 0),
         T::Cts => plain!(Cts, CtsFlags, cts::read_cts),
         T::Handshake => plain!(Handshake, HandshakeFlags, handshake::read),
         T::RuntCtsMsgRtm => plain!(RuntCtsMsgRtm, ReqFlags, never_sent::read),

@@ -107,14 +107,9 @@ impl ReadRsp {
     }
 }
 
-#[inline]
-pub(crate) fn read_readrsp<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Read<'a> {
-    read_readrsp_cut(rest, flags, 0)
-}
-
 /// Reads a packet whose last `missing` bytes are not there.
 #[inline(always)]
-pub(crate) fn read_readrsp_cut<'a>(
+pub(crate) fn read_readrsp<'a>(
     rest: &mut Cursor<'a>,
     flags: PacketFlags,
     missing: u64,
@@ -198,18 +193,9 @@ impl Eor {
 }
 
 /// Exactly 12 bytes without connid flag are the old form, everything else must be the new one.
-#[inline]
-pub(crate) fn read_eor<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Read<'a> {
-    read_eor_cut(rest, flags, 0)
-}
-
 /// Reads a packet whose last `missing` bytes are not there.
 #[inline(always)]
-pub(crate) fn read_eor_cut<'a>(
-    rest: &mut Cursor<'a>,
-    flags: PacketFlags,
-    missing: u64,
-) -> Read<'a> {
+pub(crate) fn read_eor<'a>(rest: &mut Cursor<'a>, flags: PacketFlags, missing: u64) -> Read<'a> {
     let short = rest.remaining() as u64 + missing == size_of::<ShortEor>() as u64;
     if short && !flags.contains(PacketFlags::CONNID) {
         let head = rest.take_head::<ShortEor>()?;

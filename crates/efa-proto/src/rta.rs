@@ -278,14 +278,9 @@ impl AtomRsp {
     }
 }
 
-#[inline]
-pub(crate) fn read_atomrsp<'a>(rest: &mut Cursor<'a>, flags: PacketFlags) -> Read<'a> {
-    read_atomrsp_cut(rest, flags, 0)
-}
-
 /// Reads a packet whose last `missing` bytes are not there.
 #[inline(always)]
-pub(crate) fn read_atomrsp_cut<'a>(
+pub(crate) fn read_atomrsp<'a>(
     rest: &mut Cursor<'a>,
     flags: PacketFlags,
     missing: u64,
