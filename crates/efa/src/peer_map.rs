@@ -84,20 +84,25 @@ impl PeerMap {
 
     /// Removes a pair, and returns the engine's peer if there was one.
     pub(crate) fn remove(&mut self, addr: FiAddr) -> Option<PeerId> {
-        let shared = self.shared(addr).filter(|shared| shared.addr == addr);
-        if shared.is_some() {
-            self.shared.remove(&(addr.0 as u32));
-        }
-        let shared = shared.map(|shared| shared.peer);
-        let peer = shared.or_else(|| self.peer(addr))?;
-        if shared.is_some() {
-            // It is nowhere else.
-        } else if u32::try_from(addr.0).is_ok() {
+        let peer = match self.shared(addr) {
+            Some(shared) if shared.addr == addr => {
+                self.shared.remove(&(addr.0 as u32));
+                shared.peer
+            }
+            _ => self.remove_own(addr)?,
+        };
+        *self.by_peer.get_mut(peer.index())? = None;
+        Some(peer)
+    }
+
+    /// Removes a pair of an address vector of this process.
+    fn remove_own(&mut self, addr: FiAddr) -> Option<PeerId> {
+        let peer = self.peer(addr)?;
+        if u32::try_from(addr.0).is_ok() {
             self.by_addr[addr.0 as usize] = None;
         } else if self.others.remove(&addr).is_none() {
             self.by_lower[lower(addr)] = None;
         }
-        *self.by_peer.get_mut(peer.index())? = None;
         Some(peer)
     }
 }
