@@ -57,7 +57,6 @@ pub(crate) struct DeviceEntry {
     ibv: ibv_device,
     index: usize,
     settings: Arc<Settings>,
-    capture: Option<CaptureFile>,
     opened: Mutex<Weak<Device>>,
 }
 
@@ -83,12 +82,7 @@ fn copy_text(into: &mut [c_char], text: &str) {
 }
 
 impl DeviceEntry {
-    fn new(
-        index: usize,
-        settings: &Arc<Settings>,
-        sysfs: &Sysfs,
-        capture: Option<CaptureFile>,
-    ) -> Self {
+    fn new(index: usize, settings: &Arc<Settings>, sysfs: &Sysfs) -> Self {
         let name = name(index);
         let mut ibv = ibv_device {
             _ops: [0; 2],
@@ -105,7 +99,7 @@ impl DeviceEntry {
         copy_text(&mut ibv.dev_path, &verbs.to_string_lossy());
         copy_text(&mut ibv.ibdev_path, &sysfs.device(&name).to_string_lossy());
         let settings = Arc::clone(settings);
-        Self { ibv, index, settings, capture, opened: Mutex::default() }
+        Self { ibv, index, settings, opened: Mutex::default() }
     }
 
     pub(crate) fn as_ptr(&self) -> *mut ibv_device {
@@ -130,7 +124,7 @@ impl DeviceEntry {
         if let Some(device) = opened.upgrade() {
             return Ok(device);
         }
-        let capture = self.capture.clone().map(SharedSink::new);
+        let capture = process().capture.get().cloned().map(SharedSink::new);
         let device = Arc::new(Device::open(self.index, &self.settings, capture).map_err(reported)?);
         *opened = Arc::downgrade(&device);
         Ok(device)
@@ -151,13 +145,12 @@ impl DeviceList {
             report(&warning);
         }
         let settings = Arc::new(settings);
-        let capture = settings.capture.as_ref().map(CaptureFile::new);
-        if let Some(capture) = &capture {
+        if let Some(capture) = &settings.capture {
             // Nobody else sets it: the devices of a process are listed once.
-            let _ = process().capture.set(capture.clone());
+            let _ = process().capture.set(CaptureFile::new(capture));
         }
         let entry = |index| -> &'static DeviceEntry {
-            Box::leak(Box::new(DeviceEntry::new(index, &settings, &sysfs, capture.clone())))
+            Box::leak(Box::new(DeviceEntry::new(index, &settings, &sysfs)))
         };
         let entries = (0..settings.devices).map(entry).collect();
         sysfs::set_path_variable(sysfs.root());
@@ -198,9 +191,9 @@ impl DeviceList {
             if let Some(device) = opened {
                 device.report_statistics("at exit");
             }
-            if let Some(capture) = &entry.capture {
-                capture.finish(CAPTURE_TIMEOUT);
-            }
+        }
+        if let Some(capture) = process().capture.get() {
+            capture.finish(CAPTURE_TIMEOUT);
         }
     }
 }
