@@ -143,6 +143,15 @@ impl Map {
         self.fill(offset, from.len(), |mut bytes| bytes.copy_from(0, from));
     }
 
+    /// As [`copy_in`](Self::copy_in), for bytes of many lines that another processor has.
+    ///
+    /// # Panics
+    /// As [`words`](Self::words).
+    #[inline(never)]
+    pub(crate) fn copy_lines_in(&self, offset: usize, from: &[u8]) {
+        self.fill(offset, from.len(), |mut bytes| bytes.copy_lines_from(0, from));
+    }
+
     /// Calls `fill` with `length` bytes from `offset` on, to be written.
     ///
     /// # Panics
@@ -184,6 +193,26 @@ impl Map {
             #[cfg(target_arch = "aarch64")]
             unsafe {
                 asm!("prfm pstl1keep, [{}]", in(reg) at, options(readonly, nostack, preserves_flags));
+            }
+            #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+            let _ = at;
+        }
+    }
+
+    /// Has the processor fetch the cache lines of `length` bytes from `offset` on, to be read soon. No more than a hint.
+    #[inline(always)]
+    pub(crate) fn expect_read(&self, offset: usize, length: usize) {
+        for line in (offset..offset.saturating_add(length)).step_by(LINE) {
+            let at = self.base.as_ptr().wrapping_add(line);
+            // SAFETY: this instruction accesses no memory, and raises nothing at any address.
+            #[cfg(target_arch = "x86_64")]
+            unsafe {
+                asm!("prefetcht0 [{}]", in(reg) at, options(readonly, nostack, preserves_flags));
+            }
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            unsafe {
+                asm!("prfm pldl1keep, [{}]", in(reg) at, options(readonly, nostack, preserves_flags));
             }
             #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
             let _ = at;
@@ -417,12 +446,13 @@ mod tests {
     }
 
     #[test]
-    fn expecting_a_write_leaves_bytes_and_works_beyond_the_mapping() {
+    fn expecting_a_write_or_a_read_leaves_bytes_and_works_beyond_the_mapping() {
         let map = Map::anonymous(4096).unwrap();
         map.copy_in(60, &[7; 9]);
         map.expect_write(0, 4096);
         map.expect_write(63, 2);
         map.expect_write(4000, 1 << 16);
+        map.expect_read(0, 1 << 16);
         let mut bytes = [0; 11];
         map.copy_out(59, &mut bytes);
         assert_eq!(bytes, [0, 7, 7, 7, 7, 7, 7, 7, 7, 7, 0]);

@@ -138,6 +138,10 @@ impl Incoming {
         self.active = true;
         let taken = self.take(memory, queue, receive);
         if !self.left.is_empty() {
+            if let (1, Some(&(_, number))) = (self.left.len(), self.left.front()) {
+                // Of several the first is copied at once, and the processor sees which lines follow.
+                self.ring.expect_rest(number);
+            }
             // What broke the ring is still there once the others are taken.
             return Ok(Found::Left);
         }
