@@ -23,6 +23,10 @@ use crate::region::RegionSlice;
 pub(crate) use slot::{Parts, Role, Slot};
 
 /// Memory of the application, which a send takes and a completion returns.
+///
+/// The endpoint itself drops the buffers of operations that complete silently and of those that are discarded, while it is
+/// locked. Memory whose destructor is the program's, such as the owner of [`Bytes::from_owner`], must not call the endpoint
+/// or its queues in it: that call would wait for ever.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Buffer(Memory);
 
