@@ -16,7 +16,7 @@
 //! | `headers` | fields of a header | they are emitted and parse to an equal header; a short buffer is an error |
 //! | `tag_matching_headers` | any bytes | as `packet`, for TMH and RVH |
 //! | `capture` | any bytes | a pcapng file is read or gives an error; what was read can be written, whole or the first bytes of each packet, and read again |
-//! | `decode` | any bytes | `efa decode` prints the same number of packets in each format, or an error; no more of an operation |
+//! | `decode` | any bytes | `efa decode` prints the same number of packets in each format, or an error; no more of an operation; messages are no more than packets |
 //! | `control` | bytes from the other side of `efa pingpong` or `fi_pingpong` | they are accepted or give an error of one line; memory is bounded |
 //! | `doctor` | files of a machine with any contents | `efa doctor` reports without a panic |
 //! | `connection` | bytes from the other side of a connection's TCP exchange, its end, and time | a side says how it ended once; it waits for the other side no longer than its deadline |

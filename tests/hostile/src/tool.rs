@@ -122,8 +122,23 @@ fn decode_forms(bytes: &[u8]) {
             assert!(value.is_ok_and(|value| value.is_object()), "{line}");
         }
     }
+    decode_messages(count, bytes);
     let (table, _) = hostile::decode(Form::Summary, Selection::All, bytes);
     assert!(table.lines().all(is_plain), "{table}");
+}
+
+/// Messages are no more than packets, and as many in each form.
+fn decode_messages(packets: usize, bytes: &[u8]) {
+    let of = |form| hostile::decode(form, Selection::All, bytes).0;
+    let (lines, objects) = (of(Form::Messages), of(Form::MessagesJson));
+    let count = lines.lines().count();
+    assert!(lines.lines().all(is_plain) && count <= packets, "{lines}");
+    assert_eq!(of(Form::MessagesCount), format!("{count}\n"));
+    assert_eq!(objects.lines().count(), count, "{objects}");
+    for line in objects.lines() {
+        let value: Result<Value, _> = serde_json::from_str(line);
+        assert!(value.is_ok_and(|value| value.is_object()), "{line}");
+    }
 }
 
 pub(crate) fn show_decode(bytes: &[u8]) {

@@ -17,6 +17,12 @@ pub enum Form {
     SummaryJson,
     /// The number of packets.
     Count,
+    /// One line a message, write, read or atomic.
+    Messages,
+    /// The same as JSON.
+    MessagesJson,
+    /// The number of them.
+    MessagesCount,
 }
 
 /// What the packets are taken for.
@@ -39,9 +45,10 @@ pub fn decode(form: Form, of: Selection, capture: &[u8]) -> (String, Option<Stri
     };
     let args = Args {
         hex: matches!(form, Form::Lines | Form::Json),
-        json: matches!(form, Form::Json | Form::SummaryJson),
+        json: matches!(form, Form::Json | Form::SummaryJson | Form::MessagesJson),
+        messages: matches!(form, Form::Messages | Form::MessagesJson | Form::MessagesCount),
         summary: matches!(form, Form::Summary | Form::SummaryJson),
-        count: form == Form::Count,
+        count: matches!(form, Form::Count | Form::MessagesCount),
         op_ids: op_ids.into_iter().collect(),
         plain: (of == Selection::Plain).then_some(PlainFilter::All).into_iter().collect(),
         ..Args::default()

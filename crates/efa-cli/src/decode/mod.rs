@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   files ──► Captures (merged by time) ──► Entry (record + parsed packet) ──► Filter ──► lines │ JSON
-//!                                                                                └──► count │ summary
+//!                                                                                ├──► count │ summary
+//!                                                                                └──► messages
 //! ```
 //!
 //! One packet of each file is in memory at a time, so that captures may be of any length. A packet that
@@ -14,6 +15,7 @@ mod content;
 mod fields;
 mod filter;
 pub(crate) mod hostile;
+mod messages;
 mod operations;
 mod remarks;
 mod show;
@@ -28,6 +30,7 @@ use efa_sim::record::Record;
 use self::captures::Captures;
 use self::content::{Content, Contents, PlainFilter};
 use self::filter::{EventFilter, Filter, Number, PeerFilter, Tag, TypeFilter};
+use self::messages::Messages;
 use self::operations::OpFilter;
 use self::summary::Summary;
 use crate::output;
@@ -44,8 +47,11 @@ time. Filters of different kinds must all match; of filters of one kind, one.
 Several files are merged by their times. The captures that `efa soft-efa run --capture F-%p` writes on \
 one host share a clock; those of `efa pingpong --capture` each count from the start of their process.
 
-A list of messages (first to last packet of each, subprotocol, duration) is not there yet: EAGER, MEDIUM, \
-LONGCTS, … packets have a msg_id, and those with a send_id lead to their CTS, CTSDATA and EOR by --op-id. \
+With --messages each line is a message, write, read or atomic: when its first packet was seen, seconds from \
+there to its last one, requester → responder, its request, the packets of both sides, and how far it is: \
+`complete`, `failed (…)`, `refused …`, or what it waits for. It is listed if one of its packets matches the \
+filters. RDMA of the device has no packets, so that direct writes and reads are missing.
+
 A send_id is a number of the side that sends the data (the source of the request), a recv_id one of the \
 other side.
 
@@ -90,6 +96,12 @@ pub(crate) struct Args {
     /// Print how many packets of each type match
     #[arg(long, conflicts_with = "hex")]
     summary: bool,
+    /// List messages, writes, reads and atomics instead of packets
+    #[arg(long, conflicts_with_all = ["summary", "hex"])]
+    messages: bool,
+    /// Only those that are not complete
+    #[arg(long, requires = "messages")]
+    unfinished: bool,
     /// Print the bytes of each packet too
     #[arg(long)]
     hex: bool,
@@ -163,6 +175,7 @@ enum Report {
     Count(u64),
     Summary(Summary),
     SummaryJson(Summary),
+    Messages(Messages),
 }
 
 /// Whether the bytes of each packet are printed too.
@@ -175,7 +188,11 @@ enum Hex {
 impl Report {
     fn new(args: &Args) -> Self {
         let hex = if args.hex { Hex::Shown } else { Hex::Hidden };
+        let messages = |form| Self::Messages(Messages::new(form, args.unfinished));
         match args {
+            Args { messages: true, count: true, .. } => messages(messages::Form::Count),
+            Args { messages: true, json: true, .. } => messages(messages::Form::Json),
+            Args { messages: true, .. } => messages(messages::Form::Lines),
             Args { count: true, .. } => Self::Count(0),
             Args { summary: true, json: true, .. } => Self::SummaryJson(Summary::default()),
             Args { summary: true, .. } => Self::Summary(Summary::default()),
@@ -184,9 +201,11 @@ impl Report {
         }
     }
 
-    /// Adds one entry.
-    fn take(&mut self, entry: &Entry<'_>, out: &mut impl Write) -> io::Result<()> {
+    /// Adds the next entry, which `matches` the filters or not.
+    fn take(&mut self, entry: &Entry<'_>, matches: bool, out: &mut impl Write) -> io::Result<()> {
         match self {
+            Self::Messages(messages) => messages.take(entry, matches, out),
+            _ if !matches => Ok(()),
             Self::Lines(hex) => show::line(entry, *hex, out),
             Self::Json(hex) => show::json(entry, *hex, out),
             Self::Count(count) => {
@@ -200,13 +219,14 @@ impl Report {
         }
     }
 
-    /// Ends the output.
-    fn finish(self, out: &mut impl Write) -> io::Result<()> {
+    /// Ends the output. `notes` gets what is to be said about the captures as a whole.
+    fn finish(self, out: &mut impl Write, notes: &mut Vec<String>) -> io::Result<()> {
         match self {
             Self::Lines(_) | Self::Json(_) => Ok(()),
             Self::Count(count) => writeln!(out, "{count}"),
             Self::Summary(summary) => summary.table(out),
             Self::SummaryJson(summary) => summary.json(out),
+            Self::Messages(messages) => messages.finish(out, notes),
         }
     }
 }
@@ -244,11 +264,9 @@ fn print(
     while let Some(captured) = captures.next() {
         let origin = *origin.get_or_insert(captured.record.time.as_nanos());
         let entry = Entry::new(&captured, contents.read(&captured), origin);
-        if filter.matches(&entry) {
-            report.take(&entry, out)?;
-        }
+        report.take(&entry, filter.matches(&entry), out)?;
     }
-    report.finish(out)?;
+    report.finish(out, notes)?;
     out.flush()?;
     if origin.is_none()
         && let Some(skipped) = captures.skipped().next()

@@ -39,7 +39,7 @@ impl FromStr for OpFilter {
 }
 
 impl OpFilter {
-    fn matches(&self, operation: Operation) -> bool {
+    fn matches(&self, operation: OperationId) -> bool {
         self.id == Number(operation.id.0)
             && self.owner.is_none_or(|owner| owner.matches(operation.owner))
     }
@@ -47,22 +47,22 @@ impl OpFilter {
 
 /// Which of its two roles an endpoint has in an operation; each may have numbers of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Role {
+pub(super) enum Role {
     Sender,
     Receiver,
 }
 
 /// What an id stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Operation {
-    owner: QueuePairId,
-    role: Role,
-    id: OpId,
+pub(super) struct OperationId {
+    pub(super) owner: QueuePairId,
+    pub(super) role: Role,
+    pub(super) id: OpId,
 }
 
-impl Operation {
+impl OperationId {
     /// The operations that a packet names.
-    fn named(record: &Record<'_>, header: &Header<'_>) -> [Option<Self>; 2] {
+    pub(super) fn named(record: &Record<'_>, header: &Header<'_>) -> [Option<Self>; 2] {
         use PacketType as T;
         let packet_type = header.packet_type();
         let is_req = packet_type.is_req();
@@ -95,7 +95,7 @@ fn begins(header: &Header<'_>) -> bool {
 pub(super) struct Operations<'a> {
     asked: &'a [OpFilter],
     /// The operation asked for, by what it is on the other side.
-    others: HashMap<Operation, Operation>,
+    others: HashMap<OperationId, OperationId>,
 }
 
 impl<'a> Operations<'a> {
@@ -109,7 +109,7 @@ impl<'a> Operations<'a> {
             return true;
         }
         let Some(header) = header else { return false };
-        let named = Operation::named(record, header);
+        let named = OperationId::named(record, header);
         if begins(header) {
             for operation in named.iter().flatten() {
                 self.others.remove(operation);
@@ -122,16 +122,16 @@ impl<'a> Operations<'a> {
             self.relate(sender, receiver);
             self.relate(receiver, sender);
         }
-        let belongs = |of: &Operation| self.is_asked(*of) || self.others.contains_key(of);
+        let belongs = |of: &OperationId| self.is_asked(*of) || self.others.contains_key(of);
         named.iter().flatten().any(belongs)
     }
 
-    fn is_asked(&self, operation: Operation) -> bool {
+    fn is_asked(&self, operation: OperationId) -> bool {
         self.asked.iter().any(|filter| filter.matches(operation))
     }
 
     /// Learns that `other` is `operation` on the other side.
-    fn relate(&mut self, operation: Operation, other: Operation) {
+    fn relate(&mut self, operation: OperationId, other: OperationId) {
         if self.is_asked(operation) {
             if self.others.len() >= MAX_FOLLOWED {
                 // More than are under way at a time: all are forgotten rather than kept without bound.

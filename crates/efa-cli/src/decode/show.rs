@@ -186,7 +186,7 @@ pub(super) fn json(entry: &Entry<'_>, hex: Hex, out: &mut impl Write) -> io::Res
 }
 
 /// Nanoseconds, shown as seconds: `    0.000012345`.
-struct Seconds(i128);
+pub(super) struct Seconds(pub(super) i128);
 
 impl fmt::Display for Seconds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
