@@ -78,17 +78,21 @@ impl OperationId {
     }
 }
 
-/// Whether the packet is the first of its operation, or one like it.
-fn begins(header: &Header<'_>) -> bool {
-    let goes_on = matches!(
+/// Whether the request repeats a message after a READ_NACK.
+pub(super) fn is_repeated(header: &Header<'_>) -> bool {
+    matches!(
         header,
         Header::Rtm(Rtm {
             kind: RtmKind::LongCts { read_nack: true, .. }
                 | RtmKind::DcLongCts { read_nack: true, .. },
             ..
         })
-    );
-    header.packet_type().is_req() && !goes_on
+    )
+}
+
+/// Whether the packet is the first of its operation, or one like it.
+fn begins(header: &Header<'_>) -> bool {
+    header.packet_type().is_req() && !is_repeated(header)
 }
 
 /// The operations that were asked for, and what the packets so far say about them.

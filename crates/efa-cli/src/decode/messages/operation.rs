@@ -8,7 +8,7 @@ use efa_sim::record::{PacketEvent, QueuePairId};
 
 use super::{Ends, Key};
 use crate::decode::Entry;
-use crate::decode::operations::{OperationId, Role};
+use crate::decode::operations::{OperationId, Role, is_repeated};
 
 /// Something that is counted as it was sent, and as it was received.
 #[derive(Clone, Copy, Debug, Default)]
@@ -138,18 +138,6 @@ fn payload(entry: &Entry<'_>, header: &Header<'_>) -> u64 {
     entry.length.saturating_sub(header.len()) as u64
 }
 
-/// Whether the request repeats a message after a READ_NACK.
-fn is_repeated(header: &Header<'_>) -> bool {
-    matches!(
-        header,
-        Header::Rtm(Rtm {
-            kind: RtmKind::LongCts { read_nack: true, .. }
-                | RtmKind::DcLongCts { read_nack: true, .. },
-            ..
-        })
-    )
-}
-
 /// Whether the responder reads data from the requester's memory.
 fn is_read(request: PacketType) -> bool {
     use PacketType as T;
@@ -190,10 +178,10 @@ impl Operation {
             _ if is_read(header.packet_type()) => 0,
             _ => length,
         };
-        let mut granted = Seen::default();
-        if let Header::Rtr(Rtr { recv_length, .. }) = header {
-            granted = Seen { sent: (*recv_length).into(), received: 0 };
-        }
+        let first_grant = match header {
+            Header::Rtr(Rtr { recv_length, .. }) => (*recv_length).into(),
+            _ => 0,
+        };
         Self {
             ends,
             packet_type: header.packet_type(),
@@ -210,7 +198,7 @@ impl Operation {
             requests: Seen::default(),
             requested: Seen::default(),
             data: Seen::default(),
-            granted,
+            granted: Seen { sent: first_grant, received: first_grant },
             in_packets,
             answers: Answers::default(),
             held_back: 0,
