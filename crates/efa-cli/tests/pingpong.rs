@@ -385,6 +385,16 @@ fn sides_on_different_devices_are_refused() {
 }
 
 #[test]
+fn sides_with_the_same_device_name_in_different_directories_are_refused() {
+    let other = Scratch::new("other");
+    let (server, address) = server("");
+    let mut client = pingpong_in(other.as_str(), &format!("{address} --sizes 8"));
+    let error = Running::start(&mut client).finish().failure();
+    assert!(error.contains("both must run on one host"), "{error}");
+    server.finish().failure();
+}
+
+#[test]
 fn inaccessible_directory_is_an_error() {
     let error = run(["pingpong", "--directory", "/nonexistent/devices"]).failure();
     assert!(error.contains("/nonexistent/devices"), "{error}");

@@ -13,7 +13,8 @@
 //!          └── holds the lock of qp-7                 holds the lock of qp-9 ──────┘
 //! ```
 //!
-//! * All processes of a user that open the same *name* are one host and share its GID.
+//! * All processes of a user that open the same *name* in the same directory, by whatever path, are one host and share its
+//!   GID, which no other host has.
 //! * Each direction between two queue pairs has its own ring, with one writer for each word. Once the
 //!   receiver has attached it, no other process can open it by name.
 //! * What is a process's own, its queue pair's state and its memory keys, others map for reading only. They
@@ -174,8 +175,8 @@ use efa_device::{
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ShmOptions {
-    /// Name of the host: processes with the same name reach each other. 1 to 64 letters, digits, `.`, `_`
-    /// and `-`, not starting with `.`.
+    /// Name of the host: processes with the same name in the same directory reach each other. 1 to 64 letters,
+    /// digits, `.`, `_` and `-`, not starting with `.`.
     pub name: String,
     /// Directory of the hosts; by default `/dev/shm/efa-<uid>`, or `efa-<uid>` in the directory for
     /// temporary files if there is no `/dev/shm`. It is created, with mode 0700, if it doesn't exist; its

@@ -246,12 +246,13 @@ fn number_of_another_link_is_refused() {
 
 #[test]
 fn device_tells_which_interfaces_it_certainly_does_not_reach() {
-    let directory = Directory::new();
-    let shm = |name: &str| {
+    let directories = [Directory::new(), Directory::new()];
+    let shm_in = |directory: &Directory, name: &str| {
         let options = ShmOptions::new(name)
             .with(|options| options.directory = Some(directory.path().to_owned()));
         ShmDevice::open(options).unwrap()
     };
+    let shm = |name: &str| shm_in(&directories[0], name);
     let gid = |address: &str| {
         let address: std::net::Ipv4Addr = address.parse().unwrap();
         Gid(address.to_ipv6_mapped().octets())
@@ -259,6 +260,7 @@ fn device_tells_which_interfaces_it_certainly_does_not_reach() {
     let (one, other, loopback) =
         (shm("one"), shm("other"), TcpDevice::open(TcpOptions::new([127, 0, 0, 1])).unwrap());
     assert!(one.reaches(shm("one").gid()) && !one.reaches(other.gid()));
+    assert!(!one.reaches(shm_in(&directories[1], "one").gid()), "in another directory");
     assert!(!one.reaches(loopback.gid()) && !loopback.reaches(one.gid()));
     assert!(loopback.reaches(gid("127.0.0.2")));
     // An address that nobody has, and what hosts of a network have.

@@ -4,7 +4,7 @@
 //! /dev/shm/efa-<uid>/            mode 0700, ours
 //!     <name>/                    mode 0700, ours: one host
 //!         next                   the next queue pair number to try
-//!         gid                    the host's GID: of one user in several user namespaces, each has another number
+//!         gid                    the host's GID: random, so that another directory's host has another one
 //!         qp-<qpn>               a queue pair, locked (flock) while its process lives
 //!         ring-<to>-<from>-<nonce>   until the receiver has mapped it
 //!         new-<nonce>            a queue pair file that is being created
@@ -16,6 +16,7 @@
 //! process, and the next process that opens the host removes it. (A forked child doesn't
 //! get the locks, see [`crate::fork`].)
 
+use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -163,7 +164,9 @@ impl HostDirectory {
         let parent = open_private(rustix::fs::CWD, &base, &base, uid)?;
         let path = base.join(name);
         let file = open_private(&parent, Path::new(name), &path, uid)?;
-        let (opener, gid) = (Opener::this(), gid_of(uid, name));
+        let stat = fstat(&file)
+            .map_err(|errno| system(format!("looking at {}", path.display()), errno))?;
+        let (opener, gid) = (Opener::this(), new_gid(&stat));
         let (until_sweep, has_dead, sweep_due) = Default::default();
         let mut directory = Self { opener, file, path, uid, gid, until_sweep, has_dead, sweep_due };
         directory.gid = directory.agree_on_gid()?;
@@ -705,13 +708,10 @@ fn default_base(uid: u32) -> PathBuf {
     parent.join(format!("efa-{uid}"))
 }
 
-/// The host's GID: link-local, from user and name, so that it is the same in all processes.
-fn gid_of(uid: u32, name: &str) -> Gid {
-    // FNV-1a, the same in every version. Deliberate collisions are no concern: the user owns all hosts.
-    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    for byte in uid.to_le_bytes().into_iter().chain(name.bytes()) {
-        hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
-    }
+/// A link-local GID for the host of a directory. No other directory of this machine gets it, as no other has the same
+/// numbers, nor one of another machine: the standard library seeds its hash tables from the operating system.
+fn new_gid(directory: &Stat) -> Gid {
+    let hash = RandomState::new().hash_one((directory.st_dev, directory.st_ino));
     let mut gid = [0; 16];
     gid[..2].copy_from_slice(&[0xfe, 0x80]);
     gid[8..].copy_from_slice(&hash.to_be_bytes());

@@ -93,11 +93,18 @@ fn files_and_fifos_of_two_generators_with_the_same_seed_get_different_numbers() 
 }
 
 #[test]
-fn host_gid_depends_on_user_and_name_only() {
-    assert_eq!(gid_of(1000, "a").to_string(), gid_of(1000, "a").to_string());
-    assert_ne!(gid_of(1000, "a"), gid_of(1001, "a"));
-    assert_ne!(gid_of(1000, "a"), gid_of(1000, "b"));
-    assert_eq!(gid_of(1000, "default").0[..8], [0xfe, 0x80, 0, 0, 0, 0, 0, 0]);
+fn host_has_one_gid_by_any_path_and_hosts_of_one_name_in_two_directories_have_two() {
+    let base = std::env::temp_dir().join(format!("efa-gid-{:016x}", fastrand::u64(..)));
+    let [real, link] = ["real", "link"].map(|name| base.join(name));
+    std::fs::create_dir_all(&real).unwrap();
+    std::os::unix::fs::symlink(&real, &link).unwrap();
+    let gid = |at: PathBuf| HostDirectory::open(Some(&at), "host").unwrap().gid();
+    let first = gid(real.join("one"));
+    assert_eq!(first.0[..8], [0xfe, 0x80, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(gid(link.join("one")), first);
+    assert_eq!(gid(real.join("one")), first, "after its last process");
+    assert_ne!(gid(real.join("other")), first);
+    std::fs::remove_dir_all(base).unwrap();
 }
 
 #[test]
