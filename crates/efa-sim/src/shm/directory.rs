@@ -7,7 +7,7 @@
 //!         gid                    the host's GID: random, so that another directory's host has another one
 //!         qp-<qpn>               a queue pair, locked (flock) while its process lives
 //!         ring-<to>-<from>-<nonce>   until the receiver has mapped it
-//!         new-<nonce>            a queue pair file that is being created
+//!         new-<nonce>            a queue pair file, or a FIFO, that is being created
 //!         mem-<nonce>, mem-<qpn> memory keys of a process, locked while it lives
 //!         wake-<nonce>           a FIFO that wakes a queue pair, locked while its process lives
 //! ```
@@ -27,7 +27,6 @@ use rustix::fs::{
     fallocate, fchmod, flock, fstat, linkat, mkdirat, mknodat, openat, renameat, statat, unlinkat,
 };
 use rustix::io::{Errno, retry_on_intr};
-use rustix::time::{ClockId, clock_gettime};
 
 use super::link::SWEEP_EVERY;
 use super::mailbox::PeerMailbox;
@@ -337,23 +336,43 @@ impl HostDirectory {
     }
 
     /// Creates a locked FIFO, open for reading and writing: so neither end ever finds the other closed.
+    ///
+    /// It can't be opened and locked while it is made, as other files are. Until it is, a locked file with its number
+    /// stands for it.
     pub(super) fn create_fifo(&self) -> Result<(FileName, Descriptor), DeviceError> {
-        self.lock_new(|nonce| {
-            self.check_process()?;
-            let name = FileName::Wake(nonce);
-            let creating =
-                |errno| system(format!("creating a FIFO in {}", self.path.display()), errno);
-            match mknodat(&self.file, name.to_string(), FileType::Fifo, FILE_MODE, 0) {
-                Err(Errno::EXIST) => return Ok(None),
-                made => made.map_err(creating)?,
-            }
-            // The umask may have taken bits.
-            match chmodat(&self.file, name.to_string(), FILE_MODE, AtFlags::empty()) {
-                Err(Errno::NOENT) => return Ok(None),
-                changed => changed.map_err(creating)?,
-            }
-            Ok(self.find_fifo(name)?.map(|file| (name, file.into())))
-        })
+        let (_, made) = self.name_new(0, |guard, _| match guard {
+            FileName::New(nonce) => self.make_fifo(nonce),
+            _ => Ok(None),
+        })?;
+        Ok(made)
+    }
+
+    /// `None` if there is a FIFO with the number, or it was removed or looked at before it was locked.
+    fn make_fifo(&self, nonce: u64) -> Result<Option<(FileName, Descriptor)>, DeviceError> {
+        let name = FileName::Wake(nonce);
+        let creating = |errno| system(format!("creating a FIFO in {}", self.path.display()), errno);
+        match mknodat(&self.file, name.to_string(), FileType::Fifo, FILE_MODE, 0) {
+            Err(Errno::EXIST) => return Ok(None),
+            made => made.map_err(creating)?,
+        }
+        // The umask may have taken bits.
+        match chmodat(&self.file, name.to_string(), FILE_MODE, AtFlags::empty()) {
+            Err(Errno::NOENT) => return Ok(None),
+            changed => changed.map_err(creating)?,
+        }
+        let Some(file) = self.find_fifo(name)?.map(Descriptor::from) else { return Ok(None) };
+        if self.lock_made(name, &file)? {
+            return Ok(Some((name, file)));
+        }
+        self.remove(name);
+        Ok(None)
+    }
+
+    /// Locks a file that this process has made, unless another one holds it for a moment or has removed it.
+    fn lock_made(&self, name: FileName, file: &Descriptor) -> Result<bool, DeviceError> {
+        try_lock(file, FlockOperation::NonBlockingLockExclusive)
+            .and_then(|locked| Ok(locked && fstat(file)?.st_nlink > 0))
+            .map_err(|errno| self.error("locking", name, errno))
     }
 
     /// Opens a FIFO of this user for reading and writing; `None` if there is none with this name.
@@ -370,10 +389,7 @@ impl HostDirectory {
         // A sweep of another process may remove the file before it is locked, if this process is slow.
         for _ in 0..ATTEMPTS {
             let Some((name, file)) = create(fastrand::u64(1..))? else { continue };
-            let locked = try_lock(&file, FlockOperation::NonBlockingLockExclusive)
-                .and_then(|locked| Ok(locked && fstat(&file)?.st_nlink > 0))
-                .map_err(|errno| self.error("locking", name, errno))?;
-            if locked {
+            if self.lock_made(name, &file)? {
                 return Ok((name, file));
             }
         }
@@ -565,7 +581,6 @@ impl HostDirectory {
         for name in self.names()? {
             if !matches!(name, FileName::Ring { .. })
                 && let Ok(Some(file)) = self.find(name)
-                && !may_be_locked_soon(name, &file)
             {
                 self.remove_if_stale(name, &file);
             }
@@ -574,7 +589,9 @@ impl HostDirectory {
     }
 
     fn remove_if_stale(&self, name: FileName, file: &OwnedFd) {
-        if try_lock(file, FlockOperation::NonBlockingLockExclusive) != Ok(true) {
+        if try_lock(file, FlockOperation::NonBlockingLockExclusive) != Ok(true)
+            || self.is_being_made(name)
+        {
             return;
         }
         // Nobody else removes the file while this process holds its lock, but it may have been removed, and its
@@ -586,6 +603,13 @@ impl HostDirectory {
             tracing::info!(%name, "removing a file of a dead process");
             self.remove(name);
         }
+    }
+
+    /// Whether it is a FIFO that its process has yet to lock. Nobody does while this process holds its lock.
+    fn is_being_made(&self, name: FileName) -> bool {
+        let FileName::Wake(nonce) = name else { return false };
+        let guard = self.find(FileName::New(nonce));
+        guard.is_ok_and(|guard| guard.is_some_and(|guard| is_locked(guard) == Ok(true)))
     }
 
     /// Removes rings that no receiver will map, once in as many calls as the directory has files: reading it
@@ -632,13 +656,6 @@ impl Drop for HostDirectory {
     fn drop(&mut self) {
         self.try_sweep();
     }
-}
-
-/// Whether a FIFO is so new that its maker may not have locked it yet. A FIFO can't be made under its name and locked at
-/// once, as other files are.
-fn may_be_locked_soon(name: FileName, file: &OwnedFd) -> bool {
-    let is_new = |changed: i64| clock_gettime(ClockId::Realtime).tv_sec - changed <= 1;
-    matches!(name, FileName::Wake(_)) && fstat(file).is_ok_and(|stat| is_new(stat.st_mtime))
 }
 
 /// Opens a directory, created if need be, that only this user can access.

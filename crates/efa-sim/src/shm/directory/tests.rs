@@ -1,5 +1,3 @@
-use rustix::fs::{Timespec, Timestamps, futimens};
-
 use super::*;
 
 #[test]
@@ -46,13 +44,26 @@ fn fifo_of_a_dead_process_is_removed_by_the_next_that_opens_the_host() {
     let wrong = directory.check_kind(FileType::RegularFile, "x", &fstat(&file).unwrap());
     let words = wrong.unwrap_err().to_string();
     assert!(words.ends_with("x: is a FIFO, not a regular file; remove it"), "{words}");
-    // The lock ends with the process. It made the file a while ago.
-    let long_ago = Timespec { tv_sec: 1, tv_nsec: 0 };
-    let times = Timestamps { last_access: long_ago, last_modification: long_ago };
-    futimens(&file, &times).unwrap();
+    // The lock ends with the process.
     drop(file);
     let again = HostDirectory::open(Some(&base), "host").unwrap();
     assert!(again.find_fifo(name).unwrap().is_none());
+    std::fs::remove_dir_all(base).unwrap();
+}
+
+#[test]
+fn fifo_that_is_not_locked_stays_while_the_file_beside_it_is() {
+    let base = std::env::temp_dir().join(format!("efa-made-{:016x}", fastrand::u64(..)));
+    let directory = HostDirectory::open(Some(&base), "host").unwrap();
+    let (beside, guard) = directory.create_locked(FileName::New, 0).unwrap();
+    let FileName::New(nonce) = beside else { unreachable!() };
+    let fifo = FileName::Wake(nonce);
+    mknodat(&directory.file, fifo.to_string(), FileType::Fifo, FILE_MODE, 0).unwrap();
+    directory.sweep().unwrap();
+    assert!(directory.find_fifo(fifo).unwrap().is_some());
+    drop(guard);
+    directory.sweep().unwrap();
+    assert_eq!(directory.names().unwrap(), []);
     std::fs::remove_dir_all(base).unwrap();
 }
 
