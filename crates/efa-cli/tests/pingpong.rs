@@ -4,7 +4,7 @@
 mod common;
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
 use std::thread;
 
@@ -157,6 +157,33 @@ fn tcp_link_on_one_side_only_is_refused() {
         "{error}"
     );
     assert!(server.finish().failure().contains("different devices"));
+}
+
+#[test]
+fn tcp_link_between_loopback_and_another_address_of_the_host_works_and_between_families_is_refused()
+{
+    // The address from which others would be reached; nothing is sent.
+    let of_host = UdpSocket::bind("0.0.0.0:0").and_then(|socket| {
+        socket.connect("192.0.2.77:9")?;
+        socket.local_addr()
+    });
+    if let Ok(own) = of_host.map(|address| address.ip()) {
+        for [there, here] in [["127.0.0.1", &own.to_string()], [&own.to_string(), "127.0.0.1"]] {
+            let (server, address) = server(&format!("--link tcp --address {there}"));
+            let client = format!("--link tcp --address {here} --sizes 8 --iterations 3 {address}");
+            run_pingpong(&client).success();
+            server.finish().success();
+        }
+    } else {
+        eprintln!("skipped: this host has no other address than those of loopback");
+    }
+    let (server, address) = server("--link tcp --address 127.0.0.1");
+    if TcpListener::bind("[::1]:0").is_err() {
+        return eprintln!("skipped: no IPv6");
+    }
+    let error = run_pingpong(&format!("--link tcp --address ::1 --sizes 8 {address}")).failure();
+    assert!(error.contains("at 127.0.0.1 does not reach the other's at ::1"), "{error}");
+    server.finish().failure();
 }
 
 #[test]

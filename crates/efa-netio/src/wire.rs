@@ -139,7 +139,7 @@ pub enum Rejection {
     /// Its device doesn't reach that of the caller.
     #[error(
         "the listener's device does not reach this side's: both must be on one host of the link shm (the same name, \
-         directory and user), or on the link tcp, of two hosts not at a loopback address"
+         directory and user), or on the link tcp, at addresses of one family, and of two hosts not at a loopback address"
     )]
     Unreachable,
     /// Its device failed.

@@ -132,7 +132,7 @@ use fastrand::Rng;
 use rustix::io::Errno;
 
 pub use self::link::{TcpLink, TcpQueuePair};
-use self::socket::{Listener, endpoint, gid_of};
+use self::socket::{Listener, address_of, endpoint, gid_of};
 pub use self::statistics::{TcpStatistics, Violations};
 pub use self::wire::{VERSION, Violation};
 use crate::book::Book;
@@ -372,12 +372,14 @@ impl Device for TcpDevice {
         gid_of(self.options.address)
     }
 
-    /// From a loopback address its own host is reached alone.
+    /// From an address of IPv4 none of IPv6 is reached, nor the other way round; from a loopback address its own host alone,
+    /// at any of its addresses.
     fn reaches(&self, gid: Gid) -> bool {
-        let theirs = std::net::Ipv6Addr::from(gid.0).to_canonical();
-        !self.options.address.to_canonical().is_loopback()
-            || theirs.is_loopback()
-            || std::net::UdpSocket::bind((theirs, 0)).is_ok()
+        let (ours, theirs) = (self.options.address.to_canonical(), address_of(gid));
+        let is_of_family = ours.is_ipv4() == theirs.is_ipv4();
+        let is_of_this_host =
+            || theirs.is_loopback() || std::net::UdpSocket::bind((theirs, 0)).is_ok();
+        is_of_family && (!ours.is_loopback() || is_of_this_host())
     }
 
     fn create_queue_pair(&self, options: QueuePairOptions) -> Result<TcpQueuePair, DeviceError> {

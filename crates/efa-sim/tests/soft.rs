@@ -265,6 +265,8 @@ fn device_tells_which_interfaces_it_certainly_does_not_reach() {
     assert!(loopback.reaches(gid("127.0.0.2")));
     // An address that nobody has, and what hosts of a network have.
     assert!(!loopback.reaches(gid("192.0.2.1")));
+    let six = Gid(std::net::Ipv6Addr::LOCALHOST.octets());
+    assert!(!loopback.reaches(six), "::1 from 127.0.0.1");
     let local = LocalFabric::new(LocalOptions::default());
     assert!(local.open().reaches(local.open().gid()));
 }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use efa_device::{Access, DeviceError, ForeignMemory};
 use efa_rdm::{AtomicKind, AtomicOp, Datatype, atomic_limit};
 
+use crate::address::Address;
 use crate::address_vector::{AddressVector, AddressVectorOptions};
 use crate::attributes::{
     AtomicAttributes, DomainAttributes, DomainHints, DomainLimits, LocalRegistration, Progress,
@@ -335,6 +336,15 @@ impl Domain {
         let size = datatype.size();
         let count = atomic_limit(self.0.device.attributes().mtu, kind) / size;
         kind.allows(op, datatype).then_some(AtomicAttributes { size, count })
+    }
+
+    /// Fails if the device can't reach the interface of a peer, whatever endpoint the peer is. A device that can't tell
+    /// doesn't fail; then messages to the peer do.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unreachable`].
+    pub fn check_reach(&self, peer: Address) -> Result<(), DeviceError> {
+        self.0.device.check_reach(peer.gid())
     }
 
     /// Whether both are handles to the same domain.

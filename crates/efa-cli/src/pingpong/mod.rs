@@ -190,12 +190,13 @@ pub(crate) enum PingpongError {
         /// This side's.
         ours: Ipv6Addr,
     },
-    /// One side is at an address that reaches only its own host.
+    /// This side is at an address that doesn't reach the other one's.
     #[error(
-        "this side's device is at {ours} and the other's at {theirs}: a loopback address reaches its own \
-         host only; give both sides --link tcp with the --address by which the other reaches them"
+        "this side's device at {ours} does not reach the other's at {theirs}: a loopback address reaches its own host \
+         only, and an address of IPv4 none of IPv6; give both sides --link tcp with the --address by which the other \
+         reaches them"
     )]
-    Loopback {
+    NotReached {
         /// The other side's.
         theirs: IpAddr,
         /// This side's.

@@ -1,10 +1,9 @@
 //! A run from the hellos to the end, for both sides.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use efa::{Address, AddressVector, Domain, Endpoint, FiAddr, Link};
-use efa_proto::RawAddress;
+use efa::{Address, AddressVector, DeviceError, Domain, Endpoint, FiAddr, Link};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::control::{Channel, ControlError, Message, Stream};
@@ -155,7 +154,7 @@ fn session<'a>(
 ) -> Result<Session<'a>, PingpongError> {
     let Objects { endpoint, queue, addresses, link } = objects;
     let theirs: Address = theirs.parse()?;
-    let peer = insert(&addresses, link, theirs, endpoint.address())?;
+    let peer = insert(&addresses, link, theirs, &endpoint)?;
     let (timeout, early) = (device.args.timeout(), Early::default());
     let capture = device.capture();
     Ok(Session { endpoint, queue, peer, channel, plan, capture, timeout, early })
@@ -166,25 +165,25 @@ pub(super) fn insert(
     addresses: &AddressVector,
     link: Link,
     theirs: Address,
-    ours: Address,
+    endpoint: &Endpoint,
 ) -> Result<FiAddr, PingpongError> {
-    let interface = |address| Ipv6Addr::from(RawAddress::from(address).gid);
-    check_reach(link, interface(ours), interface(theirs))?;
+    endpoint.domain().check_reach(theirs).map_err(|error| not_reached(link, error))?;
     addresses.insert(theirs).map_err(PingpongError::Peer)
 }
 
-/// Checks that devices at these addresses reach each other: on the shm link it is one device, on the
-/// tcp link both or neither are at a loopback address.
-fn check_reach(link: Link, ours: Ipv6Addr, theirs: Ipv6Addr) -> Result<(), PingpongError> {
+/// The words for a device that does not reach the other side's: on the shm link it is one device, on the tcp link it depends
+/// on the addresses.
+fn not_reached(link: Link, error: DeviceError) -> PingpongError {
+    let DeviceError::Unreachable { ours, theirs } = error else {
+        return PingpongError::Peer(error);
+    };
+    let [ours, theirs] = [ours, theirs].map(|gid| Ipv6Addr::from(gid.0));
     match link {
-        Link::Verbs => Ok(()),
         Link::Tcp => {
-            let [ours, theirs] = [ours, theirs].map(|address| IpAddr::from(address).to_canonical());
-            let reached = ours.is_loopback() == theirs.is_loopback();
-            if reached { Ok(()) } else { Err(PingpongError::Loopback { ours, theirs }) }
+            let [ours, theirs] = [ours, theirs].map(|address| address.to_canonical());
+            PingpongError::NotReached { ours, theirs }
         }
-        _ if ours == theirs => Ok(()),
-        _ => Err(PingpongError::NotOneHost { ours, theirs }),
+        _ => PingpongError::NotOneHost { ours, theirs },
     }
 }
 
@@ -204,6 +203,7 @@ mod tests {
     use std::thread;
 
     use efa::{OperationError, StartError};
+    use efa_device::Gid;
 
     use super::super::plan::Direction;
     use super::super::session::Turn;
@@ -224,22 +224,16 @@ mod tests {
     }
 
     #[test]
-    fn devices_that_cannot_reach_each_other_are_refused() {
-        let check = |link, ours: &str, theirs: &str| {
-            let result = check_reach(link, ours.parse().unwrap(), theirs.parse().unwrap());
-            result.map_err(|error| error.to_string())
+    fn side_that_is_not_reached_is_named_by_what_its_link_has() {
+        let gid = |text: &str| Gid(text.parse::<Ipv6Addr>().unwrap().octets());
+        let words = |link, ours, theirs| {
+            let (ours, theirs) = (gid(ours), gid(theirs));
+            not_reached(link, DeviceError::Unreachable { ours, theirs }).to_string()
         };
-        assert_eq!(check(Link::Shm, "fe80::1", "fe80::1"), Ok(()));
-        assert!(
-            check(Link::Shm, "fe80::1", "fe80::2").unwrap_err().contains("fe80::1 and fe80::2")
-        );
-        assert_eq!(check(Link::Verbs, "fe80::1", "fe80::2"), Ok(()));
-        assert_eq!(check(Link::Tcp, "::ffff:127.0.0.1", "::ffff:127.0.0.2"), Ok(()));
-        assert_eq!(check(Link::Tcp, "::ffff:10.0.0.1", "2001:db8::1"), Ok(()));
-        for (ours, theirs) in [("::ffff:10.0.0.1", "::ffff:127.0.0.1"), ("::1", "2001:db8::1")] {
-            let error = check(Link::Tcp, ours, theirs).unwrap_err();
-            assert!(error.contains("a loopback address reaches its own host only"), "{error}");
-        }
+        let shm = words(Link::Shm, "fe80::1", "fe80::2");
+        assert!(shm.contains("fe80::1 and fe80::2: both must run on one host"), "{shm}");
+        let tcp = words(Link::Tcp, "::ffff:127.0.0.1", "2001:db8::1");
+        assert!(tcp.contains("at 127.0.0.1 does not reach the other's at 2001:db8::1"), "{tcp}");
     }
 
     #[test]

@@ -52,7 +52,7 @@ impl ConnectionState {
     /// Takes packets of the peer from now on.
     pub(super) fn admit(&self, address: efa_connect::Address) -> Result<(), DeviceError> {
         let address = Address::from_bytes(address);
-        self.addresses.domain().device().check_reach(address.gid())?;
+        self.addresses.domain().check_reach(address)?;
         let peer = self.addresses.insert(address)?;
         debug_assert_eq!(peer, PEER, "an address vector of one entry");
         let admitted = self.endpoint.upgrade().map_or(Ok(()), |endpoint| endpoint.admit_peer(peer));

@@ -40,7 +40,7 @@ pub(super) fn measure(args: &Args, stream: Stream) -> Result<Measured, PingpongE
     let theirs = control.receive_name()?;
     let device = Device::open(args, control.local_address())?;
     let Objects { endpoint, queue, addresses, link } = Objects::new(&device.domain, CAPACITY)?;
-    let peer = insert(&addresses, link, theirs, endpoint.address())?;
+    let peer = insert(&addresses, link, theirs, &endpoint)?;
     let plan = (args.fi_plan(), args.fi_prefix);
     let ours = endpoint.address();
     let (capture, timeout) = (device.capture(), args.timeout());
@@ -82,7 +82,7 @@ pub(super) fn serve(args: &Args, stream: Stream) -> Result<(), PingpongError> {
     let Objects { endpoint, queue, addresses, link } = Objects::new(&device.domain, CAPACITY)?;
     control.send_name(endpoint.address())?;
     let theirs = control.receive_name()?;
-    let peer = insert(&addresses, link, theirs, endpoint.address())?;
+    let peer = insert(&addresses, link, theirs, &endpoint)?;
     let plan = (args.fi_plan(), args.fi_prefix);
     let (capture, timeout) = (device.capture(), args.timeout());
     let mut session = Session::new(endpoint, queue, peer, control, plan, capture, timeout)?;
