@@ -23,6 +23,11 @@ fn pingpong(setup: &str, link: &str, directory: &str) -> Outcome {
     Running::start(&mut command).finish()
 }
 
+/// Lets the shell's `count` descriptors be opened. The limit is one of numbers: those that the program inherits, besides
+/// the first three, are not counted.
+const LIMIT_DESCRIPTORS: &str = "free=0; n=0; while test $free -lt $count; do \
+    test $n -gt 2 -a -e /proc/$$/fd/$n || free=$((free + 1)); n=$((n + 1)); done; ulimit -n $n";
+
 /// Whether the system starts the program at all after `setup` of the shell.
 fn starts(setup: &str) -> bool {
     let mut command = Command::new("sh");
@@ -35,12 +40,10 @@ fn starts(setup: &str) -> bool {
 fn run_without_descriptors_says_so_and_twelve_are_enough() {
     let scratch = Scratch::new("descriptors");
     std::fs::create_dir(&scratch).unwrap();
-    // The limit is one of numbers. Those that the program inherits, besides the first three, are not counted.
-    let limit = "free=0; n=0; while test $free -lt $count; do \
-        test $n -gt 2 -a -e /proc/$$/fd/$n || free=$((free + 1)); n=$((n + 1)); done; ulimit -n $n";
     for link in ["shm", "tcp"] {
         for count in 3..=12 {
-            let outcome = pingpong(&format!("count={count}; {limit}"), link, scratch.as_str());
+            let outcome =
+                pingpong(&format!("count={count}; {LIMIT_DESCRIPTORS}"), link, scratch.as_str());
             if outcome.code == Some(0) {
                 continue;
             }
@@ -50,6 +53,47 @@ fn run_without_descriptors_says_so_and_twelve_are_enough() {
             let clear = named.iter().any(|words| outcome.stderr.contains(words));
             assert!(clear, "{link}, {count}: {outcome:?}");
         }
+    }
+}
+
+#[test]
+fn netio_that_lacks_descriptors_for_its_connection_exits_with_1_and_refused_with_3() {
+    let scratch = Scratch::new("connection");
+    std::fs::create_dir(&scratch).unwrap();
+    for link in ["shm", "tcp"] {
+        let mut lacked = 0;
+        for count in 3..=20 {
+            let script =
+                format!("count={count}; {LIMIT_DESCRIPTORS}; cd \"$1\"; shift; exec \"$@\"");
+            let mut command = Command::new("sh");
+            command.args([
+                "-c",
+                &script,
+                "sh",
+                scratch.as_str(),
+                env!("CARGO_BIN_EXE_efa"),
+                "netio",
+            ]);
+            // Nobody listens there.
+            command.args(["send", "127.0.1.9:1", "--link", link]);
+            command.env("FI_EFARS_SHM_DIRECTORY", "hosts");
+            command.env_remove("EFA_LOG").env_remove("RUST_LOG");
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            let Outcome { code, stderr, .. } = Running::start(&mut command).finish();
+            // The reason is said once.
+            let lacks = stderr.ends_with(": TCP connection: Too many open files (os error 24)\n");
+            lacked += u32::from(lacks);
+            match code {
+                Some(3) => assert!(stderr.contains("nobody listens there"), "{count}: {stderr}"),
+                // The loader's words, or the program's.
+                Some(1 | 127) => assert!(
+                    ["Too many open files", "Error 24"].iter().any(|words| stderr.contains(words)),
+                    "{count}: {stderr}"
+                ),
+                code => panic!("{link}, {count}: {code:?} {stderr}"),
+            }
+        }
+        assert!(lacked > 0, "{link}");
     }
 }
 
@@ -116,6 +160,13 @@ fn netio_that_cannot_start_a_thread_or_process_says_so() {
     let lacks = "cannot start a thread: Resource temporarily unavailable";
     let publish = said(1, &["publish", "127.0.0.1:0", "--tag", "1"]);
     assert!(publish.contains(lacks), "{publish}");
+    for host in [&["receive", "localhost:0"][..], &["subscribe", "localhost:1", "--tag", "1"]] {
+        let said = said(1, host);
+        assert!(
+            said.contains(&format!("localhost:{}: {lacks}", u8::from(host[0] != "receive"))),
+            "{said}"
+        );
+    }
     // Processes of the same user elsewhere may leave none for the subscriber.
     let bench = said(2, &["bench", "--seconds", "0.1"]);
     assert!(bench.contains(lacks) || bench.contains("cannot run a subscriber: "), "{bench}");

@@ -40,7 +40,7 @@ pub enum Event {
     BindRefused {
         /// The socket.
         socket: AnySocket,
-        /// Why.
+        /// Why. It has a [`NoThread`] inside if the host can't be looked up.
         error: io::Error,
     },
     /// A listen socket has a new connection.
@@ -158,7 +158,7 @@ pub enum Event {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RefusedReason {
-    /// The host has no address, or can't be looked up.
+    /// The host has no address, or none is found.
     #[error("host {host}: {reason}")]
     UnknownHost {
         /// The host.
@@ -175,7 +175,15 @@ pub enum RefusedReason {
     /// The attempt can't begin: no descriptor or memory.
     #[error(transparent)]
     Start(#[from] StartConnectError),
+    /// The host can't be looked up.
+    #[error(transparent)]
+    NoThread(#[from] NoThread),
 }
+
+/// The system starts no thread to look up the name of a host.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot start a thread")]
+pub struct NoThread(#[source] pub io::Error);
 
 /// Why a connection ended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,10 +1,11 @@
 //! Hosts that sockets connect to and listen at. A name is looked up by a thread, so that the context goes on meanwhile.
 
+use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
 use crate::context::Netio;
 use crate::delivery::Return;
-use crate::event::{Event, RefusedReason};
+use crate::event::{Event, NoThread, RefusedReason};
 use crate::ids::AnySocket;
 use crate::timers::{Deadline, Due, Timers};
 
@@ -67,6 +68,14 @@ impl Search {
     }
 }
 
+/// Why there is no address of a host.
+enum NotFound {
+    /// The host has none, in the system's words.
+    Unknown(String),
+    /// Nobody looks.
+    NoThread(NoThread),
+}
+
 impl Netio {
     /// Begins to find a site; what follows is in [`host_found`](Self::host_found).
     pub(crate) fn find(&mut self, socket: AnySocket, site: &Site) {
@@ -90,7 +99,9 @@ impl Netio {
                     search.deadline = Some(deadline);
                 }
             }
-            Err(error) => self.host_found(socket, attempt, Err(error.to_string())),
+            Err(error) => {
+                self.search_ends(socket, attempt, Err(NotFound::NoThread(NoThread(error))))
+            }
         }
     }
 
@@ -116,19 +127,32 @@ impl Netio {
         attempt: u32,
         found: Result<Vec<SocketAddr>, String>,
     ) {
+        self.search_ends(socket, attempt, found.map_err(NotFound::Unknown));
+    }
+
+    fn search_ends(
+        &mut self,
+        socket: AnySocket,
+        attempt: u32,
+        found: Result<Vec<SocketAddr>, NotFound>,
+    ) {
         let Some(search) = self.search_of(socket) else { return };
         if !search.end(attempt) {
             return;
         }
         let deadline = search.deadline.take();
-        let first = found.and_then(|all| search.take(all).ok_or("it has no address".to_owned()));
+        let none = || NotFound::Unknown("it has no address".to_owned());
+        let first = found.and_then(|all| search.take(all).ok_or_else(none));
         self.timers.remove(deadline);
         let reason = match first {
             Ok(at) => return self.go_to(socket, at),
             Err(reason) => reason,
         };
         if matches!(socket, AnySocket::Listen(_) | AnySocket::Publish(_)) {
-            let error = std::io::Error::new(std::io::ErrorKind::AddrNotAvailable, reason);
+            let error = match reason {
+                NotFound::Unknown(reason) => io::Error::new(ErrorKind::AddrNotAvailable, reason),
+                NotFound::NoThread(error) => io::Error::other(error),
+            };
             return self.events.push_back(Event::BindRefused { socket, error });
         }
         // A subscriber that has given up all tags meanwhile waits for nothing.
@@ -137,8 +161,13 @@ impl Netio {
         {
             return;
         }
-        let host = self.site_of(socket).map(|site| site.host.clone()).unwrap_or_default();
-        let reason = RefusedReason::UnknownHost { host, reason };
+        let reason = match reason {
+            NotFound::Unknown(reason) => {
+                let host = self.site_of(socket).map(|site| site.host.clone()).unwrap_or_default();
+                RefusedReason::UnknownHost { host, reason }
+            }
+            NotFound::NoThread(error) => error.into(),
+        };
         self.events.push_back(Event::Refused { socket, reason });
     }
 

@@ -64,7 +64,7 @@ mod wire;
 pub use context::{Counts, Netio, Wait};
 pub use delivery::{Delivery, Signal};
 pub use event::{
-    ClosedReason, Error, Event, PostError, PostRefused, RefusedReason, SendError, Sent,
+    ClosedReason, Error, Event, NoThread, PostError, PostRefused, RefusedReason, SendError, Sent,
     SocketError, Tag,
 };
 pub use handler::Handler;

@@ -29,7 +29,7 @@ use std::process::ExitStatus;
 
 use clap::Subcommand;
 use efa::{ConnectError, OperationError};
-use efa_netio::{ClosedReason, RefusedReason, SendError, SocketError, Tag};
+use efa_netio::{ClosedReason, NoThread, RefusedReason, SendError, SocketError, Tag};
 use rustix::io::Errno;
 
 use self::place::Site;
@@ -205,9 +205,12 @@ fn who_listens(reason: &RefusedReason) -> &'static str {
     }
 }
 
-/// Whether this host lacks descriptors or memory.
+/// Whether this host lacks descriptors, memory or threads.
 fn is_scarcity(error: &io::Error) -> bool {
     let scarce = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS];
+    if error.get_ref().is_some_and(|inner| inner.is::<NoThread>()) {
+        return true;
+    }
     Errno::from_io_error(error).is_some_and(|errno| scarce.contains(&errno))
 }
 
@@ -228,8 +231,16 @@ impl NetioError {
             | Self::Output(_)
             | Self::Subscriber(_)
             | Self::Thread(_)
-            | Self::Connect { source: RefusedReason::Start(_), .. } => 1,
-            Self::Listen { source, .. } if is_scarcity(source) => 1,
+            | Self::Connect {
+                source: RefusedReason::Start(_) | RefusedReason::NoThread(_), ..
+            } => 1,
+            Self::Resolve { source, .. }
+            | Self::Listen { source, .. }
+            | Self::Reach { source, .. }
+                if is_scarcity(source) =>
+            {
+                1
+            }
             Self::Resolve { .. }
             | Self::Listen { .. }
             | Self::Connect { .. }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use efa_connect::Exchange;
 
-use super::stream::{Received, Stream, Watch};
+use super::stream::{Received, Stream, Watch, is_scarcity};
 use crate::fabric::Fabric;
 
 #[derive(Debug)]
@@ -15,9 +15,15 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// Begins to connect. An error shows in the first [`pump`](Self::pump).
-    pub(super) fn to(fabric: &Fabric, to: SocketAddr, exchange: Exchange) -> Self {
-        Self { exchange, stream: Stream::connect(fabric, to) }
+    /// Begins to connect. An error of the connection shows in the first [`pump`](Self::pump).
+    ///
+    /// # Errors
+    /// The system lacks what a socket takes.
+    pub(super) fn to(fabric: &Fabric, to: SocketAddr, exchange: Exchange) -> io::Result<Self> {
+        match Stream::connect(fabric, to) {
+            Err(error) if is_scarcity(&error) => Err(error),
+            stream => Ok(Self { exchange, stream }),
+        }
     }
 
     /// A caller that was accepted.

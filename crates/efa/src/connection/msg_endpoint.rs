@@ -105,7 +105,13 @@ pub enum StartConnectError {
     Device(#[from] DeviceError),
     /// The system has no descriptor or memory for it.
     #[error("TCP connection: {0}")]
-    System(#[from] io::Error),
+    System(io::Error),
+}
+
+impl From<io::Error> for StartConnectError {
+    fn from(error: io::Error) -> Self {
+        Self::System(error)
+    }
 }
 
 /// An endpoint with a connection that is not enabled (`fi_endpoint` of type `FI_EP_MSG`). It takes completion
@@ -280,7 +286,7 @@ impl MsgEndpoint {
         let address = self.endpoint.address().to_bytes();
         let exchange = Exchange::caller(address, data, shared.now() + state.timeout);
         self.attach(|watch, key| {
-            let call = Call::to(shared.fabric(), to, exchange);
+            let call = Call::to(shared.fabric(), to, exchange)?;
             call.register(watch, key)?;
             Ok(call)
         })

@@ -229,6 +229,12 @@ fn add(
     Ok(epoll::add(epoll, source, data, flags | epoll::EventFlags::ET)?)
 }
 
+/// Whether the system lacks descriptors or memory.
+pub(super) fn is_scarcity(error: &io::Error) -> bool {
+    let scarce = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS];
+    Errno::from_io_error(error).is_some_and(|errno| scarce.contains(&errno))
+}
+
 fn open(address: SocketAddr) -> io::Result<OwnedFd> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
