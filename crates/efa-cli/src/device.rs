@@ -48,6 +48,15 @@ pub(crate) struct SoftArgs {
 }
 
 impl SoftArgs {
+    /// The first option given; both need the shm link.
+    pub(crate) fn given(&self) -> Option<&'static str> {
+        let options = [
+            ("--device-name", self.device_name.is_some()),
+            ("--directory", self.directory.is_some()),
+        ];
+        options.into_iter().find_map(|(option, given)| given.then_some(option))
+    }
+
     /// The name given, or that of the environment.
     pub(crate) fn name(&self) -> String {
         self.device_name.clone().unwrap_or_else(|| link_options().shm.name)
@@ -222,12 +231,23 @@ impl DeviceArgs {
         properties: &PropertyArgs,
         others: Option<&'static str>,
     ) -> Option<&str> {
-        let place = [
-            ("--device-name", self.soft.device_name.is_some()),
-            ("--directory", self.soft.directory.is_some()),
-        ];
-        let place = place.into_iter().find_map(|(option, given)| given.then_some(option));
-        place.or_else(|| properties.given()).or(others)
+        self.soft.given().or_else(|| properties.given()).or(others)
+    }
+
+    /// A message about options of one link beside another one.
+    pub(crate) fn conflict_of_link(
+        &self,
+        link: Option<SoftLink>,
+        address: Option<IpAddr>,
+        properties: &PropertyArgs,
+    ) -> Option<String> {
+        let rnr = properties.rnr.map(|_| "--rnr");
+        match link {
+            Some(SoftLink::Tcp) => {
+                rnr.or_else(|| self.soft.given()).map(|option| format!("{option} needs --link shm"))
+            }
+            None | Some(SoftLink::Shm) => address.map(|_| "--address needs --link tcp".to_owned()),
+        }
     }
 
     /// A message about options that exclude each other; `others` is another option that needs the software

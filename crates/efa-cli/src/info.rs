@@ -154,6 +154,11 @@ impl Args {
         if self.address.is_some() && !matches!(self.link, Some(LinkName::Tcp)) {
             return Some("--address needs --link tcp".into());
         }
+        if let (Some(LinkName::Tcp | LinkName::Local), Some(option)) =
+            (self.link, self.device.soft.given())
+        {
+            return Some(format!("{option} needs --link shm"));
+        }
         self.device.conflict(&PropertyArgs::default(), self.link.map(|_| "--link"))
     }
 

@@ -67,6 +67,9 @@ fn options_of_one_device_are_usage_errors_for_another() {
         ("pingpong --device verbs --link tcp", "--link is an option of the software device"),
         ("pingpong --link shm --address 10.0.0.1", "--address needs --link tcp"),
         ("pingpong --link tcp --rnr 0.1", "--rnr needs --link shm"),
+        ("pingpong --link tcp --device-name a", "--device-name needs --link shm"),
+        ("info --link tcp --device-name a", "--device-name needs --link shm"),
+        ("info --link local --directory /x", "--directory needs --link shm"),
         ("pingpong --address 10.0.0.1", "--link <LINK>"),
         ("info --link local --address 10.0.0.1", "--address needs --link tcp"),
         ("doctor --device verbs --directory /x", "--directory is an option of the software device"),
@@ -102,7 +105,9 @@ fn info_prints_device_and_endpoint() {
 #[test]
 fn info_json_has_link_device_and_capabilities() {
     for link in ["shm", "tcp", "local"] {
-        let text = run(["info", "--json", "--link", link, "--directory", DEVICES]).success();
+        let mut command = common::efa(["info", "--json", "--link", link]);
+        command.env("FI_EFARS_SHM_DIRECTORY", DEVICES);
+        let text = common::Running::start(&mut command).finish().success();
         let info: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(info["link"], link);
         assert_eq!(info["device"]["mtu"], 8928);

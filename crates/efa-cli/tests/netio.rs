@@ -23,9 +23,11 @@ const ANY: &str = "127.0.0.1:0";
 
 /// `efa netio` with these arguments, which contain no blanks.
 fn netio(arguments: &str) -> Command {
-    let mut arguments = arguments.split_whitespace();
-    let command = arguments.next().unwrap();
-    efa(["netio", command, "--directory", DEVICES].into_iter().chain(arguments))
+    let place: &[&str] = match arguments.contains("--link tcp") {
+        true => &[],
+        false => &["--directory", DEVICES],
+    };
+    efa(["netio"].into_iter().chain(arguments.split_whitespace()).chain(place.iter().copied()))
 }
 
 fn start(arguments: &str) -> Running {
@@ -451,6 +453,8 @@ fn invalid_command_lines_are_usage_errors() {
         ("send 127.0.0.1:7000 --link shm --address 10.0.0.1", "--address needs --link tcp"),
         ("bench --subscribers 0", "--subscribers <N>"),
         ("bench --link tcp --rnr 0.1", "--rnr needs --link shm"),
+        ("receive 127.0.0.1:0 --link tcp --device-name a", "--device-name needs --link shm"),
+        ("bench --link tcp --directory /x", "--directory needs --link shm"),
     ] {
         let error = run(["netio"].into_iter().chain(line.split_whitespace())).usage();
         assert!(error.contains(says), "{line}: {error}");

@@ -22,7 +22,11 @@ fn pingpong(arguments: &str) -> Command {
 
 /// The same, with the software device in a directory.
 fn pingpong_in(directory: &str, arguments: &str) -> Command {
-    efa(["pingpong", "--directory", directory].into_iter().chain(arguments.split_whitespace()))
+    let place: &[&str] = match arguments.contains("--link tcp") {
+        true => &[],
+        false => &["--directory", directory],
+    };
+    efa(["pingpong"].iter().chain(place).copied().chain(arguments.split_whitespace()))
 }
 
 fn run_pingpong(arguments: &str) -> Outcome {

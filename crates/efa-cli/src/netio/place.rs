@@ -131,15 +131,8 @@ pub(super) enum Side<'a> {
 impl LinkArgs {
     /// A message about options that exclude each other.
     pub(super) fn conflict(&self) -> Option<String> {
-        match self.link {
-            Some(SoftLink::Tcp) if self.properties.rnr.is_some() => {
-                Some("--rnr needs --link shm".into())
-            }
-            None | Some(SoftLink::Shm) if self.address.is_some() => {
-                Some("--address needs --link tcp".into())
-            }
-            _ => self.device.conflict(&self.properties, self.of_soft()),
-        }
+        let of_link = self.device.conflict_of_link(self.link, self.address, &self.properties);
+        of_link.or_else(|| self.device.conflict(&self.properties, self.of_soft()))
     }
 
     /// The same, of a side that listens.
@@ -216,7 +209,7 @@ impl LinkArgs {
         if let Some(interface) = interface {
             arguments.push(option("--interface", interface));
         }
-        if kind != Kind::Verbs {
+        if kind != Kind::Verbs && self.link != Some(SoftLink::Tcp) {
             arguments.push(option("--device-name", soft.name()));
         }
         if let Some(directory) = &soft.directory {

@@ -249,15 +249,8 @@ impl Args {
                 "the argument '{option}' cannot be used with '--listen' without '--fi'"
             ));
         }
-        match self.link {
-            Some(SoftLink::Tcp) if self.properties.rnr.is_some() => {
-                Some("--rnr needs --link shm".into())
-            }
-            None | Some(SoftLink::Shm) if self.address.is_some() => {
-                Some("--address needs --link tcp".into())
-            }
-            _ => self.device.conflict(&self.properties, self.of_soft()),
-        }
+        let of_link = self.device.conflict_of_link(self.link, self.address, &self.properties);
+        of_link.or_else(|| self.device.conflict(&self.properties, self.of_soft()))
     }
 
     /// The first option given here that needs the software device.
@@ -358,7 +351,7 @@ impl Args {
         if let Some(interface) = interface {
             arguments.push(option("--interface", interface));
         }
-        if kind != Kind::Verbs {
+        if kind != Kind::Verbs && self.link != Some(SoftLink::Tcp) {
             arguments.push(option("--device-name", soft.name()));
         }
         if let Some(directory) = &soft.directory {
