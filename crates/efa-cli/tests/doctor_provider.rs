@@ -7,9 +7,18 @@ mod common;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
+use std::process::Output;
 
 /// The lines about libfabric and the provider, if `FI_PROVIDER_PATH` and these are set.
 fn lines(path: Option<&Path>, variables: &[(&str, &str)]) -> [String; 2] {
+    let output = String::from_utf8(run(path, variables).stdout).unwrap();
+    ["libfabric  ", "provider for libfabric"].map(|subject| {
+        let line = output.lines().find(|line| line.contains(subject));
+        line.unwrap_or_else(|| panic!("no {subject}: {output}")).to_owned()
+    })
+}
+
+fn run(path: Option<&Path>, variables: &[(&str, &str)]) -> Output {
     let mut doctor = common::efa(["doctor", "--device", "soft"]);
     for name in ["FI_PROVIDER_PATH", "FI_PROVIDER", "EFARS_NAME", "FI_EFARS_DEVICE"] {
         doctor.env_remove(name);
@@ -17,12 +26,7 @@ fn lines(path: Option<&Path>, variables: &[(&str, &str)]) -> [String; 2] {
     if let Some(path) = path {
         doctor.env("FI_PROVIDER_PATH", path);
     }
-    doctor.envs(variables.iter().copied());
-    let output = String::from_utf8(doctor.output().unwrap().stdout).unwrap();
-    ["libfabric  ", "provider for libfabric"].map(|subject| {
-        let line = output.lines().find(|line| line.contains(subject));
-        line.unwrap_or_else(|| panic!("no {subject}: {output}")).to_owned()
-    })
+    doctor.envs(variables.iter().copied()).output().unwrap()
 }
 
 /// The line about the provider, if `FI_PROVIDER_PATH` is this.
@@ -85,18 +89,37 @@ fn unset_path_is_a_note() {
 }
 
 #[test]
+fn library_that_is_missing_is_a_note_and_bad_if_programs_are_to_use_the_provider() {
+    let directory = tempfile::tempdir().unwrap();
+    for (providers, state) in
+        [("", "note"), ("tcp", "note"), ("^efars", "note"), ("efars", "BAD"), ("tcp;efars", "BAD")]
+    {
+        let variables = [("FI_PROVIDER", providers)];
+        let [_, line] = lines(Some(directory.path()), &variables);
+        assert!(line.starts_with(state) && line.contains("there is no libefars-fi.so"), "{line}");
+        let output = run(Some(directory.path()), &variables);
+        let bad = String::from_utf8_lossy(&output.stdout).matches("\nBAD").count();
+        assert_eq!(output.status.code(), Some(i32::from(bad > 0)), "{output:?}");
+    }
+}
+
+#[test]
 fn wrong_paths_and_names_are_named() {
+    let line = |path| {
+        let [_, provider] = lines(Some(path), &[("FI_PROVIDER", "efars")]);
+        provider
+    };
     let directory = tempfile::tempdir().unwrap();
     let nowhere = directory.path().join("nowhere");
-    let missing = line(Some(&nowhere));
+    let missing = line(&nowhere);
     let expected = format!("there is no directory {}", nowhere.display());
     assert!(missing.starts_with("BAD") && missing.contains(&expected), "{missing}");
 
-    let empty = line(Some(directory.path()));
+    let empty = line(directory.path());
     assert!(empty.starts_with("BAD") && empty.contains("there is no libefars-fi.so in"), "{empty}");
 
     fs::write(directory.path().join("libefars_fi.so"), "").unwrap();
-    let misnamed = line(Some(directory.path()));
+    let misnamed = line(directory.path());
     assert!(misnamed.contains("has libefars_fi.so: name it libefars-fi.so"), "{misnamed}");
 }
 

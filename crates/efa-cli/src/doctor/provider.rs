@@ -34,7 +34,9 @@ pub(super) fn lines() -> [Line; 2] {
     };
     let provider = match path.as_deref().map(library) {
         None => line(State::Note, "FI_PROVIDER_PATH is not set".to_owned(), HOW),
-        Some(Err(Missing { found, remedy })) => line(State::Bad, found, remedy),
+        // The directory may be that of another provider.
+        Some(Err(Missing { found, remedy })) if is_wanted() => line(State::Bad, found, remedy),
+        Some(Err(Missing { found, remedy })) => line(State::Note, found, remedy),
         Some(Ok(library)) => match (load(&library), usable) {
             (Err(reason), _) => line(State::Bad, reason, "build it on this machine"),
             (Ok(()), false) => line(State::Note, format!("{} loads", library.display()), ""),
@@ -141,11 +143,21 @@ fn loader_reason(text: &str) -> Option<String> {
     Some(reason.replace(" from LD_PRELOAD cannot be preloaded", "").replace(": ignored.", ""))
 }
 
+/// What libfabric calls the provider.
+fn name() -> &'static str {
+    let in_place = std::env::var_os("EFARS_NAME").is_some_and(|name| name == "efa");
+    if in_place { "efa" } else { "efars" }
+}
+
+/// Whether programs of libfabric are to use it: `FI_PROVIDER` lists it, and doesn't exclude what it lists.
+fn is_wanted() -> bool {
+    let list = std::env::var("FI_PROVIDER").unwrap_or_default();
+    !list.starts_with('^') && list.split([',', ';']).any(|listed| listed == name())
+}
+
 /// Whether libfabric offers the provider.
 fn offered() -> Result<(), String> {
-    let in_place = std::env::var_os("EFARS_NAME").is_some_and(|name| name == "efa");
-    let name = if in_place { "efa" } else { "efars" };
-    let output = run(Command::new("fi_info").args(["-p", name]))?;
+    let output = run(Command::new("fi_info").args(["-p", name()]))?;
     if output.status.success() {
         return Ok(());
     }
