@@ -135,7 +135,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Counts and reports a packet of a peer that is dropped.
     pub(crate) fn drop_packet(&mut self, peer: PeerId, reason: DropReason) {
         self.count_dropped(&reason);
-        self.events.push(Event::PacketDropped { peer: Some(peer), origin: None, reason });
+        self.events.push(Event::PacketDropped { origin: Origin::Peer(peer), reason });
     }
 
     /// The same of a packet of somebody who may be no known peer.
@@ -146,9 +146,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         reason: DropReason,
     ) {
         self.count_dropped(&reason);
-        let origin = || Origin { gid: self.interface_of(source), qpn: source.qpn };
-        let origin = peer.is_none().then(origin);
-        self.events.push(Event::PacketDropped { peer, origin, reason });
+        let unknown = || Origin::Unknown { gid: self.interface_of(source), qpn: source.qpn };
+        let origin = peer.map_or_else(unknown, Origin::Peer);
+        self.events.push(Event::PacketDropped { origin, reason });
     }
 
     /// The interface of a sender, if the device knows it. It does, unless the handle of the interface has been destroyed

@@ -11,19 +11,39 @@ use crate::completion::OperationError;
 use crate::ids::PeerId;
 use crate::memory::AccessError;
 
-/// The queue pair that a packet came from whose sender is no known peer, as the device reports it.
+/// Who sent a packet that was dropped. `P` names a peer: here by its id, in the crate `efa` by its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Origin {
-    /// Its interface, if the device knows it.
-    pub gid: Option<Gid>,
-    /// Its number.
-    pub qpn: Qpn,
+pub enum Origin<P = PeerId> {
+    /// A peer.
+    Peer(P),
+    /// A queue pair that is no known peer, as the device reports it.
+    Unknown {
+        /// Its interface, if the device knows it.
+        gid: Option<Gid>,
+        /// Its number.
+        qpn: Qpn,
+    },
 }
 
-impl fmt::Display for Origin {
+impl<P> Origin<P> {
+    /// The peer, if it is one.
+    pub fn peer(self) -> Option<P> {
+        match self {
+            Self::Peer(peer) => Some(peer),
+            Self::Unknown { .. } => None,
+        }
+    }
+}
+
+impl<P: fmt::Display> fmt::Display for Origin<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "queue pair {}", self.qpn.0)?;
-        self.gid.map_or(Ok(()), |gid| write!(f, " of {gid}"))
+        match self {
+            Self::Peer(peer) => peer.fmt(f),
+            Self::Unknown { gid, qpn } => {
+                write!(f, "queue pair {}", qpn.0)?;
+                gid.map_or(Ok(()), |gid| write!(f, " of {gid}"))
+            }
+        }
     }
 }
 
@@ -80,10 +100,8 @@ pub enum Event {
     },
     /// A packet was dropped.
     PacketDropped {
-        /// The sender, if it is a known peer.
-        peer: Option<PeerId>,
-        /// Otherwise the queue pair that it came from.
-        origin: Option<Origin>,
+        /// Who sent it.
+        origin: Origin,
         /// Why.
         reason: DropReason,
     },

@@ -261,7 +261,7 @@ fn unexpected_message_keeps_no_more_bytes_than_its_length() {
     let dropped = siege.events.last();
     assert!(matches!(
         dropped,
-        Some(Event::PacketDropped { peer: Some(_), reason: DropReason::RepeatedSegment, .. })
+        Some(Event::PacketDropped { origin: Origin::Peer(_), reason: DropReason::RepeatedSegment })
     ));
 }
 
@@ -275,13 +275,12 @@ fn discovered_peers_are_bounded() {
     }
     // One message and the table entries of each discovered peer.
     assert!(siege.grown() < 2 * MIB, "{}", siege.grown());
-    let [Event::PacketDropped { peer: None, origin, reason: DropReason::PeerTableFull }] =
-        siege.events[..]
+    let [Event::PacketDropped { origin, reason: DropReason::PeerTableFull }] = siege.events[..]
     else {
         panic!("{:?}", siege.events);
     };
     let flooder = siege.flooder.address();
-    assert_eq!(origin, Some(Origin { gid: Some(flooder.gid), qpn: flooder.qpn }));
+    assert_eq!(origin, Origin::Unknown { gid: Some(flooder.gid), qpn: flooder.qpn });
     assert_eq!(siege.endpoint.statistics().dropped, 49_999 - u64::from(KEY));
     // A discovered peer can still send, and the application may insert any number of peers.
     siege.events.clear();
@@ -337,7 +336,7 @@ fn requests_of_a_peer_that_is_rnr_are_bounded() {
     assert_eq!(siege.endpoint.statistics().dropped, 5_000 - 50);
     let reason = DropReason::TooManyOperations;
     assert!(
-        matches!(siege.events[..], [Event::PacketDropped { peer: Some(_), reason: of, .. }] if of == reason),
+        matches!(siege.events[..], [Event::PacketDropped { origin: Origin::Peer(_), reason: of }] if of == reason),
         "{:?}",
         siege.events
     );

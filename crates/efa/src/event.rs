@@ -36,10 +36,8 @@ pub enum Event {
     },
     /// A packet was dropped.
     PacketDropped {
-        /// The sender, if it is a known peer.
-        peer: Option<Address>,
-        /// Otherwise the queue pair that it came from.
-        origin: Option<Origin>,
+        /// Who sent it.
+        origin: Origin<Address>,
         /// Why.
         reason: DropReason,
     },
@@ -115,11 +113,9 @@ impl fmt::Display for Event {
             Self::PeerDiscovered(peer) => write!(f, "peer {peer} discovered"),
             Self::PeerRestarted { old, new } => write!(f, "peer {old} restarted as {new}"),
             Self::PeerLost { peer, status } => write!(f, "peer {peer} lost: {status}"),
-            Self::PacketDropped { peer, origin, reason } => match (peer, origin) {
-                (Some(peer), _) => write!(f, "packet of {peer} dropped: {reason}"),
-                (None, Some(origin)) => write!(f, "packet of {origin} dropped: {reason}"),
-                (None, None) => write!(f, "packet dropped: {reason}"),
-            },
+            Self::PacketDropped { origin, reason } => {
+                write!(f, "packet of {origin} dropped: {reason}")
+            }
             Self::PeerExcluded { peer, excess } => write!(f, "peer {peer} excluded: {excess}"),
             Self::BackPressure { bytes, limit, most } => {
                 write!(f, "{bytes} bytes of unexpected messages, limit {limit}: senders wait")?;
@@ -160,8 +156,12 @@ impl Event {
                 Self::PeerRestarted { old: address(old)?, new: address(new)? }
             }
             Inner::PeerLost { peer, status } => Self::PeerLost { peer: address(peer)?, status },
-            Inner::PacketDropped { peer, origin, reason } => {
-                Self::PacketDropped { peer: peer.and_then(address), origin, reason }
+            Inner::PacketDropped { origin, reason } => {
+                let origin = match origin {
+                    Origin::Peer(peer) => Origin::Peer(address(peer)?),
+                    Origin::Unknown { gid, qpn } => Origin::Unknown { gid, qpn },
+                };
+                Self::PacketDropped { origin, reason }
             }
             Inner::PeerExcluded { peer, excess } => {
                 Self::PeerExcluded { peer: address(peer)?, excess }
@@ -205,11 +205,11 @@ mod tests {
              [fe80::1]:12/0x0000002a"
         );
         let reason = DropReason::Stale;
-        let dropped = Event::PacketDropped { peer: Some(peer), origin: None, reason };
+        let dropped = Event::PacketDropped { origin: Origin::Peer(peer), reason };
         let text = "packet of [fe80::1]:12/0x0000002a dropped: sent by an earlier incarnation";
         assert_eq!(dropped.to_string(), text);
-        let origin = Some(Origin { gid: Some(peer.gid()), qpn: peer.qpn() });
-        let dropped = Event::PacketDropped { peer: None, origin, reason: DropReason::Stranger };
+        let origin = Origin::Unknown { gid: Some(peer.gid()), qpn: peer.qpn() };
+        let dropped = Event::PacketDropped { origin, reason: DropReason::Stranger };
         let text = format!("packet of queue pair 12 of fe80::1 dropped: {}", DropReason::Stranger);
         assert_eq!(dropped.to_string(), text);
         assert!(format!("{lost:?}").contains("peer: [fe80::1]:12/0x0000002a"), "{lost:?}");

@@ -9,7 +9,7 @@ use efa_handshake::Release;
 use efa_proto::{Connid, Header, MsgId, RawAddress, RawAddressForm, ReqOptions, Rtm, RtmKind};
 use efa_rdm::{
     Bounds, Config, DropReason, Endpoint, Event, InPlaceQueue, Level, Message, OperationError,
-    UnexpectedHeader,
+    Origin, UnexpectedHeader,
 };
 use efa_sim::local::{LocalFabric, LocalOptions, LocalQueuePair};
 
@@ -202,7 +202,7 @@ impl Scene {
         }
         while self.subject.poll_completion().is_some() {}
         while let Some(event) = self.subject.poll_event() {
-            if let Event::PacketDropped { peer: Some(peer), reason, .. } = event {
+            if let Event::PacketDropped { origin: Origin::Peer(peer), reason } = event {
                 let of_honest = Some(peer) == named;
                 assert!(!of_honest, "fault of the honest peer reported: {reason:?}");
                 assert_ne!(reason, DropReason::PeerTableFull);

@@ -413,7 +413,7 @@ impl World {
                 self.hostile_peers.push(*new);
                 Some(*old)
             }
-            Event::PacketDropped { peer, reason, .. } => {
+            Event::PacketDropped { origin, reason } => {
                 self.dropped += u64::from(at == SUBJECT);
                 let unknown = matches!(
                     reason,
@@ -422,8 +422,9 @@ impl World {
                         | DropReason::ForgedAddress
                         | DropReason::PeerTableFull
                 );
+                let peer = origin.peer();
                 assert!(peer.is_some() || unknown, "no peer named for {reason:?}");
-                *peer
+                peer
             }
             Event::BackPressure { .. } => panic!("unexpected messages reached their limit"),
             Event::TagListBroken(breach) => panic!("a peer disabled the tag list: {breach}"),

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use efa_device::{Access, Device, Qkey, QueuePair, QueuePairOptions, Region, Time};
 use efa_proto::RawAddress;
-use efa_rdm::{Accept, Bounds, Completion, Config, Endpoint, Event, Level, Message, PeerId};
+use efa_rdm::{
+    Accept, Bounds, Completion, Config, Endpoint, Event, Level, Message, Origin, PeerId,
+};
 use efa_sim::{SoftDevice, SoftQueuePair, SoftRegion};
 use fastrand::Rng;
 use rustix::time::{ClockId, clock_gettime};
@@ -296,7 +298,7 @@ impl HonestSide {
                 Event::PeerLost { peer, .. }
                 | Event::PeerExcluded { peer, .. }
                 | Event::PeerRestarted { old: peer, .. }
-                | Event::PacketDropped { peer: Some(peer), .. } => peer,
+                | Event::PacketDropped { origin: Origin::Peer(peer), .. } => peer,
                 _ => continue,
             };
             if self.honest.iter().any(|honest| honest.name == about) {
