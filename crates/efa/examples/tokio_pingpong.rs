@@ -14,7 +14,7 @@ use std::error::Error;
 use std::process::{Command, id};
 use std::time::Duration;
 
-use efa::tokio::AsyncEndpoint;
+use efa::with_tokio::AsyncEndpoint;
 use efa::{Address, AddressVector, EndpointOptions, Fabric, FiAddr, Message, Receive, ShmOptions};
 use tokio::task::JoinSet;
 use tokio::time::timeout;

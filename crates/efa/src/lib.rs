@@ -26,7 +26,7 @@
 //!   and sleeps while nothing happens. ([`discover`] has a thread look up a node that is no IP address, for as long as
 //!   the system's resolver takes.)
 //! * **Waiting polls or sleeps.** [`CompletionQueue::wait`] and [`Counter::wait`] block the thread, so don't
-//!   call them in an async task (those have the module `tokio`). They poll, unless the object was made by
+//!   call them in an async task (those have the module `with_tokio`). They poll, unless the object was made by
 //!   [`Domain::waitable_completion_queue`] or [`Domain::waitable_counter`]: then they sleep, and the object
 //!   has a descriptor for poll, select and epoll. On an EFA interface they take completion channels of rdma-core;
 //!   where an interface doesn't notify, making one fails.
@@ -104,7 +104,7 @@
 //! * `sim` (default): the software device. Without it, none of its types is in the API, and a fabric is an
 //!   EFA interface.
 //! * `capture`: `sim::Capture` writes the packets of the software device into pcapng files.
-//! * `tokio`: completions and events as streams, operations as futures (module `tokio`). It adds the dependencies
+//! * `tokio`: completions and events as streams, operations as futures (module `with_tokio`). It adds the dependencies
 //!   tokio and futures-core.
 
 #![forbid(unsafe_code)]
@@ -161,10 +161,10 @@ mod scalable;
 mod scalable_address;
 mod send_budget;
 mod shared_receive_queue;
-#[cfg(feature = "tokio")]
-pub mod tokio;
 mod usable;
 mod wait;
+#[cfg(feature = "tokio")]
+pub mod with_tokio;
 
 /// The software device: options of its links, and faults of the simulated network. The rest of it is in
 /// the crate `efa-sim`.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use efa::sim::FaultOptions;
-use efa::tokio::{AsyncEndpoint, AsyncError, EnableAsyncError, Ended, StreamError};
+use efa::with_tokio::{AsyncEndpoint, AsyncError, EnableAsyncError, Ended, StreamError};
 use efa::{
     Access, AddressVector, AtomicOp, CompletionQueue, CompletionQueueOptions, ControlEvent,
     Direction, Domain, EnableError, Endpoint, EndpointOptions, EventQueueOptions, Fabric, FiAddr,
@@ -26,6 +26,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::time::{sleep, timeout};
 
 mod close;
+mod names;
 #[path = "../spent/mod.rs"]
 mod spent;
 

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use ::tokio::runtime::Handle;
-use ::tokio::sync::{Mutex as AsyncMutex, Notify, Semaphore, mpsc};
-use ::tokio::task::{AbortHandle, yield_now};
 use efa_device::DeviceError;
 use efa_rdm::Statistics;
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::{Mutex as AsyncMutex, Notify, Semaphore, mpsc};
+use tokio::task::{AbortHandle, yield_now};
 
 use super::sleeper::StreamError;
 use super::slots::{Left, Slots, of};
@@ -96,7 +96,7 @@ const IN_A_ROW: usize = 64;
 ///
 /// A task of the runtime reads its completions. Futures complete with the [`Completion`], whose buffer is the
 /// one that was given; its context is a number of the endpoint's own. What becomes of dropped futures is
-/// [written here](crate::tokio#dropped-futures). Operations whose futures are polled one after the other for the
+/// [written here](crate::with_tokio#dropped-futures). Operations whose futures are polled one after the other for the
 /// first time keep that order as those of an [`Endpoint`] do, unless one of them waits for its turn.
 ///
 /// At most 8192 receives are under way, and as many other operations, or fewer by

@@ -6,10 +6,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use ::tokio::io::Interest;
-use ::tokio::io::unix::AsyncFd;
-use ::tokio::runtime::Handle;
 use efa_device::DeviceError;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::runtime::Handle;
 
 use crate::clock::Clock;
 use crate::wait::{Source, WaitObject, is_readable};
