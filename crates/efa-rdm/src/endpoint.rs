@@ -526,6 +526,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.core_mut().events.pop()
     }
 
+    /// How many events there were since the endpoint was created, taken and lost ones too.
+    #[must_use]
+    pub fn event_count(&self) -> u64 {
+        self.core().events.count()
+    }
+
     /// Counters since the endpoint was created.
     pub fn statistics(&mut self) -> &Statistics {
         self.core_mut().statistics.events_lost = self.core().events.lost();

@@ -220,6 +220,8 @@ pub enum DropReason {
 #[derive(Debug, Default)]
 pub(crate) struct Events {
     queue: VecDeque<Event>,
+    /// All that there were, lost ones too.
+    count: u64,
     lost: u64,
 }
 
@@ -228,6 +230,7 @@ const MOST_EVENTS: usize = 1024;
 impl Events {
     pub(crate) fn push(&mut self, event: Event) {
         tracing::debug!(?event);
+        self.count += 1;
         if self.queue.len() < MOST_EVENTS {
             self.queue.push_back(event);
         } else {
@@ -237,6 +240,10 @@ impl Events {
 
     pub(crate) fn pop(&mut self) -> Option<Event> {
         self.queue.pop_front()
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.count
     }
 
     pub(crate) fn lost(&self) -> u64 {

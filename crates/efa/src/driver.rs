@@ -44,6 +44,7 @@ use crate::message::{Message, Receive, ReceiveId};
 use crate::named::Published;
 use crate::packet::Packet;
 use crate::peer_map::PeerMap;
+use crate::reporters::Signal;
 use crate::rma::{AtomicRefused, Rma};
 use crate::send_budget::SendBudget;
 use crate::shared_receive_queue::Member;
@@ -68,6 +69,8 @@ pub(crate) struct Bindings {
     pub(crate) keys: Option<Arc<Keys>>,
     /// What threads sleep on that wait for these queues and counters, each once.
     pub(crate) waiters: Vec<Arc<WaitObject>>,
+    /// What is set when the endpoint has an event.
+    pub(crate) signals: Vec<Arc<Signal>>,
     /// The endpoint's place in a shared receive queue.
     pub(crate) member: Option<Member>,
 }
@@ -94,7 +97,7 @@ pub(crate) struct Driver<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePa
     accounts: Option<Box<Accounts>>,
     /// `Released` completions of multi-receive buffers, each held until its last message completes.
     releases: Vec<(Parts, Entry)>,
-    /// `None` if nobody can sleep until the endpoint has something.
+    /// `None` if nobody can sleep until the endpoint has something, or waits for events.
     waiters: Option<Box<Waiters>>,
     /// The time when the clock was last read, and the number of polls since.
     now: Time,
@@ -175,6 +178,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             send_budget,
             keys,
             waiters,
+            signals,
             // The engine has it already.
             member: _,
         } = bindings;
@@ -194,7 +198,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             receive: CqBinding::new(receive),
             accounts: Accounts::new(counters, send_budget),
             releases: Vec::new(),
-            waiters: Waiters::new(waiters),
+            waiters: Waiters::new(waiters, signals),
             now: Time::ZERO,
             // The first poll reads the clock: the fabric may have been open for long.
             polls: BUSY_POLLS_PER_CLOCK_READ,

@@ -489,11 +489,11 @@ impl Endpoint {
 
     /// Returns the next [event](Event), if there is one. A closed endpoint has none.
     ///
-    /// 1,024 are kept; those that come then are lost, and [counted](Statistics#structfield.events_lost). An event wakes
-    /// nobody: a program that sleeps until something completes wakes up at intervals to look for them.
+    /// 1,024 are kept; those that come then are lost, and [counted](Statistics#structfield.events_lost). To sleep until there
+    /// is one, [bind an event queue](crate::EndpointBuilder::bind_event_queue): then that takes them.
     #[must_use]
     pub fn event(&self) -> Option<Event> {
-        drive!(self.shared, driver => driver.event(), _ => None)
+        self.shared.event()
     }
 
     /// Returns counts since the endpoint was enabled; of a closed endpoint, the last ones.
@@ -654,6 +654,10 @@ impl Shared {
 
     pub(crate) fn next_timeout(&self) -> Option<Time> {
         drive!(self, driver => driver.next_timeout(), _ => None)
+    }
+
+    pub(crate) fn event(&self) -> Option<Event> {
+        drive!(self, driver => driver.event(), _ => None)
     }
 
     /// A number that changes whenever the endpoint sends or receives a packet.

@@ -17,12 +17,14 @@ use crate::attributes::{
 use crate::background::Background;
 use crate::capabilities::{Capabilities, OperationFlags};
 use crate::completion_queue::CompletionQueue;
+use crate::connection::EventQueue;
 use crate::counter::{Counted, Counter, Counters};
 use crate::domain::Domain;
 use crate::driver::{Bindings, Sources, Unreported};
 use crate::endpoint::{Endpoint, Shared};
 use crate::endpoint_options::{ContextOptions, EndpointOptions, Receiving, Side, SideProperties};
 use crate::error::{Bound, EnableError};
+use crate::reporters::Signal;
 use crate::send_budget::SendBudget;
 use crate::shared_receive_queue::{Member, SharedReceiveQueue};
 use crate::usable::Usable;
@@ -96,6 +98,9 @@ pub struct EndpointBuilder {
     counters: Counters,
     shared_receives: Option<SharedReceiveQueue>,
     send_budget: Option<SendBudget>,
+    events: Option<EventQueue>,
+    /// What is set at events besides.
+    signal: Option<Arc<Signal>>,
     /// Whether operations of the transmit and the receive side complete only if they are signaled.
     selective: [bool; 2],
     /// The first error of a bind call; `enable` returns it.
@@ -114,6 +119,8 @@ impl EndpointBuilder {
             counters: Counters::default(),
             shared_receives: None,
             send_budget: None,
+            events: None,
+            signal: None,
             selective: [false; 2],
             error: None,
         }
@@ -175,6 +182,27 @@ impl EndpointBuilder {
     #[cfg(feature = "tokio")]
     pub(crate) fn send_budget(&self) -> Option<&SendBudget> {
         self.send_budget.as_ref()
+    }
+
+    /// Has this signal set by events.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn signal_events(self, signal: &Arc<Signal>) -> Self {
+        Self { signal: Some(Arc::clone(signal)), ..self }
+    }
+
+    /// Binds an event queue of the fabric (`fi_ep_bind` of an `fi_eq`): the endpoint's [events](crate::Event) come to it as
+    /// [`ControlEvent::Endpoint`](crate::ControlEvent::Endpoint), and wake who waits for it.
+    ///
+    /// Events come up while the endpoint is progressed: by reads of its completion queues and counters, by its
+    /// operations, or by the thread of a domain with [automatic progress](crate::Progress::Automatic). Reading the event
+    /// queue doesn't progress it. So a program with one thread waits for a completion queue as well: both can be in a
+    /// [wait set](crate::WaitSet), or have descriptors for one call of poll.
+    pub fn bind_event_queue(mut self, events: &EventQueue) -> Self {
+        let bound = match self.domain.fabric().is(events.fabric()) {
+            true => fill(&mut self.events, events, true, Bound::EventQueue),
+            false => Err(EnableError::OtherFabric(Bound::EventQueue)),
+        };
+        self.note(bound)
     }
 
     /// Binds the address vector.
@@ -242,6 +270,7 @@ impl EndpointBuilder {
             send_budget: self.send_budget.clone(),
             keys: self.domain.keys().cloned(),
             waiters,
+            signals: self.signals(),
             member,
         };
         let device = self.domain.device();
@@ -265,6 +294,9 @@ impl EndpointBuilder {
         let shared_receives = self.shared_receives;
         let endpoint = Endpoint { shared, transmit, receive, addresses, counters, shared_receives };
         endpoint.introduce(number);
+        if let Some(events) = &self.events {
+            events.reporters().add(&endpoint.shared);
+        }
         Ok(endpoint)
     }
 
@@ -322,6 +354,11 @@ impl EndpointBuilder {
     fn config(&self) -> Config {
         let hash_seed = self.options.hash_seed.unwrap_or_else(random);
         self.options.protocol.clone().with(|config| config.hash_seed = hash_seed)
+    }
+
+    fn signals(&self) -> Vec<Arc<Signal>> {
+        let of_queue = self.events.as_ref().map(|events| events.reporters().signal());
+        of_queue.into_iter().chain(&self.signal).cloned().collect()
     }
 
     /// Of the transmit and the receive side.

@@ -125,6 +125,9 @@ pub enum EnableError {
     /// Something belongs to another domain.
     #[error("the {0} belongs to another domain")]
     OtherDomain(Bound),
+    /// Something belongs to another fabric.
+    #[error("the {0} belongs to another fabric")]
+    OtherFabric(Bound),
     /// Capabilities are not offered.
     #[error("capabilities not offered: {0}")]
     NotOffered(Capabilities),
@@ -214,7 +217,7 @@ pub enum Bound {
     /// A budget of sends.
     #[error("budget of sends")]
     SendBudget,
-    /// The event queue of an endpoint with a connection.
+    /// The event queue.
     #[error("event queue")]
     EventQueue,
 }

@@ -17,6 +17,7 @@
 //! | `fi_cntr_open`, `fi_cntr_wait` | [Counters](#counters) |
 //! | `fi_poll_open`, `fi_poll` | [A poll set](#a-poll-set) |
 //! | `fi_trywait`, `fi_control(FI_GETWAIT)` | [Sleeping on descriptors](#sleeping-on-descriptors) |
+//! | `fi_ep_bind` of an event queue, `fi_eq_sread`, `fi_wait` | [Waiting for events](#waiting-for-events) |
 //!
 //! # Asking what there is
 //!
@@ -537,6 +538,51 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! # Waiting for events
+//!
+//! What happens to an endpoint apart from its operations is an [`Event`]: a peer is lost, a packet is dropped. A program
+//! that polls asks the endpoint ([`Endpoint::event`]). One that sleeps binds an event queue, and waits for that together
+//! with the completion queue: reading completions is what makes progress, so events come up meanwhile.
+//!
+//! ```
+//! use std::time::Duration;
+//! use efa::{
+//!     CompletionQueueOptions, ControlEvent, Direction, EndpointOptions, Event, EventQueueOptions,
+//!     Fabric, LocalOptions, Message, Wait,
+//! };
+//!
+//! let fabric = Fabric::local(LocalOptions::default());
+//! let domain = fabric.domain()?;
+//! let set = fabric.wait_set()?;
+//! let wait = || Wait::Set(set.clone());
+//! let queue = domain.waitable_completion_queue(CompletionQueueOptions::default(), wait())?;
+//! let events = fabric.waitable_event_queue(EventQueueOptions::default(), wait())?;
+//! # let endpoint = || {
+//! #     let addresses = domain.address_vector();
+//! #     let builder = domain.endpoint(EndpointOptions::default()).bind_address_vector(&addresses);
+//! #     (builder.bind_completion_queue(&queue, Direction::Both), addresses)
+//! # };
+//! let (bob, _) = endpoint();
+//! let bob = bob.bind_event_queue(&events).enable()?;
+//! # let (alice, addresses) = endpoint();
+//! # let alice = alice.enable()?;
+//! // Somebody whom Bob doesn't know sends what Bob has posted no receive for: nothing completes.
+//! alice.inject(Message::to(addresses.insert(bob.address())?), b"hello")?;
+//! let discovered = loop {
+//!     assert!(set.wait(Duration::from_secs(10))?, "nothing happened");
+//!     while let Some(entry) = queue.read() {
+//!         entry?;
+//!     }
+//!     match events.read().transpose()? {
+//!         Some(ControlEvent::Endpoint { event: Event::PeerDiscovered(peer), .. }) => break peer,
+//!         Some(other) => println!("{other:?}"),
+//!         None => {}
+//!     }
+//! };
+//! assert_eq!(discovered, alice.address());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! # Every call
 //!
 //! One table for each manual page of libfabric 2.6, section 3. Where there is nothing here, the table says why.
@@ -582,7 +628,7 @@
 //! | `fi_ep_bind` of a completion queue | [`EndpointBuilder::bind_completion_queue`], [`EndpointBuilder::selective`] (`FI_SELECTIVE_COMPLETION`) |
 //! | `fi_ep_bind` of an address vector, a counter | [`EndpointBuilder::bind_address_vector`], [`EndpointBuilder::bind_counter`] |
 //! | `fi_ep_bind` of a shared context | [`EndpointBuilder::bind_send_budget`], [`EndpointBuilder::bind_shared_receive_queue`] |
-//! | `fi_ep_bind` of an event queue | [`MsgEndpointBuilder::bind_event_queue`]; others have [`Endpoint::event`] |
+//! | `fi_ep_bind` of an event queue | [`EndpointBuilder::bind_event_queue`], [`MsgEndpointBuilder::bind_event_queue`]; without one [`Endpoint::event`] |
 //! | `fi_scalable_ep_bind` | the methods `bind_…` of [`ScalableEndpointBuilder`] |
 //! | `fi_enable` | [`EndpointBuilder::enable`], [`MsgEndpointBuilder::enable`], [`ScalableEndpointBuilder::enable`] |
 //! | `fi_cancel` | [`Endpoint::cancel_context`], [`Endpoint::cancel`]; of receives only, as in libfabric's provider |

@@ -154,6 +154,7 @@ mod peer_map;
 mod pieces;
 mod region;
 mod registrations;
+mod reporters;
 mod resolve;
 mod rma;
 mod room;

@@ -8,6 +8,7 @@ use efa_device::DeviceError;
 use super::request::ConnectionRequest;
 use crate::address_vector::FiAddr;
 use crate::endpoint::EndpointId;
+use crate::event::Event;
 
 /// An event of an [`EventQueue`](crate::EventQueue) (`fi_eq_entry`, `fi_eq_cm_entry`).
 #[derive(Debug)]
@@ -31,6 +32,16 @@ pub enum ControlEvent {
         endpoint: EndpointId,
         /// Its [context](crate::EndpointOptions#structfield.context).
         context: u64,
+    },
+    /// What happened to an endpoint apart from its operations and its connection, if the queue was
+    /// [bound](crate::EndpointBuilder::bind_event_queue) to report that.
+    Endpoint {
+        /// The endpoint, in its domain.
+        endpoint: EndpointId,
+        /// Its [context](crate::EndpointOptions#structfield.context).
+        context: u64,
+        /// What happened.
+        event: Event,
     },
     /// All addresses of a call of [`insert_async`](crate::AddressVector::insert_async) were inserted, or refused
     /// (`FI_AV_COMPLETE`).

@@ -16,6 +16,7 @@ use super::stream::Watch;
 use crate::error::Error;
 use crate::fabric::Fabric;
 use crate::insertion::{Insertion, Progress};
+use crate::reporters::Reporters;
 use crate::wait::{Source as WaitSource, TryWaitError, Wait, WaitObject, new_poller, sealed};
 
 /// Options of an event queue.
@@ -60,14 +61,16 @@ impl EventQueueOptions {
     }
 }
 
-/// A queue of control events (`fi_eq`): requests, connections and their ends, and events of the program.
+/// A queue of control events (`fi_eq`): requests, connections and their ends, events of endpoints that report to it
+/// ([`EndpointBuilder::bind_event_queue`](crate::EndpointBuilder::bind_event_queue)), and events of the program.
 /// Completions of operations come to completion queues and never here. Clones are handles to the same queue.
 ///
 /// Threads can sleep until it has something: in [`wait`](Self::wait), on its descriptor after
 /// [`Fabric::try_wait`](crate::Fabric::try_wait), or in a [wait set](crate::WaitSet).
 ///
 /// Any number of listeners and endpoints may be bound to it. Reading it does what they need
-/// (`FI_PROGRESS_MANUAL`): between two reads no caller gets an answer.
+/// (`FI_PROGRESS_MANUAL`): between two reads no caller gets an answer. It progresses no operations, which reading
+/// completion queues does.
 ///
 /// A queue that is full takes nothing from its sources; they wait, and nothing is lost.
 #[derive(Clone, Debug)]
@@ -104,6 +107,8 @@ pub(super) struct Shared {
     sources: Mutex<Sources>,
     /// Into address vectors, the oldest first. Locked after the sources.
     insertions: Mutex<VecDeque<Insertion>>,
+    /// Locked after the sources.
+    reporters: Reporters,
     watch: Watch,
     /// A request was answered at a listener that had too many.
     has_room_again: AtomicBool,
@@ -131,6 +136,7 @@ impl EventQueue {
             context: options.context,
             sources: Mutex::new(Sources::new()),
             insertions: Mutex::default(),
+            reporters: Reporters::new(&object),
             watch: Watch { epoll, wait: Arc::clone(&object) },
             has_room_again: AtomicBool::new(false),
             is_held: AtomicBool::new(false),
@@ -215,6 +221,11 @@ impl EventQueue {
 
     pub(crate) fn fabric(&self) -> &Fabric {
         &self.0.fabric
+    }
+
+    /// The endpoints whose events come here.
+    pub(crate) fn reporters(&self) -> &Reporters {
+        &self.0.reporters
     }
 
     /// Does an insertion while the queue is read.
@@ -340,7 +351,8 @@ impl Shared {
         sources.collect(&self.watch, self.has_pipes(), now);
         sources.run(&self.watch, self.capacity, now);
         let inserts = self.insert(&mut sources.entries);
-        let more = inserts || sources.is_ready();
+        let reports = self.reporters.report(&mut sources.entries, self.capacity);
+        let more = inserts || reports || sources.is_ready();
         (sources, more)
     }
 

@@ -161,7 +161,8 @@ impl MsgEndpointBuilder {
         Self { endpoint: self.endpoint.bind_completion_queue(queue, direction), ..self }
     }
 
-    /// Binds the event queue, to which the connection's events come.
+    /// Binds the event queue, to which the connection's events come. For [others](crate::Event) of the endpoint
+    /// [bind it with](Self::bind_with) [`EndpointBuilder::bind_event_queue`] as well.
     pub fn bind_event_queue(mut self, events: &EventQueue) -> Self {
         self.bound_twice |= self.events.replace(events.clone()).is_some();
         self

@@ -134,6 +134,7 @@ impl Host {
             counters: Counters::default(),
             send_budget: None,
             keys: None,
+            signals: Vec::new(),
             waiters: Vec::new(),
         };
         Driver::new(Engine::new(queue_pair, Config::default()).unwrap(), bindings)

@@ -8,6 +8,7 @@ use efa_device::{Armed, DeviceError, QueuePair, Time};
 use super::Driver;
 use crate::clock::Clock;
 use crate::device::{ConcretePacket, ConcreteRegion};
+use crate::reporters::Signal;
 use crate::wait::WaitObject;
 
 /// How often an endpoint looks whether a full completion queue has space for its completions again.
@@ -19,12 +20,26 @@ pub(super) struct Waiters {
     objects: Vec<Arc<WaitObject>>,
     /// Whether a thread may be asleep, and until when at most.
     armed: Option<Option<Time>>,
+    /// What is set at events, and the engine's count of them when it last was.
+    signals: Vec<Arc<Signal>>,
+    signalled: u64,
 }
 
 impl Waiters {
     /// `None` if nobody can wait for the endpoint.
-    pub(super) fn new(objects: Vec<Arc<WaitObject>>) -> Option<Box<Self>> {
-        (!objects.is_empty()).then(|| Box::new(Self { objects, armed: None }))
+    pub(super) fn new(
+        objects: Vec<Arc<WaitObject>>,
+        signals: Vec<Arc<Signal>>,
+    ) -> Option<Box<Self>> {
+        let has_some = !(objects.is_empty() && signals.is_empty());
+        has_some.then(|| Box::new(Self { objects, armed: None, signals, signalled: 0 }))
+    }
+
+    /// The engine has had so many events.
+    fn signal(&mut self, events: u64) {
+        if std::mem::replace(&mut self.signalled, events) != events {
+            self.signals.iter().for_each(|signal| signal.set());
+        }
     }
 
     fn wake(&mut self) {
@@ -64,11 +79,12 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     }
 
     /// Wakes threads that sleep if a call has left something to do that no descriptor shows: an operation
-    /// that ended at once, or something to be done earlier than they sleep.
+    /// that ended at once, or something to be done earlier than they sleep. So are those that wait for an event.
     #[cold]
     #[inline(never)]
     fn wake_if_needed(&mut self) {
         let Some(waiters) = &mut self.waiters else { return };
+        waiters.signal(self.engine.event_count());
         let Some(until) = waiters.armed else { return };
         if !(self.transmit.is_clear() && self.receive.is_clear()) {
             return;

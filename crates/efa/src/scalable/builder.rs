@@ -6,6 +6,7 @@ use super::{NoSuchContext, ScalableEndpoint};
 use crate::address_vector::AddressVector;
 use crate::attributes::{EndpointAttributes, EndpointKind};
 use crate::completion_queue::CompletionQueue;
+use crate::connection::EventQueue;
 use crate::counter::{Counted, Counter};
 use crate::domain::Domain;
 use crate::endpoint::Endpoint;
@@ -134,6 +135,7 @@ pub struct ScalableEndpointBuilder {
     counters: Vec<(Counter, Counted)>,
     shared_receives: Vec<SharedReceiveQueue>,
     send_budgets: Vec<SendBudget>,
+    events: Vec<EventQueue>,
     /// The first error of a call; `enable` returns it.
     error: Option<EnableError>,
 }
@@ -162,6 +164,7 @@ impl Domain {
             counters: Vec::new(),
             shared_receives: Vec::new(),
             send_budgets: Vec::new(),
+            events: Vec::new(),
             error: None,
         }
     }
@@ -228,6 +231,12 @@ impl ScalableEndpointBuilder {
     /// Binds a budget that all transmit contexts take shares of: see [`EndpointBuilder::bind_send_budget`].
     pub fn bind_send_budget(mut self, budget: &SendBudget) -> Self {
         self.send_budgets.push(budget.clone());
+        self
+    }
+
+    /// Binds an event queue, to which events of all queue pairs come: see [`EndpointBuilder::bind_event_queue`].
+    pub fn bind_event_queue(mut self, events: &EventQueue) -> Self {
+        self.events.push(events.clone());
         self
     }
 
@@ -313,6 +322,9 @@ impl ScalableEndpointBuilder {
         }
         for budget in &self.send_budgets {
             builder = builder.bind_send_budget(budget);
+        }
+        for events in &self.events {
+            builder = builder.bind_event_queue(events);
         }
         builder.enable().map(Arc::new)
     }

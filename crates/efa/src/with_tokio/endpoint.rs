@@ -30,6 +30,7 @@ use crate::endpoint_builder::{Direction, EndpointBuilder};
 use crate::error::{CloseError, EnableError, Error};
 use crate::event::Event;
 use crate::message::{Message, Receive, ReceiveId};
+use crate::reporters::Signal;
 use crate::rma::{Operation, Rma};
 use crate::send_budget::SendBudget;
 use crate::wait::Wait;
@@ -105,6 +106,8 @@ const IN_A_ROW: usize = 64;
 /// begins the next. If one endpoint of a budget is enabled so, all must be: no future learns of the shares that others
 /// return.
 ///
+/// [Events](Event) come to whoever waits for [the next one](Self::next_event).
+///
 /// There are no receives of many messages here, no peeks and no claims, and messages can be injected, but no writes and
 /// atomics: an [`Endpoint`] has all that, and its queue a [stream](crate::CompletionQueue::stream).
 ///
@@ -152,6 +155,10 @@ struct Shared {
     turn: Notify,
     /// A message was kept, so a receive that waits for a permit or a turn may take it.
     kept: Notify,
+    /// There was an event, or there are no more.
+    event: Notify,
+    /// Set when there was an event, of which the reader tells those who wait.
+    signal: Arc<Signal>,
     /// The endpoint was closed: the reader keeps nothing more for [`AsyncEndpoint::unasked`].
     closed: Notify,
     /// What the endpoint's sends take a share of, if it has one.
@@ -197,13 +204,17 @@ impl EndpointBuilder {
         let options = CompletionQueueOptions::default().capacity(2 * UNDER_WAY);
         let queue = self.domain().waitable_completion_queue(options, Wait::Fd)?;
         let completions = queue.stream()?;
+        let wait = queue.shared().wait_object().ok_or(StreamError::NotWaitable)?;
+        let signal = Signal::new(wait);
         let budget = self.send_budget().cloned();
-        let endpoint = self.bind_completion_queue(&queue, Direction::Both).report_all().enable()?;
+        let builder = self.bind_completion_queue(&queue, Direction::Both).report_all();
+        let endpoint = builder.signal_events(&signal).enable()?;
         let (sender, others) = mpsc::channel(OTHERS);
         let permits = [UNDER_WAY; 2].map(Semaphore::new);
         let state = Mutex::default();
-        let [turn, kept, closed] = [(); 3].map(|()| Notify::new());
-        let shared = Arc::new(Shared { state, permits, turn, kept, closed, budget });
+        let [turn, kept, event, closed] = [(); 4].map(|()| Notify::new());
+        let shared = Shared { state, permits, turn, kept, event, signal, closed, budget };
+        let shared = Arc::new(shared);
         let runtime = Handle::current();
         let reader = Reader { shared: Arc::clone(&shared), others: Some(sender) };
         let reader = runtime.spawn(reader.run(completions)).abort_handle();
@@ -251,10 +262,30 @@ impl AsyncEndpoint {
         self.0.endpoint.statistics()
     }
 
-    /// The next [event](Event), if there is one; no task is woken for it.
+    /// The next [event](Event), if there is one; [`next_event`](Self::next_event) waits for it.
     #[must_use]
     pub fn event(&self) -> Option<Event> {
         self.0.endpoint.event()
+    }
+
+    /// The next [event](Endpoint::event) of the endpoint (`fi_eq_sread`). Dropping the future loses none. Each event goes to
+    /// one of those who wait, or to the [event queue](EndpointBuilder::bind_event_queue) if one is bound.
+    ///
+    /// # Errors
+    /// The runtime was shut down, the device failed, or the endpoint was closed, whose events are gone then.
+    pub async fn next_event(&self) -> Result<Event, Ended> {
+        let shared = &self.0.shared;
+        loop {
+            // It is woken by what happens from now on.
+            let later = shared.event.notified();
+            if let Some(event) = self.event() {
+                return Ok(event);
+            }
+            if shared.is_over() {
+                return Err(shared.why_ended());
+            }
+            later.await;
+        }
     }
 
     /// [Sends](Endpoint::send) a message.
@@ -407,6 +438,7 @@ impl Inner {
         let result = self.endpoint.close(timeout);
         self.shared.state.lock().is_closed = true;
         self.shared.closed.notify_one();
+        self.shared.event.notify_waiters();
         // The reader may be gone with its runtime, and those who share the budget run in another.
         self.shared.give_turns();
         result
@@ -574,6 +606,13 @@ impl Shared {
         wakers.into_iter().for_each(Waker::wake);
         self.permits.iter().for_each(Semaphore::close);
         self.turn.notify_waiters();
+        self.event.notify_waiters();
+    }
+
+    /// Whether nothing happens at the endpoint any more.
+    fn is_over(&self) -> bool {
+        let state = self.state.lock();
+        state.is_closed || state.ended.is_some()
     }
 
     fn take_kept(&self, receive: &Receive) -> Option<Entry> {
@@ -646,6 +685,9 @@ impl Reader {
         let mut closed = pin!(shared.closed.notified());
         poll_fn(|cx| {
             let polled = completions.poll(cx);
+            if shared.signal.take() {
+                shared.event.notify_waiters();
+            }
             if polled.is_pending() {
                 shared.give_turns();
                 // A close wakes this task. What it has completed is in the queue then, if it wasn't read yet.

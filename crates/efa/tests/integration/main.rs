@@ -10,6 +10,7 @@ mod connections;
 mod counters;
 mod discovery;
 mod ends;
+mod events;
 mod foreign;
 mod formats;
 mod growth;

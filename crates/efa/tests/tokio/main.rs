@@ -26,6 +26,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::time::{sleep, timeout};
 
 mod close;
+mod events;
 mod names;
 #[path = "../spent/mod.rs"]
 mod spent;
