@@ -13,17 +13,17 @@ use efa_rdm::Statistics;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex as AsyncMutex, Notify, Semaphore, mpsc};
-use tokio::task::{AbortHandle, yield_now};
+use tokio::task::AbortHandle;
 
+use super::reader::Reader;
 use super::sleeper::StreamError;
-use super::slots::{Left, Slots, of};
-use super::streams::CompletionStream;
+use super::slots::{Left, Slots};
 use crate::address::Address;
 use crate::attributes::EndpointAttributes;
 use crate::buffer::{Buffer, ReceiveBuffer};
 use crate::capabilities::Capabilities;
-use crate::completion::{Completion, CompletionError, Kind, Refused, StartError};
-use crate::completion_queue::{CompletionQueueOptions, Entry, WaitError};
+use crate::completion::{Completion, CompletionError, Refused, StartError};
+use crate::completion_queue::{CompletionQueueOptions, Entry};
 use crate::domain::Domain;
 use crate::endpoint::{Endpoint, EndpointId};
 use crate::endpoint_builder::{Direction, EndpointBuilder};
@@ -89,8 +89,6 @@ pub enum Ended {
 const OTHERS: usize = 1024;
 /// Most operations of each side that are under way.
 const UNDER_WAY: usize = 8192;
-/// Completions that are handed out before other tasks get their turn.
-const IN_A_ROW: usize = 64;
 
 /// An endpoint whose operations are futures. Clones are handles to the same endpoint; it is closed when the last
 /// one is dropped.
@@ -108,8 +106,7 @@ const IN_A_ROW: usize = 64;
 ///
 /// [Events](Event) come to whoever waits for [the next one](Self::next_event).
 ///
-/// There are no receives of many messages here, no peeks and no claims, and messages can be injected, but no writes and
-/// atomics: an [`Endpoint`] has all that, and its queue a [stream](crate::CompletionQueue::stream).
+/// Messages can be injected here, but no writes and atomics: an [`Endpoint`] has all that, and its queue a [stream](crate::CompletionQueue::stream).
 ///
 /// ```
 /// use efa::{EndpointOptions, Fabric, LocalOptions, Message, Receive};
@@ -133,34 +130,36 @@ const IN_A_ROW: usize = 64;
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct AsyncEndpoint(Arc<Inner>);
+pub struct AsyncEndpoint(pub(super) Arc<Inner>);
 
-struct Inner {
+pub(super) struct Inner {
     // Dropped first: what is under way then completes as cancelled.
-    endpoint: Endpoint,
+    pub(super) endpoint: Endpoint,
     // Dropped next: what is under way has returned its shares of the budget.
     _turns: TurnsAtEnd,
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     others: AsyncMutex<mpsc::Receiver<Entry>>,
     runtime: Handle,
     reader: AbortHandle,
 }
 
 /// What futures share with the task that reads completions.
-struct Shared {
-    state: Mutex<State>,
+pub(super) struct Shared {
+    pub(super) state: Mutex<State>,
     /// A permit for each operation under way: sends and their like, and receives.
-    permits: [Semaphore; 2],
+    pub(super) permits: [Semaphore; 2],
     /// Something has completed, or has been looked for, so an operation that the engine had no room for may start.
-    turn: Notify,
+    pub(super) turn: Notify,
     /// A message was kept, so a receive that waits for a permit or a turn may take it.
-    kept: Notify,
+    pub(super) kept: Notify,
+    /// A receive of many messages has room for another.
+    pub(super) room: Notify,
     /// There was an event, or there are no more.
-    event: Notify,
+    pub(super) event: Notify,
     /// Set when there was an event, of which the reader tells those who wait.
-    signal: Arc<Signal>,
+    pub(super) signal: Arc<Signal>,
     /// The endpoint was closed: the reader keeps nothing more for [`AsyncEndpoint::unasked`].
-    closed: Notify,
+    pub(super) closed: Notify,
     /// What the endpoint's sends take a share of, if it has one.
     budget: Option<SendBudget>,
 }
@@ -175,15 +174,15 @@ impl Drop for TurnsAtEnd {
 }
 
 /// The index of a side's permits.
-const TRANSMIT: usize = 0;
-const RECEIVE: usize = 1;
+pub(super) const TRANSMIT: usize = 0;
+pub(super) const RECEIVE: usize = 1;
 
 #[derive(Default)]
-struct State {
-    slots: Slots,
+pub(super) struct State {
+    pub(super) slots: Slots,
     /// Why nothing completes any more.
-    ended: Option<Ended>,
-    is_closed: bool,
+    pub(super) ended: Option<Ended>,
+    pub(super) is_closed: bool,
 }
 
 impl EndpointBuilder {
@@ -212,8 +211,8 @@ impl EndpointBuilder {
         let (sender, others) = mpsc::channel(OTHERS);
         let permits = [UNDER_WAY; 2].map(Semaphore::new);
         let state = Mutex::default();
-        let [turn, kept, event, closed] = [(); 4].map(|()| Notify::new());
-        let shared = Shared { state, permits, turn, kept, event, signal, closed, budget };
+        let [turn, kept, room, event, closed] = [(); 5].map(|()| Notify::new());
+        let shared = Shared { state, permits, turn, kept, room, event, signal, closed, budget };
         let shared = Arc::new(shared);
         let runtime = Handle::current();
         let reader = Reader { shared: Arc::clone(&shared), others: Some(sender) };
@@ -448,19 +447,49 @@ impl Inner {
     async fn run(
         &self,
         receive: Option<Receive>,
-        mut buffer: Buffer,
-        mut start: impl FnMut(&Endpoint, Buffer, u64) -> Result<Option<ReceiveId>, Refused>,
+        buffer: Buffer,
+        start: impl FnMut(&Endpoint, Buffer, u64) -> Result<Option<ReceiveId>, Refused>,
     ) -> Result<Completion, AsyncError> {
         let side = if receive.is_some() { RECEIVE } else { TRANSMIT };
+        self.run_on(side, receive, buffer, start).await
+    }
+
+    /// The same, with a permit of this side. A message that was kept for `receive` is taken in place of one that comes.
+    pub(super) async fn run_on(
+        &self,
+        side: usize,
+        receive: Option<Receive>,
+        buffer: Buffer,
+        start: impl FnMut(&Endpoint, Buffer, u64) -> Result<Option<ReceiveId>, Refused>,
+    ) -> Result<Completion, AsyncError> {
+        let kept = |slots: &mut Slots| slots.take_kept(receive.as_ref()?).map(Box::new);
+        let slot = |slots: &mut Slots| slots.start(receive);
+        match self.begin(side, kept, slot, buffer, start).await? {
+            Started::Kept(entry) => Ok((*entry)?),
+            Started::Operation { key, receive } => {
+                Ok(Ticket { inner: self, key, receive, is_done: false }.await??)
+            }
+        }
+    }
+
+    /// Starts an operation that gets a `slot`, unless it finds what was `kept` for it.
+    pub(super) async fn begin<K>(
+        &self,
+        side: usize,
+        kept: impl Fn(&mut Slots) -> Option<K>,
+        slot: impl Fn(&mut Slots) -> usize,
+        mut buffer: Buffer,
+        mut start: impl FnMut(&Endpoint, Buffer, u64) -> Result<Option<ReceiveId>, Refused>,
+    ) -> Result<Started<K>, AsyncError> {
         let mut acquire = pin!(self.shared.permits[side].acquire());
         let permit = loop {
-            let mut kept = pin!(self.shared.kept.notified());
-            if let Some(entry) = receive.and_then(|receive| self.shared.take_kept(&receive)) {
-                return Ok(entry?);
+            let mut is_kept = pin!(self.shared.kept.notified());
+            if let Some(found) = kept(&mut self.shared.state.lock().slots) {
+                return Ok(Started::Kept(found));
             }
             let first = poll_fn(|cx| match acquire.as_mut().poll(cx) {
                 Poll::Ready(permit) => Poll::Ready(Some(permit)),
-                Poll::Pending => kept.as_mut().poll(cx).map(|()| None),
+                Poll::Pending => is_kept.as_mut().poll(cx).map(|()| None),
             });
             match first.await {
                 Some(Ok(permit)) => break permit,
@@ -469,47 +498,47 @@ impl Inner {
             }
         };
         loop {
-            let kept = self.shared.kept.notified();
+            let is_kept = self.shared.kept.notified();
             // What completes from now on gives a turn, also that of another endpoint with the same budget.
             let turn = self.shared.turn.notified();
             let share = self.shared.budget.as_ref().map(SendBudget::turn);
-            buffer = match self.start(receive, buffer, &mut start) {
-                Ok(Started::Kept(entry)) => return Ok((*entry)?),
-                Ok(Started::Operation(ticket)) => {
-                    // It comes back with the completion, also if this future is dropped.
-                    permit.forget();
-                    return Ok(ticket.await??);
+            buffer = match self.start(&kept, &slot, buffer, &mut start) {
+                Ok(started) => {
+                    if let Started::Operation { .. } = started {
+                        // It comes back with the completion, also if this future is dropped.
+                        permit.forget();
+                    }
+                    return Ok(started);
                 }
                 Err(AsyncError::Refused(Refused { error, buffer })) if error.is_busy() => buffer,
                 Err(error) => return Err(error),
             };
             match share {
-                Some(share) => either(either(turn, share), kept).await,
-                None => either(turn, kept).await,
+                Some(share) => either(either(turn, share), is_kept).await,
+                None => either(turn, is_kept).await,
             }
         }
     }
 
-    fn start(
+    fn start<K>(
         &self,
-        receive: Option<Receive>,
+        kept: &impl Fn(&mut Slots) -> Option<K>,
+        slot: &impl Fn(&mut Slots) -> usize,
         buffer: Buffer,
         start: &mut impl FnMut(&Endpoint, Buffer, u64) -> Result<Option<ReceiveId>, Refused>,
-    ) -> Result<Started<'_>, AsyncError> {
+    ) -> Result<Started<K>, AsyncError> {
         let mut state = self.shared.state.lock();
         if let Some(ended) = &state.ended {
             return Err(ended.clone().into());
         }
         // One may have been kept since the call began.
-        if let Some(entry) = receive.and_then(|receive| state.slots.take_kept(&receive)) {
-            return Ok(Started::Kept(Box::new(entry)));
+        if let Some(found) = kept(&mut state.slots) {
+            return Ok(Started::Kept(found));
         }
-        let key = state.slots.start(receive);
+        let key = slot(&mut state.slots);
         drop(state);
         match start(&self.endpoint, buffer, context_of(key)) {
-            Ok(receive) => {
-                Ok(Started::Operation(Ticket { inner: self, key, receive, is_done: false }))
-            }
+            Ok(receive) => Ok(Started::Operation { key, receive }),
             Err(refused) => {
                 self.shared.change(|slots| ((), slots.not_started(key)));
                 Err(refused.into())
@@ -518,7 +547,7 @@ impl Inner {
     }
 
     /// A receive whose future is gone takes no message any more.
-    fn give_up(&self, left: Left, receive: Option<ReceiveId>) {
+    pub(super) fn give_up(&self, left: Left, receive: Option<ReceiveId>) {
         if let (Left::UnderWay, Some(receive)) = (left, receive) {
             self.endpoint.cancel(receive);
         }
@@ -547,10 +576,11 @@ impl Drop for Inner {
 }
 
 /// What a call began with.
-enum Started<'a> {
+pub(super) enum Started<K> {
     /// A receive found a message that was kept.
-    Kept(Box<Entry>),
-    Operation(Ticket<'a>),
+    Kept(K),
+    /// An operation is under way. `receive` is its number if it is one that can be cancelled.
+    Operation { key: usize, receive: Option<ReceiveId> },
 }
 
 /// An operation under way.
@@ -598,7 +628,7 @@ impl Drop for Ticket<'_> {
 
 impl Shared {
     /// From now on nothing completes.
-    fn end(&self, why: Ended) {
+    pub(super) fn end(&self, why: Ended) {
         let mut state = self.state.lock();
         state.ended.get_or_insert(why);
         let wakers = state.slots.wakers();
@@ -615,13 +645,13 @@ impl Shared {
         state.is_closed || state.ended.is_some()
     }
 
-    fn take_kept(&self, receive: &Receive) -> Option<Entry> {
+    pub(super) fn take_kept(&self, receive: &Receive) -> Option<Entry> {
         self.state.lock().slots.take_kept(receive)
     }
 
     /// Changes the slots; wakes the future that `change` returns beside its result, and those for which it kept a
     /// message.
-    fn change<T>(&self, change: impl FnOnce(&mut Slots) -> (T, Option<Waker>)) -> T {
+    pub(super) fn change<T>(&self, change: impl FnOnce(&mut Slots) -> (T, Option<Waker>)) -> T {
         let mut state = self.state.lock();
         let (result, woken) = change(&mut state.slots);
         let is_newly_kept = state.slots.take_newly_kept();
@@ -633,8 +663,34 @@ impl Shared {
         result
     }
 
+    /// Gives up a receive of many messages.
+    pub(super) fn stop_collecting(&self, key: usize) -> Left {
+        let mut state = self.state.lock();
+        let (left, woken, dropped) = state.slots.stop_collecting(key);
+        let is_newly_kept = state.slots.take_newly_kept();
+        drop(state);
+        drop(dropped);
+        woken.into_iter().for_each(Waker::wake);
+        if is_newly_kept {
+            self.kept.notify_waiters();
+        }
+        self.room.notify_waiters();
+        left
+    }
+
+    /// Waits until a receive of many messages has room for another.
+    pub(super) async fn room_for(&self, key: usize) {
+        loop {
+            let room = self.room.notified();
+            if !self.state.lock().slots.is_full(key) {
+                return;
+            }
+            room.await;
+        }
+    }
+
     /// Has operations try again that found no room, also those of endpoints with the same budget.
-    fn give_turns(&self) {
+    pub(super) fn give_turns(&self) {
         self.turn.notify_waiters();
         if let Some(budget) = &self.budget {
             budget.give_turns();
@@ -652,75 +708,6 @@ impl Shared {
 fn taken(pending: &mut Operation) -> Operation {
     let nothing = Operation::read(pending.datatype);
     std::mem::replace(pending, nothing)
-}
-
-/// The task that reads completions.
-struct Reader {
-    shared: Arc<Shared>,
-    /// `None` once the endpoint was closed and all completions were read.
-    others: Option<mpsc::Sender<Entry>>,
-}
-
-impl Reader {
-    async fn run(mut self, mut completions: CompletionStream) {
-        loop {
-            for _ in 0..IN_A_ROW {
-                let entry = match self.next(&mut completions).await {
-                    Ok(completion) => Ok(completion),
-                    Err(WaitError::Failed(failed)) => Err(failed),
-                    Err(WaitError::Device(error)) => return self.shared.end(Ended::Device(error)),
-                    // Nobody else has the queue.
-                    Err(_) => continue,
-                };
-                self.hand_out(entry).await;
-            }
-            yield_now().await;
-        }
-    }
-
-    /// The next completion. Sends that have completed at the level inject end without another one, and whoever waits for
-    /// their room tries again when there is nothing to be read.
-    async fn next(&mut self, completions: &mut CompletionStream) -> Result<Completion, WaitError> {
-        let Self { shared, others } = self;
-        let mut closed = pin!(shared.closed.notified());
-        poll_fn(|cx| {
-            let polled = completions.poll(cx);
-            if shared.signal.take() {
-                shared.event.notify_waiters();
-            }
-            if polled.is_pending() {
-                shared.give_turns();
-                // A close wakes this task. What it has completed is in the queue then, if it wasn't read yet.
-                let is_closed =
-                    closed.as_mut().poll(cx).is_ready() || shared.state.lock().is_closed;
-                if is_closed && !completions.has_entries() {
-                    *others = None;
-                }
-            }
-            polled
-        })
-        .await
-    }
-
-    async fn hand_out(&self, entry: Entry) {
-        let Some(key) = of(&entry).context.checked_sub(1) else {
-            if let Some(others) = &self.others {
-                // It fails only when the endpoint is gone.
-                let _ = others.send(entry).await;
-            }
-            return;
-        };
-        let side = if of(&entry).kind == Kind::Receive { RECEIVE } else { TRANSMIT };
-        self.shared.change(|slots| ((), slots.completed(key as usize, entry)));
-        self.shared.permits[side].add_permits(1);
-        self.shared.give_turns();
-    }
-}
-
-impl Drop for Reader {
-    fn drop(&mut self) {
-        self.shared.end(Ended::Runtime);
-    }
 }
 
 impl fmt::Debug for AsyncEndpoint {

@@ -27,6 +27,9 @@
 //! | a send, write, read or atomic | it goes on; its result and buffer are dropped when it completes |
 //! | a receive that has matched no message | it is cancelled; messages go to other receives |
 //! | a receive that has matched a message | the message is kept for another receive that matches it: one that waits, or the next |
+//! | [`claim`](AsyncEndpoint::claim), [`next_event`](AsyncEndpoint::next_event) | nothing is taken |
+//! | a [receive of many](MultiReceive) messages | it is cancelled; messages that weren't taken are kept in the same way |
+//! | a receive of a [claim](AsyncClaim::receive) | it goes on; the message is dropped with the buffer |
 //!
 //! So a receive can stand in `select!`, and no message is lost. A message that is kept comes in the buffer of the
 //! receive that was dropped. It may come after messages of the same sender that were sent later. An error of such
@@ -34,12 +37,17 @@
 //!
 //! When the runtime is shut down, futures that another runtime polls end with [`AsyncError::Ended`].
 
+mod claims;
 mod endpoint;
+mod multi_receive;
+mod reader;
 mod sleeper;
 mod slots;
 mod streams;
 
+pub use claims::AsyncClaim;
 pub use endpoint::{AsyncEndpoint, AsyncError, EnableAsyncError, Ended};
+pub use multi_receive::MultiReceive;
 pub use sleeper::StreamError;
 pub use streams::{CompletionStream, EventStream};
 

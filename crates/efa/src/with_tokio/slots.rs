@@ -7,6 +7,8 @@
 //!                                      gets it, or the next that does
 //! ```
 //!
+//! A receive of many messages has a slot too, which collects them: `Future::Collects`.
+//!
 //! A slot lives until its operation has completed and its future is gone, so its key, which is the context of
 //! the operation, stands for nothing else before.
 //!
@@ -19,7 +21,7 @@ use std::task::{Poll, Waker};
 use efa_rdm::OperationError;
 use slab::Slab;
 
-use crate::completion::Completion;
+use crate::completion::{Completion, Kind};
 use crate::completion_queue::Entry;
 use crate::message::Receive;
 
@@ -49,8 +51,13 @@ enum Future {
     Waits(Option<Waker>),
     /// It has not taken the entry yet.
     Has(Box<Entry>),
+    /// It takes one message after the other.
+    Collects(VecDeque<Entry>, Option<Waker>),
     Gone,
 }
+
+/// Messages of a receive of many that are collected until somebody takes them.
+pub(super) const COLLECTED: usize = 1024;
 
 /// Whether an operation whose future is done is still under way: it may have to be cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,9 +81,57 @@ impl Slots {
 
     /// A slot for an operation that is about to start, with its key.
     pub(super) fn start(&mut self, receive: Option<Receive>) -> usize {
+        self.start_with(receive, Future::Waits(None))
+    }
+
+    /// The same for a receive of many messages.
+    pub(super) fn start_collecting(&mut self, receive: Receive) -> usize {
+        self.start_with(Some(receive), Future::Collects(VecDeque::new(), None))
+    }
+
+    fn start_with(&mut self, receive: Option<Receive>, future: Future) -> usize {
         self.started += 1;
-        let (number, future) = (self.started, Future::Waits(None));
-        self.slots.insert(Slot { receive, number, is_under_way: true, future })
+        self.slots.insert(Slot { receive, number: self.started, is_under_way: true, future })
+    }
+
+    /// Whether a slot has collected so many messages that the next has to wait.
+    pub(super) fn is_full(&self, key: usize) -> bool {
+        let future = self.slots.get(key).map(|slot| &slot.future);
+        matches!(future, Some(Future::Collects(entries, _)) if entries.len() >= COLLECTED)
+    }
+
+    /// What a receive of many messages finds when it is polled; `None` once there are no more. Returns a waker to be
+    /// dropped, if another takes its place.
+    pub(super) fn poll_collected(
+        &mut self,
+        key: usize,
+        waker: &Waker,
+    ) -> (Poll<Option<Entry>>, Option<Waker>) {
+        let Some(slot) = self.slots.get_mut(key) else { return (Poll::Ready(None), None) };
+        match &mut slot.future {
+            Future::Collects(entries, old) => match entries.pop_front() {
+                Some(entry) => (Poll::Ready(Some(entry)), None),
+                None if slot.is_under_way => (Poll::Pending, old.replace(waker.clone())),
+                None => (Poll::Ready(None), None),
+            },
+            _ => (Poll::Ready(None), None),
+        }
+    }
+
+    /// A receive of many messages is given up. Those that it has collected go to others. Returns futures to be woken,
+    /// and a waker to be dropped.
+    pub(super) fn stop_collecting(&mut self, key: usize) -> (Left, Vec<Waker>, Option<Waker>) {
+        let Some(slot) = self.slots.get_mut(key) else { return (Left::Nothing, Vec::new(), None) };
+        let receive = slot.receive;
+        let future = std::mem::replace(&mut slot.future, Future::Gone);
+        let left = self.leave(key);
+        match (future, receive) {
+            (Future::Collects(entries, waker), Some(receive)) => {
+                let woken = entries.into_iter().filter_map(|entry| self.keep(receive, entry));
+                (left, woken.collect(), waker)
+            }
+            _ => (left, Vec::new(), None),
+        }
     }
 
     /// The operation did not start. Returns what its future got meanwhile, which is to be kept, and a future to
@@ -95,9 +150,15 @@ impl Slots {
             tracing::error!(key, "a completion that belongs to no operation");
             return None;
         };
-        slot.is_under_way = false;
+        // One message of many is not the last completion of its receive.
+        let is_last = of(&entry).kind != Kind::MultiReceive;
+        slot.is_under_way = !is_last;
         let receive = slot.receive;
         match &mut slot.future {
+            Future::Collects(entries, waker) => {
+                entries.push_back(entry);
+                return waker.take();
+            }
             Future::Waits(waker) => {
                 let waker = waker.take();
                 slot.future = Future::Has(Box::new(entry));
@@ -105,7 +166,8 @@ impl Slots {
             }
             // It got a message that another receive had matched.
             Future::Has(_) => {}
-            Future::Gone => drop(self.slots.remove(key)),
+            Future::Gone if is_last => drop(self.slots.remove(key)),
+            Future::Gone => {}
         }
         receive.and_then(|receive| self.keep(receive, entry))
     }
@@ -126,7 +188,11 @@ impl Slots {
                 slot.future = Future::Waits(Some(waker.clone()));
                 (Poll::Pending, old)
             }
-            Future::Gone => (Poll::Pending, None),
+            // Not polled by this call, or not at all.
+            other => {
+                slot.future = other;
+                (Poll::Pending, None)
+            }
         }
     }
 
@@ -146,7 +212,7 @@ impl Slots {
     /// Wakers of all futures that wait.
     pub(super) fn wakers(&mut self) -> Vec<Waker> {
         let waker = |slot: &mut Slot| match &mut slot.future {
-            Future::Waits(waker) => waker.take(),
+            Future::Waits(waker) | Future::Collects(_, waker) => waker.take(),
             Future::Has(_) | Future::Gone => None,
         };
         self.slots.iter_mut().filter_map(|(_, slot)| waker(slot)).collect()
@@ -163,11 +229,18 @@ impl Slots {
 
     /// Gives a message to the receive that has waited longest of those that match it, or keeps it.
     fn keep(&mut self, old: Receive, entry: Entry) -> Option<Waker> {
+        if of(&entry).kind == Kind::Released {
+            return None;
+        }
         if matches!(&entry, Err(failed) if failed.error == OperationError::Cancelled) {
             return None;
         }
         let fits = |slot: &Slot| {
-            let waits = matches!(slot.future, Future::Waits(_));
+            let waits = match slot.future {
+                Future::Waits(_) => true,
+                Future::Collects(..) => slot.is_under_way,
+                Future::Has(_) | Future::Gone => false,
+            };
             waits && slot.receive.is_some_and(|receive| matches(&receive, &old, of(&entry)))
         };
         let waiting = self.slots.iter_mut().map(|(_, slot)| slot).filter(|slot| fits(slot));
@@ -176,8 +249,16 @@ impl Slots {
             self.is_newly_kept = true;
             return None;
         };
-        match std::mem::replace(&mut slot.future, Future::Has(Box::new(entry))) {
-            Future::Waits(waker) => waker,
+        match &mut slot.future {
+            Future::Waits(waker) => {
+                let waker = waker.take();
+                slot.future = Future::Has(Box::new(entry));
+                waker
+            }
+            Future::Collects(entries, waker) => {
+                entries.push_back(entry);
+                waker.take()
+            }
             Future::Has(_) | Future::Gone => None,
         }
     }
@@ -209,7 +290,7 @@ mod tests {
 
     use super::*;
     use crate::buffer::Buffer;
-    use crate::completion::{CompletionError, Kind};
+    use crate::completion::CompletionError;
     use crate::endpoint::EndpointId;
 
     fn message(tag: u64, text: &'static str) -> Entry {
@@ -225,6 +306,14 @@ mod tests {
             peer_address: None,
             subprotocol: None,
         })
+    }
+
+    fn one_of_many(text: &'static str) -> Entry {
+        message(0, text).map(|one| Completion { kind: Kind::MultiReceive, tag: None, ..one })
+    }
+
+    fn released() -> Entry {
+        message(0, "").map(|rest| Completion { kind: Kind::Released, tag: None, ..rest })
     }
 
     fn cancelled() -> Entry {
@@ -297,6 +386,54 @@ mod tests {
         assert_eq!(text(slots.take_kept(&Receive::masked(0, 1)).unwrap()), *b"one");
         assert_eq!(text(slots.take_kept(&Receive::tagged(1)).unwrap()), *b"three");
         assert!(slots.kept.is_empty() && slots.slots.is_empty());
+    }
+
+    #[test]
+    fn messages_of_many_are_collected_in_order_and_end_with_the_release_of_the_buffer() {
+        let mut slots = Slots::default();
+        let key = slots.start_collecting(Receive::untagged());
+        assert!(slots.poll_collected(key, Waker::noop()).0.is_pending());
+        assert!(slots.completed(key, one_of_many("one")).is_some(), "a future to be woken");
+        assert!(slots.completed(key, one_of_many("two")).is_none());
+        slots.completed(key, released());
+        for expected in ["one", "two", ""] {
+            let Poll::Ready(Some(entry)) = slots.poll_collected(key, Waker::noop()).0 else {
+                panic!("nothing in place of {expected}")
+            };
+            assert_eq!(text(entry), *expected.as_bytes());
+        }
+        assert!(matches!(slots.poll_collected(key, Waker::noop()).0, Poll::Ready(None)));
+        assert_eq!(slots.stop_collecting(key).0, Left::Nothing);
+        assert!(slots.slots.is_empty());
+    }
+
+    #[test]
+    fn messages_of_many_that_are_given_up_go_to_others_also_those_that_come_later() {
+        let mut slots = Slots::default();
+        let key = slots.start_collecting(Receive::untagged());
+        slots.completed(key, one_of_many("one"));
+        assert_eq!(slots.stop_collecting(key).0, Left::UnderWay);
+        slots.completed(key, one_of_many("two"));
+        slots.completed(key, released());
+        assert!(slots.slots.is_empty());
+        for expected in ["one", "two"] {
+            let kept = slots.take_kept(&Receive::untagged()).unwrap();
+            assert_eq!(text(kept), *expected.as_bytes());
+        }
+        assert!(slots.kept.is_empty());
+    }
+
+    #[test]
+    fn slot_of_many_is_full_at_its_limit_until_a_message_is_taken() {
+        let mut slots = Slots::default();
+        let key = slots.start_collecting(Receive::untagged());
+        for _ in 0..COLLECTED {
+            assert!(!slots.is_full(key));
+            slots.completed(key, one_of_many(""));
+        }
+        assert!(slots.is_full(key));
+        assert!(slots.poll_collected(key, Waker::noop()).0.is_ready());
+        assert!(!slots.is_full(key));
     }
 
     #[test]

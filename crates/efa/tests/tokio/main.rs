@@ -25,8 +25,10 @@ use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{sleep, timeout};
 
+mod claims;
 mod close;
 mod events;
+mod multi_receive;
 mod names;
 #[path = "../spent/mod.rs"]
 mod spent;
