@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use efa::{
     CompletionQueue, CompletionQueueOptions, ControlEvent, Direction, Domain, EnableError,
@@ -38,6 +38,15 @@ fn stranger(domain: &Domain, queue: &CompletionQueue, to: &Endpoint) -> Endpoint
     endpoint
 }
 
+/// Progresses the endpoints of a queue, with nothing to complete, until something is so.
+fn progress_until(queue: &CompletionQueue, mut is_so: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed() < TIMEOUT, "no event in time");
+        assert!(queue.read().is_none());
+    }
+}
+
 fn is_discovery_of(entry: &ControlEvent, by: &Endpoint, of: &Endpoint) -> bool {
     matches!(
         entry,
@@ -57,9 +66,7 @@ fn event_of_an_endpoint_wakes_a_thread_asleep_on_its_event_queue() {
         let sleeper = scope.spawn(|| events.wait(TIMEOUT));
         let alice = stranger(&domain, &queue, &bob);
         // This thread alone progresses the endpoints.
-        while !sleeper.is_finished() {
-            assert!(queue.read().is_none());
-        }
+        progress_until(&queue, || sleeper.is_finished());
         let event = sleeper.join().unwrap().unwrap();
         assert!(is_discovery_of(&event, &bob, &alice), "{event:?}");
     });
@@ -100,9 +107,7 @@ fn descriptor_of_an_event_queue_is_readable_while_an_endpoint_has_an_event_that_
     assert_eq!(fabric.try_wait(&[&events]), Ok(()));
     assert!(!is_readable());
     let _alice = stranger(&domain, &queue, &bob);
-    while !is_readable() {
-        assert!(queue.read().is_none());
-    }
+    progress_until(&queue, is_readable);
     for _ in 0..3 {
         assert_eq!(fabric.try_wait(&[&events]), Err(TryWaitError::Pending));
     }
