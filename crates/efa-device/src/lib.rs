@@ -110,12 +110,12 @@ mod lent;
 mod region;
 mod status;
 mod tag_list;
+mod time;
 mod zeroed;
 
 use std::fmt;
-use std::ops::{Add, AddAssign, Range, Sub};
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
-use std::time::Duration;
 
 pub use copies::{CopySource, CopyTarget, copy_apart};
 pub use error::{DeviceError, Shortage};
@@ -124,53 +124,8 @@ pub use lent::{Lending, LentBytes, LentBytesMut};
 pub use region::{Access, NoRegion, Region, RegionRange, RegisterError, RemoteMemory, RemoteRange};
 pub use status::Status;
 pub use tag_list::{NoTagList, TagChange, TagCommand, TagList, TagListLimits, TagReport};
+pub use time::Time;
 pub use zeroed::zeroed;
-
-/// A point in time, in nanoseconds since an origin that the caller chooses.
-///
-/// Engines and devices have no clock: the caller passes `now`, real or virtual, which must never
-/// decrease.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Time(u64);
-
-impl Time {
-    /// The origin.
-    pub const ZERO: Self = Self(0);
-
-    /// The time `nanoseconds` after the origin.
-    #[must_use]
-    pub const fn from_nanos(nanoseconds: u64) -> Self {
-        Self(nanoseconds)
-    }
-
-    /// Nanoseconds since the origin.
-    #[must_use]
-    pub const fn as_nanos(self) -> u64 {
-        self.0
-    }
-}
-
-impl Add<Duration> for Time {
-    type Output = Self;
-    fn add(self, duration: Duration) -> Self {
-        let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
-        Self(self.0.saturating_add(nanos))
-    }
-}
-
-impl AddAssign<Duration> for Time {
-    fn add_assign(&mut self, duration: Duration) {
-        *self = *self + duration;
-    }
-}
-
-impl Sub for Time {
-    type Output = Duration;
-    /// The span from `earlier` to `self`, zero if `earlier` is later.
-    fn sub(self, earlier: Self) -> Duration {
-        Duration::from_nanos(self.0.saturating_sub(earlier.0))
-    }
-}
 
 /// Global identifier of a network interface: an IPv6-shaped address of 16 bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -779,14 +734,6 @@ pub trait Device {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn time_saturates() {
-        let end = Time::from_nanos(u64::MAX);
-        assert_eq!(end + Duration::from_secs(1), end);
-        assert_eq!(Time::ZERO - end, Duration::ZERO);
-        assert_eq!(Time::from_nanos(7) - Time::from_nanos(4), Duration::from_nanos(3));
-    }
 
     #[test]
     fn gid_displays_as_ipv6() {
