@@ -9,7 +9,7 @@
 //!   engine ── post_send(packet) ──►  QueuePair  ──► (other queue pairs)
 //!          ── post_receive(packet) ►
 //!          ── post_read, post_write ►  registered memory of a remote interface
-//!          ◄─ poll(now) ────────────  Completion::{Send, Receive, Front, Rdma, Written}
+//!          ◄─ poll(now) ────────────  Completion::{Send, Receive, Front, Unfilled, Rdma, Written}
 //! ```
 //!
 //! # Ownership
@@ -24,6 +24,8 @@
 //! * A datagram of at most [`DeviceAttributes::mtu`] bytes arrives once or not at all, in any
 //!   order relative to others.
 //! * Every accepted send completes exactly once, with success or with a [`Status`].
+//! * Every accepted receive buffer comes back once, with a datagram or [without](Completion::Unfilled), unless the queue
+//!   pair is dropped before.
 //! * A receiver without a posted buffer makes the send fail with [`Status::ReceiverNotReady`]
 //!   after the device's own retries; the datagram was then *not* delivered.
 //! * An RDMA read or write accesses remote memory after key, bounds and access were checked, or completes
@@ -349,6 +351,14 @@ pub enum Completion<P> {
         length: usize,
         /// The sender.
         source: Source,
+    },
+    /// A receive buffer comes back without a datagram: the device couldn't use it, or refused it after
+    /// [`post_receive`](QueuePair::post_receive) had accepted it.
+    Unfilled {
+        /// The receive buffer.
+        packet: P,
+        /// Why. [`Status::Flushed`] means that the queue pair failed.
+        status: Status,
     },
     /// An RDMA read or write completed. A failed one may have copied some of its bytes.
     Rdma {

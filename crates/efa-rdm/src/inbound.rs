@@ -57,6 +57,12 @@ impl<P> Inbound<P> {
         self.spare.put(packet);
     }
 
+    /// Takes back a buffer that came back without a packet.
+    pub(crate) fn unfilled(&mut self, packet: P) {
+        self.posted -= 1;
+        self.spare.put(packet);
+    }
+
     /// Whether more buffers are to be posted.
     #[inline]
     pub(crate) fn runs_low(&self) -> bool {

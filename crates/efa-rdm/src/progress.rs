@@ -303,6 +303,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             DeviceCompletion::Front { packet, length, source } => {
                 self.front_arrived(packet, length, source)
             }
+            DeviceCompletion::Unfilled { packet, .. } => {
+                self.unfilled(packet);
+                None
+            }
             DeviceCompletion::Send { id, packet, result } => {
                 self.matching.ops.packet_sent(id, packet, result)
             }
@@ -323,6 +327,16 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.inbound.consumed(packet);
         if self.inbound.runs_low() {
             self.refill();
+        }
+    }
+
+    /// Takes back a receive buffer that the device couldn't use.
+    #[cold]
+    fn unfilled(&mut self, packet: Q::Packet) {
+        self.inbound.unfilled(packet);
+        // Not at once: the device may return the next one in the same way.
+        if self.inbound.runs_low() {
+            self.core_mut().schedule.at_once();
         }
     }
 

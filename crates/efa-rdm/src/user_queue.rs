@@ -97,6 +97,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                     user.posted -= 1;
                     self.plain_arrived(packet, length, source, immediate);
                 }
+                Some(DeviceCompletion::Unfilled { packet, .. }) => {
+                    user.posted -= 1;
+                    user.put(packet);
+                }
                 Some(_) => {}
                 None => break,
             }

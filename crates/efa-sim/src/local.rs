@@ -245,6 +245,20 @@ impl LocalFabric {
         self.shared.lock().drop_receive_buffers(at.into(), count)
     }
 
+    /// Completes the `count` oldest posted buffers of `at` without a datagram, with this status; those of a queue pair
+    /// that fails, with [`Status::Flushed`]. Returns their number.
+    ///
+    /// # Errors
+    /// [`DeviceError::Absent`].
+    pub fn fail_receives(
+        &self,
+        at: impl Into<QueuePairId>,
+        count: usize,
+        status: Status,
+    ) -> Result<usize, DeviceError> {
+        self.shared.lock().fail_receives(at.into(), count, status)
+    }
+
     /// Refuses the next `count` sends of `at` as if its queue were full.
     ///
     /// # Errors

@@ -165,9 +165,8 @@ impl Device for VerbsDevice {
             }),
             batched: Vec::with_capacity(SENDS),
             is_held: false,
-            is_failed: false,
             batch: Batch::EMPTY,
-            failed: VecDeque::with_capacity(SENDS),
+            failed: VecDeque::with_capacity(SENDS + RECEIVES),
             counters: Counters::default(),
             pair,
             handles: HandleTable::new(Arc::clone(&self.0.handles)),
@@ -207,10 +206,8 @@ pub struct Counters {
     pub polls: u64,
     /// Completions found.
     pub completions: u64,
-    /// Receive buffers that the interface refused, or returned without a datagram and with the queue pair.
-    pub receives_lost: u64,
-    /// Receive buffers that the interface returned without a datagram, and that were posted again.
-    pub receives_reposted: u64,
+    /// Receive buffers that the interface refused after they were accepted, or returned without a datagram.
+    pub receives_failed: u64,
     /// Writes of remote sides, with immediate data, that failed and had no receive buffer.
     pub writes_failed: u64,
 }
@@ -225,10 +222,8 @@ pub struct VerbsQueuePair {
     batched: Vec<usize>,
     /// Whether the caller announced more posts.
     is_held: bool,
-    /// Whether a receive was flushed, so that the queue pair is in its error state.
-    is_failed: bool,
     batch: Batch,
-    /// Completions of sends that were accepted and then refused with their batch.
+    /// Completions of sends and receives that were accepted and then refused with their batch.
     failed: VecDeque<Completion<Packet>>,
     counters: Counters,
     address: QueuePairAddress,
@@ -356,41 +351,57 @@ impl VerbsQueuePair {
         }
     }
 
-    /// Posts the waiting receives, if there are any. Those that are refused are dropped and counted.
+    /// Posts the waiting receives, if there are any. Those that are refused were accepted, so they complete
+    /// without a datagram.
     fn post_waiting(&mut self) {
         if self.pair.waiting_receives() > 0
-            && let Err(PostError { error, .. }) = self.post_receives()
+            && let Err(PostError { error, packet }) = self.post_receives()
         {
-            self.counters.receives_lost += 1;
             tracing::warn!(%error, "waiting receives refused");
+            self.fail_receive(packet);
         }
     }
 
-    /// Posts the waiting receives. Returns the last one if it was refused; others that were refused are
-    /// dropped and counted.
+    /// Posts the waiting receives. Returns the last one if it was refused; others that were refused were
+    /// accepted before, so they complete without a datagram.
     #[inline]
     fn post_receives(&mut self) -> Result<(), PostError<Packet>> {
         let waiting = self.pair.waiting_receives();
         self.counters.receive_doorbells += 1;
-        let Err((refused, error)) = self.pair.post_receives() else { return Ok(()) };
-        let mut last = None;
-        for wr_id in self.pair.refused(waiting, refused) {
-            last = self.outstanding.receives.try_remove(key_of(wr_id));
-            self.counters.receives_lost += 1;
-        }
-        match last {
-            Some(packet) => {
-                self.counters.receives_lost -= 1;
-                Err(PostError { error, packet })
-            }
-            None => Ok(()),
+        match self.pair.post_receives() {
+            Ok(()) => Ok(()),
+            Err((count, error)) => self.receives_refused(waiting, count, error),
         }
     }
 
-    /// Counts and logs a completion queue entry that is [for nobody](Outstanding::complete). The buffer of
-    /// a failed receive is posted again.
+    /// The last `count` of the `waiting` receives were refused.
     #[cold]
-    fn handle_lost(&mut self, entry: &WorkCompletion) {
+    fn receives_refused(
+        &mut self,
+        waiting: usize,
+        count: usize,
+        error: DeviceError,
+    ) -> Result<(), PostError<Packet>> {
+        let mut last = None;
+        for place in waiting - count..waiting {
+            let packet = self.outstanding.receives.try_remove(key_of(self.pair.added(place)));
+            if let Some(accepted) = std::mem::replace(&mut last, packet) {
+                self.fail_receive(accepted);
+            }
+        }
+        last.map_or(Ok(()), |packet| Err(PostError { error, packet }))
+    }
+
+    fn fail_receive(&mut self, packet: Packet) {
+        self.counters.receives_failed += 1;
+        let status = Status::QueuePairInternal;
+        self.failed.push_back(Completion::Unfilled { packet, status });
+    }
+
+    /// The completion of a completion queue entry that [isn't that](Outstanding::complete) of a success or of a
+    /// send; `None` if it is for nobody, which is counted and logged.
+    #[cold]
+    fn complete_other(&mut self, entry: &WorkCompletion) -> Option<Completion<Packet>> {
         match entry.outcome {
             Outcome::FailedUnsolicited(status) => {
                 self.counters.writes_failed += 1;
@@ -399,33 +410,18 @@ impl VerbsQueuePair {
             _ if entry.wr_id & (SEND | RECEIVE) == 0 => {
                 tracing::warn!(?entry, "completion without work request");
             }
-            Outcome::Failed(Status::Flushed) if entry.wr_id & RECEIVE != 0 => {
-                drop(self.outstanding.receives.try_remove(key_of(entry.wr_id)));
-                self.counters.receives_lost += 1;
-                if !self.is_failed {
-                    self.is_failed = true;
-                    let (status, qpn) = (Status::Flushed, self.address.qpn.0);
-                    tracing::error!(%status, qpn, "receive failed, the queue pair receives no more");
+            Outcome::Failed(status) if entry.wr_id & RECEIVE != 0 => {
+                let packet = self.outstanding.take_received(entry)?;
+                self.counters.receives_failed += 1;
+                // All that are posted are flushed.
+                if status != Status::Flushed {
+                    tracing::warn!(%status, qpn = self.address.qpn.0, "receive failed");
                 }
-            }
-            outcome if entry.wr_id & RECEIVE != 0 => {
-                tracing::warn!(?outcome, "receive failed, its buffer is posted again");
-                self.post_again(entry.wr_id);
+                return Some(Completion::Unfilled { packet, status });
             }
             _ => {}
         }
-    }
-
-    /// Posts the buffer of a receive that failed, at once: the caller counts it as posted.
-    fn post_again(&mut self, wr_id: u64) {
-        let Some(packet) = self.outstanding.receives.get(key_of(wr_id)) else { return };
-        // SAFETY: the memory is that of the packet, which is registered. `outstanding` owns it until the
-        // receive completes or is refused, and doesn't access it. The interface is done with the request
-        // that failed.
-        unsafe { self.pair.add_receive(wr_id, whole(packet)) };
-        self.counters.receives += 1;
-        self.counters.receives_reposted += 1;
-        self.post_waiting();
+        None
     }
 
     /// Counts a poll that found completions.
@@ -463,8 +459,7 @@ impl VerbsQueuePair {
 }
 
 impl Outstanding {
-    /// The completion that a completion queue entry means; `None` if it is for nobody. The packet of a
-    /// failed receive stays.
+    /// The completion that a completion queue entry means, if it is of a send, or of something that succeeded.
     #[inline]
     fn complete(&mut self, entry: &WorkCompletion) -> Option<Completion<Packet>> {
         let key = key_of(entry.wr_id);
@@ -657,7 +652,10 @@ impl efa_device::QueuePair for VerbsQueuePair {
                     return completion;
                 }
                 let entry = *entry;
-                self.handle_lost(&entry);
+                let completion = self.complete_other(&entry);
+                if completion.is_some() {
+                    return completion;
+                }
             }
             self.flush();
             if let Some(failed) = self.failed.pop_front() {
@@ -710,96 +708,4 @@ impl Drop for VerbsQueuePair {
 }
 
 #[cfg(test)]
-mod tests {
-    use efa_device::{QueuePair as _, WorkId};
-
-    use super::*;
-    use crate::common;
-    use crate::completion_queue::NOTHING;
-
-    const NAME: &str = "device::tests::";
-
-    /// Two queue pairs of one interface.
-    fn pair() -> [VerbsQueuePair; 2] {
-        let device = VerbsDevice::open(None).unwrap();
-        [(); 2].map(|()| device.create_queue_pair(QueuePairOptions::default()).unwrap())
-    }
-
-    fn next(pair: &mut VerbsQueuePair) -> Completion<Packet> {
-        loop {
-            if let Some(completion) = pair.poll(Time::ZERO) {
-                return completion;
-            }
-        }
-    }
-
-    fn post_receive(pair: &mut VerbsQueuePair) {
-        let packet = pair.allocate_packet().unwrap();
-        pair.post_receive(packet).unwrap();
-    }
-
-    fn send(from: &mut VerbsQueuePair, to: QueuePairAddress) {
-        let address_handle = from.create_address_handle(to.gid).unwrap();
-        let destination = Destination { address_handle, qpn: to.qpn, qkey: to.qkey };
-        let packet = from.allocate_packet().unwrap();
-        let id = WorkId(7);
-        let request = SendRequest { id, packet, length: 8, destination, immediate: None };
-        from.post_send(request).unwrap();
-    }
-
-    #[test]
-    fn failed_unsolicited_write_ends_no_send() {
-        let name = &format!("{NAME}failed_unsolicited_write_ends_no_send");
-        common::on_soft_device(name, &[], || {
-            let [mut a, mut b] = pair();
-            post_receive(&mut b);
-            send(&mut a, b.address());
-            assert!(a.outstanding.sends.contains(0), "the send has the key 0");
-            for outcome in [
-                Outcome::FailedUnsolicited(Status::RemoteBadAddress),
-                // As libraries report it that don't tell them apart.
-                Outcome::Failed(Status::RemoteBadAddress),
-            ] {
-                let entry = WorkCompletion { outcome, ..NOTHING };
-                assert!(a.outstanding.complete(&entry).is_none());
-                a.handle_lost(&entry);
-            }
-            assert_eq!(a.counters.writes_failed, 1);
-            assert!(matches!(next(&mut a), Completion::Send { id: WorkId(7), result: Ok(()), .. }));
-            assert!(matches!(next(&mut b), Completion::Receive { length: 8, .. }));
-        });
-    }
-
-    #[test]
-    fn buffer_of_failed_receive_is_posted_again() {
-        let name = &format!("{NAME}buffer_of_failed_receive_is_posted_again");
-        common::on_soft_device(name, &[], || {
-            let [mut a, mut b] = pair();
-            // The interface doesn't have the buffer, as after a failure: it was not posted.
-            let packet = b.allocate_packet().unwrap();
-            let wr_id = RECEIVE | b.outstanding.receives.insert(packet) as u64;
-            let outcome = Outcome::Failed(Status::BadLength);
-            b.batch = Batch::of(WorkCompletion { wr_id, outcome, ..NOTHING });
-            assert!(b.poll(Time::ZERO).is_none());
-            assert_eq!(b.outstanding.receives.len(), 1);
-            assert_eq!((b.counters.receives_reposted, b.counters.receives_lost), (1, 0));
-            send(&mut a, b.address());
-            assert!(matches!(next(&mut b), Completion::Receive { length: 8, .. }));
-        });
-    }
-
-    #[test]
-    fn buffer_of_flushed_receive_is_dropped() {
-        let name = &format!("{NAME}buffer_of_flushed_receive_is_dropped");
-        common::on_soft_device(name, &[], || {
-            let [_, mut b] = pair();
-            let packet = b.allocate_packet().unwrap();
-            let wr_id = RECEIVE | b.outstanding.receives.insert(packet) as u64;
-            let outcome = Outcome::Failed(Status::Flushed);
-            b.batch = Batch::of(WorkCompletion { wr_id, outcome, ..NOTHING });
-            assert!(b.poll(Time::ZERO).is_none());
-            assert!(b.outstanding.receives.is_empty() && b.is_failed);
-            assert_eq!((b.counters.receives_reposted, b.counters.receives_lost), (0, 1));
-        });
-    }
-}
+mod tests;

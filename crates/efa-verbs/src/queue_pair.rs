@@ -225,6 +225,15 @@ impl QueuePair {
         check(code, call, self.domain.name())
     }
 
+    /// Puts it into the error state, as an interface does when it aborts a queue pair.
+    #[cfg(test)]
+    pub(crate) fn fail(&self) -> Result<(), DeviceError> {
+        // SAFETY: a structure of numbers, for which zeros are valid.
+        let mut attributes: ibv_qp_attr = unsafe { zeroed() };
+        attributes.qp_state = IBV_QPS_ERR;
+        self.modify(&mut attributes, IBV_QP_STATE, "ibv_modify_qp to ERR")
+    }
+
     pub(crate) fn number(&self) -> Qpn {
         // SAFETY: the queue pair exists until `self` is dropped, and the library writes `qp_num` only
         // when it makes the queue pair.
@@ -403,9 +412,9 @@ impl QueuePair {
         })
     }
 
-    /// The numbers of the last `count` receives of the last chain, which had `posted`.
-    pub(crate) fn refused(&self, posted: usize, count: usize) -> impl Iterator<Item = u64> + '_ {
-        self.receives.requests[posted - count..posted].iter().map(|request| request.wr_id)
+    /// The number of a receive of the last chain, by its place.
+    pub(crate) fn added(&self, place: usize) -> u64 {
+        self.receives.requests[place].wr_id
     }
 
     /// Destroys the queue pair. Returns `false` if that failed; then the interface may still access the

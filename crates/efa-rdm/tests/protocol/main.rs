@@ -35,4 +35,5 @@ mod rma;
 mod send_window;
 mod shared_receives;
 mod subprotocols;
+mod unfilled;
 mod world;

@@ -161,6 +161,7 @@ impl QueueState {
             Completion::Send { .. } | Completion::Rdma { .. } => self.sends -= 1,
             Completion::Receive { .. }
             | Completion::Front { .. }
+            | Completion::Unfilled { .. }
             | Completion::Written { packet: Some(_), .. } => self.receives -= 1,
             Completion::Written { packet: None, .. } => {}
         }

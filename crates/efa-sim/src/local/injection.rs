@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use efa_device::{DeviceError, Status, WorkId};
+use efa_device::{Completion, DeviceError, Status, WorkId};
 
 use super::endpoints::EndpointId;
 use super::flight::{Content, Flight, Stale};
@@ -46,6 +46,25 @@ impl Network {
         let count = count.min(endpoint.posted.len());
         endpoint.posted.drain(..count);
         endpoint.receives -= count;
+        Ok(count)
+    }
+
+    pub(super) fn fail_receives(
+        &mut self,
+        at: QueuePairId,
+        count: usize,
+        status: Status,
+    ) -> Result<usize, DeviceError> {
+        let endpoint = self.endpoint(at)?;
+        let count = count.min(endpoint.posted.len());
+        let failed = endpoint.posted.drain(..count).collect::<Vec<_>>();
+        let (now, owner) = (self.now, self.find(at));
+        for packet in failed {
+            if let Some(sender) = owner {
+                let completion = Completion::Unfilled { packet, status };
+                self.schedule(now, Event::Complete { sender, completion });
+            }
+        }
         Ok(count)
     }
 

@@ -539,7 +539,9 @@ impl Network {
         let completion = endpoint.completions.pop_front()?;
         match &completion {
             Completion::Send { .. } | Completion::Rdma { .. } => endpoint.sends -= 1,
-            Completion::Receive { .. } | Completion::Front { .. } => endpoint.receives -= 1,
+            Completion::Receive { .. } | Completion::Front { .. } | Completion::Unfilled { .. } => {
+                endpoint.receives -= 1
+            }
             Completion::Written { packet, .. } => {
                 endpoint.receives -= usize::from(packet.is_some())
             }

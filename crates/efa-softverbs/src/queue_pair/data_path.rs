@@ -99,7 +99,9 @@ impl QueuePair {
                     self.complete_receive(locked, packet, length, (source, immediate));
                 }
                 // A link makes it if it was asked to, and this one wasn't.
-                LinkCompletion::Front { packet, .. } => locked.free_packets.push(packet),
+                LinkCompletion::Front { packet, .. }
+                // No link that programs use has queue pairs that fail.
+                | LinkCompletion::Unfilled { packet, .. } => locked.free_packets.push(packet),
                 LinkCompletion::Rdma { id, result } => {
                     // Programs see it as memory that isn't registered for the access.
                     if let Err(status @ Status::NotPermitted) = result {

@@ -61,6 +61,8 @@ pub const IBV_QP_SQ_PSN: c_int = 1 << 16;
 pub const IBV_QPS_INIT: c_int = 1;
 pub const IBV_QPS_RTR: c_int = 2;
 pub const IBV_QPS_RTS: c_int = 3;
+#[cfg(test)]
+pub const IBV_QPS_ERR: c_int = 6;
 
 #[repr(C)]
 #[derive(Debug)]

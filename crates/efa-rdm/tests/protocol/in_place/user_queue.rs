@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use efa_device::{Device, Qkey, QueuePairOptions};
+use efa_device::{Device, Qkey, QueuePair, QueuePairOptions, Status};
 use efa_handshake::Release;
 use efa_rdm::{Config, Endpoint, InPlaceQueue, Message, OperationError, UnexpectedHeader};
 use efa_sim::local::{Faults, LocalOptions};
@@ -101,6 +101,31 @@ fn user_queue_pair_gets_packets_after_refused_allocations() {
     let sent: BTreeSet<_> = (0..5).map(|salt| pattern(9, salt)).collect();
     assert_eq!(setup.messages().into_iter().collect::<BTreeSet<_>>(), sent);
     assert_eq!(setup.receiver.next_timeout(), None);
+}
+
+#[test]
+fn packets_that_the_user_queue_pair_could_not_use_are_posted_again() {
+    let mut setup = user_queue(UnexpectedHeader::Refuse);
+    let device = setup.world.network.open();
+    let pair = |qkey| {
+        let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(qkey));
+        InPlaceQueue(device.create_queue_pair(options).unwrap())
+    };
+    let (protocol, user) = (pair(3), pair(4));
+    let place = user.address();
+    let config = at(Release::V1_22, UnexpectedHeader::Refuse);
+    setup.receiver = Endpoint::with_user_queue(protocol, user, config).unwrap();
+    let address = setup.receiver.address();
+    setup.peers = vec![setup.world.endpoint(0).insert_peer(address).unwrap()];
+    setup.post(0..3);
+    assert_eq!(setup.world.network.fail_receives(place, 3, Status::BadLength), Ok(3));
+    setup.drive();
+    for salt in 0..3 {
+        setup.send(0, pattern(9, salt));
+    }
+    setup.idle(Duration::from_millis(50));
+    let sent: BTreeSet<_> = (0..3).map(|salt| pattern(9, salt)).collect();
+    assert_eq!(setup.messages().into_iter().collect::<BTreeSet<_>>(), sent);
 }
 
 #[test]
