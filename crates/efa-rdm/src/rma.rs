@@ -288,6 +288,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let Some(send) = sends.get_mut(id) else { return Advance::Done };
         let Send { peer, length, level, cq_data, read_nack, outstanding: before, .. } = *send;
         let direct = if read_nack { None } else { core.direct_immediate(send, &remote) };
+        let inputs = Inputs { direct: direct.is_some(), ..Inputs::default() };
+        if let Some(immediate) = direct
+            && select::subprotocol(Operation::Write, inputs) == Subprotocol::Direct
+        {
+            self.write_directly(id, remote, immediate);
+            return Advance::Done;
+        }
         let options = core.request_options(peer, cq_data);
         let kind = match level {
             Level::Inject | Level::Transmit => RtwKind::Eager,
@@ -295,16 +302,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         };
         let rtw = Rtw { rma_iov: remote.pieces(), kind, options };
         let fits = core.left_of_packet(rtw.len());
-        let readable = direct.is_none()
-            && !read_nack
-            && length >= core.config.min_read_write
-            && core.make_readable(send);
-        let inputs = Inputs {
-            direct: direct.is_some(),
-            readable,
-            fits: length <= fits,
-            ..Inputs::default()
-        };
+        let readable =
+            !read_nack && length >= core.config.min_read_write && core.make_readable(send);
+        let inputs = Inputs { readable, fits: length <= fits, ..inputs };
         let chosen = select::subprotocol(Operation::Write, inputs);
         let missing = core.peers.active(peer).map(|active| active.missing(level));
         let missing = missing.unwrap_or(Extras::empty());
@@ -313,10 +313,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             return Advance::Done;
         }
         let advance = match chosen {
-            Subprotocol::Direct => {
-                self.write_directly(id, remote, direct.flatten());
-                return Advance::Done;
-            }
             Subprotocol::LongRead => core.send_longread_write(id, send, &remote, options),
             Subprotocol::Eager => {
                 let emit = |packet: &mut [u8]| rtw.emit(packet);

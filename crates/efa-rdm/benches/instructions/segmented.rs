@@ -76,9 +76,9 @@ pub(crate) const LONG_READ_WRITE_1M: Case = case(O::Write, S::LongRead, MIB_1, R
 pub(crate) const EMULATED_READ_64K: Case = case(O::Read, S::LongCts, KIB_64, Rdma::NONE, 9, 897);
 pub(crate) const EMULATED_READ_1M: Case = case(O::Read, S::LongCts, MIB_1, Rdma::NONE, 123, 634);
 pub(crate) const DIRECT_WRITE_64K: Case =
-    case(O::Write, S::Direct, KIB_64, Rdma::READ_WRITE, 1, 2043);
+    case(O::Write, S::Direct, KIB_64, Rdma::READ_WRITE, 1, 1931);
 pub(crate) const DIRECT_WRITE_1M: Case =
-    case(O::Write, S::Direct, MIB_1, Rdma::READ_WRITE, 1, 2043);
+    case(O::Write, S::Direct, MIB_1, Rdma::READ_WRITE, 1, 1931);
 pub(crate) const DIRECT_READ_64K: Case =
     case(O::Read, S::Direct, KIB_64, Rdma::READ_WRITE, 1, 1942);
 pub(crate) const DIRECT_READ_1M: Case = case(O::Read, S::Direct, MIB_1, Rdma::READ_WRITE, 1, 1942);
