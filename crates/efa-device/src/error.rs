@@ -1,6 +1,6 @@
 //! How calls of a device fail.
 
-use crate::{AddressHandle, Gid};
+use crate::{AddressHandle, Gid, Status};
 
 /// Why a call of the device failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,6 +55,12 @@ pub enum DeviceError {
     Unsupported {
         /// The operation.
         operation: &'static str,
+    },
+    /// The queue pair failed, and doesn't recover.
+    #[error("the queue pair failed: {status}")]
+    QueuePairFailed {
+        /// How its operations end.
+        status: Status,
     },
     /// A table of the device is full.
     #[error("no space for another {object}: the limit is {limit}")]

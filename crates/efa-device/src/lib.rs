@@ -357,7 +357,7 @@ pub enum Completion<P> {
     Unfilled {
         /// The receive buffer.
         packet: P,
-        /// Why. [`Status::Flushed`] means that the queue pair failed.
+        /// Why. [`Status::Flushed`] means that the queue pair failed, and doesn't recover.
         status: Status,
     },
     /// An RDMA read or write completed. A failed one may have copied some of its bytes.

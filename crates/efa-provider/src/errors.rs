@@ -94,6 +94,7 @@ fn log_reason(error: &DeviceError) {
 pub(crate) fn of_device(error: &DeviceError) -> Errno {
     if let DeviceError::System { .. }
     | DeviceError::Inconsistent { .. }
+    | DeviceError::QueuePairFailed { .. }
     | DeviceError::Absent { .. } = error
     {
         log_reason(error);
@@ -109,7 +110,7 @@ pub(crate) fn of_device(error: &DeviceError) -> Errno {
         DeviceError::LimitReached { .. } => FI_ENOSPC,
         DeviceError::Absent { .. } => FI_ENODEV,
         DeviceError::System { errno, .. } => of_system(*errno),
-        DeviceError::Inconsistent { .. } => FI_EIO,
+        DeviceError::Inconsistent { .. } | DeviceError::QueuePairFailed { .. } => FI_EIO,
         _ => FI_EOTHER,
     })
 }

@@ -175,7 +175,7 @@ pub enum OperationError {
     /// The application cancelled it (`FI_ECANCELED`).
     #[error("cancelled")]
     Cancelled,
-    /// The device failed to deliver a packet.
+    /// The device failed to deliver a packet, or the endpoint's queue pair failed.
     #[error("the device reports: {0}")]
     Device(Status),
     /// The peer exceeded one of the [`Bounds`](crate::Bounds).
@@ -248,7 +248,7 @@ pub enum StartError {
     #[error("no peer {0:?}")]
     UnknownPeer(PeerId),
     /// The peer is gone: lost, restarted, excluded or removed. Inserting its address again makes a new
-    /// peer.
+    /// peer, unless the endpoint's queue pair [failed](crate::Endpoint::failure), by which all peers are gone.
     #[error("peer {0:?} is gone")]
     PeerGone(PeerId),
     /// The limit of operations under way is reached. Poll, and try again.

@@ -16,7 +16,7 @@ use crate::matching::{Matching, Posted};
 use crate::payload::Payload;
 
 impl<Q: QueuePair, B> Matching<Q, B> {
-    /// Whether no message will come any more.
+    /// Whether no message will come any more: the connection has ended, or the queue pair failed.
     pub(crate) fn connection_has_ended(&self) -> bool {
         self.limit == 0
     }
@@ -35,7 +35,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             self.settle();
         }
         self.matching.limit = 0;
-        self.matching.cancel_posted_receives();
+        self.matching.end_posted_receives(OperationError::Cancelled);
     }
 
     /// A receive beyond the limit.
@@ -58,7 +58,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 self.matching.receive_unexpected(posted.target(tagged), message);
                 self.settle();
             }
-            None => self.matching.receive_failed(waiting, tagged, OperationError::Cancelled),
+            None => self.matching.receive_failed(waiting, tagged, self.core().end_of_receives()),
         }
         Ok(ReceiveId::MATCHED)
     }

@@ -438,7 +438,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
         let waiting = self.matching.begin_wait(Posted { context, buffer, tag: 0 });
         if has_ended {
-            self.matching.receive_failed(waiting, false, OperationError::Cancelled);
+            self.matching.receive_failed(waiting, false, self.core().end_of_receives());
             return Ok(ReceiveId::MATCHED);
         }
         let post = self.matching.matcher(false).post_lasting(pattern, waiting);
@@ -482,7 +482,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Peers don't learn of it, so call this before the endpoint is dropped. Until it is, the
     /// device may still read or write registered memory that comes back.
     pub fn cancel_all(&mut self) {
-        self.matching.cancel_posted_receives();
+        self.matching.end_posted_receives(OperationError::Cancelled);
         debug_assert_eq!(self.matching.waiting, 0);
         for id in self.matching.ops.receives.find(|_| true) {
             self.matching.ops.end_receive(id, Some(OperationError::Cancelled));
@@ -492,7 +492,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             self.matching.ops.fail_send(id, OperationError::Cancelled);
         }
         if let Some(in_place) = self.in_place.as_deref_mut() {
-            in_place.cancel_all();
+            in_place.end_receives(OperationError::Cancelled);
         }
         let core = self.core_mut();
         let packets = core.transmit.records_mut().chain(core.peers.queued_packets_mut());
@@ -585,12 +585,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
-    /// Cancels all receives that are posted, and drops the messages that matched one which the device holds.
-    pub(crate) fn cancel_posted_receives(&mut self) {
+    /// Ends all receives that are posted, and drops the messages that matched one which the device holds.
+    pub(crate) fn end_posted_receives(&mut self, error: OperationError) {
         for tagged in [true, false] {
             let Forgotten { receives, messages } = self.matcher(tagged).drain_receives();
             for waiting in receives {
-                self.receive_failed(waiting, tagged, OperationError::Cancelled);
+                self.receive_failed(waiting, tagged, error);
             }
             for message in messages {
                 self.forget_message(message);

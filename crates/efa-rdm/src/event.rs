@@ -140,6 +140,10 @@ pub enum Event {
     },
     /// The device refused something that the endpoint needs and will ask for again.
     DeviceRefused(DeviceError),
+    /// The endpoint's queue pair failed, and doesn't recover. All operations under way end with
+    /// [`OperationError::Device`] and this status, nothing can be started, and peers are gone. Messages that have arrived
+    /// can still be received.
+    QueuePairFailed(Status),
     /// The device violated the protocol of its tag list. From here on messages may match the wrong
     /// receives.
     TagListBroken(efa_match::Violation),

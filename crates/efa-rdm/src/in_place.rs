@@ -196,10 +196,10 @@ impl<Q: QueuePair> InPlace<Q> {
         }
     }
 
-    /// Completes every posted receive with `Cancelled`.
-    pub(crate) fn cancel_all(&mut self) {
+    /// Completes every posted receive with an error.
+    pub(crate) fn end_receives(&mut self, error: OperationError) {
         for context in self.receives.drain(..) {
-            let result = Err(OperationError::Cancelled);
+            let result = Err(error);
             let completion = InPlaceCompletion { context, peer: None, cq_data: None, result };
             self.completions.push_back(completion);
         }
@@ -328,6 +328,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<InPlaceQueue<Q>, B> {
             None => self.inbound.put_spare(packet),
         }
         self.deliver_unexpected_in_place();
+        self.end_receives_in_place();
         self.refill_user_queue();
         Ok(())
     }

@@ -16,8 +16,8 @@ pub(crate) struct Inbound<P> {
     spare: Pool<P>,
     posted: usize,
     target: usize,
-    /// When no more than this many are posted, more are posted.
-    low: usize,
+    /// When fewer than this many are posted, more are posted. 0 if none ever is.
+    fewest: usize,
     /// Buffers used in this burst.
     used: usize,
     burst_ends: Time,
@@ -31,18 +31,39 @@ impl<P> Inbound<P> {
     pub(crate) fn new(least: usize, most: usize) -> Self {
         let least = least.min(most);
         let spare = Pool::default();
-        let low = low_water(least);
+        let fewest = fewest(least);
         let burst_ends = Time::ZERO;
-        Self { spare, posted: 0, target: least, low, used: 0, burst_ends, busiest: 0, least, most }
+        Self {
+            spare,
+            posted: 0,
+            target: least,
+            fewest,
+            used: 0,
+            burst_ends,
+            busiest: 0,
+            least,
+            most,
+        }
     }
 
     fn set_target(&mut self, target: usize) {
         self.target = target;
-        self.low = low_water(target);
+        self.fewest = fewest(target);
     }
 
     pub(crate) fn posted(&self) -> usize {
         self.posted
+    }
+
+    /// Whether none is posted, and some are to be.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.posted == 0 && self.runs_low()
+    }
+
+    /// Posts no more buffers, ever.
+    pub(crate) fn close(&mut self) {
+        (self.least, self.most) = (0, 0);
+        self.set_target(0);
     }
 
     pub(crate) fn spare(&self) -> usize {
@@ -66,7 +87,7 @@ impl<P> Inbound<P> {
     /// Whether more buffers are to be posted.
     #[inline]
     pub(crate) fn runs_low(&self) -> bool {
-        self.posted <= self.low
+        self.posted < self.fewest
     }
 
     /// Counts a filled buffer that was given to the application.
@@ -141,6 +162,6 @@ const BURST: Duration = Duration::from_micros(100);
 /// calls (doorbells).
 const BATCH: usize = 16;
 
-fn low_water(target: usize) -> usize {
-    target.saturating_sub((target / 4).clamp(1, BATCH))
+fn fewest(target: usize) -> usize {
+    if target == 0 { 0 } else { target - (target / 4).clamp(1, BATCH) + 1 }
 }

@@ -409,6 +409,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Adds a peer whose address is not known, or gone. The peer that held its queue pair ends; the
     /// caller settles that.
     pub(crate) fn add_peer(&mut self, address: RawAddress) -> Result<PeerId, DeviceError> {
+        if let Some(status) = self.peers.closed {
+            return Err(DeviceError::QueuePairFailed { status });
+        }
         let handle = self.transmit.device.create_address_handle(gid(&address))?;
         let (peer, replaced) = self.peers.insert(address, handle);
         if let Some(old) = replaced {

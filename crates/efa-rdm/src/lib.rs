@@ -87,6 +87,7 @@ mod eager;
 mod eliciting;
 mod endpoint;
 mod event;
+mod failure;
 mod handshake;
 mod hash;
 mod held;

@@ -16,7 +16,7 @@
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
 
-use efa_device::{AddressHandle, Destination, Gid, Qkey, Qpn, Source};
+use efa_device::{AddressHandle, Destination, Gid, Qkey, Qpn, Source, Status};
 use efa_handshake::{Extras, PeerState, Support};
 use efa_match::Window;
 use efa_proto::{Connid, MsgId, OpId, RawAddress, UserRecvQp};
@@ -247,6 +247,8 @@ pub(crate) struct Peers<P, B> {
     recent: Box<[Recent; RECENT]>,
     /// Peers that became known by a packet.
     pub(crate) discovered: usize,
+    /// Why there are no peers any more, if the queue pair failed.
+    pub(crate) closed: Option<Status>,
     /// What queue pairs are charged with for unexpected messages.
     pub(crate) charges: Charges,
     /// The peers whose HANDSHAKE operations wait for.
@@ -293,6 +295,7 @@ impl<P, B> Peers<P, B> {
             interfaces: Vec::new(),
             recent: Box::new([Recent { source: 0, peer: NONE }; RECENT]),
             discovered: 0,
+            closed: None,
             charges: Charges::new(seed),
             eliciting: Eliciting::default(),
             seed,
@@ -562,6 +565,11 @@ impl<P, B> Peers<P, B> {
         let living = self.active.iter();
         let living = living.map(|(slot, active)| (Charged::Living(slot as u32), active.unexpected));
         living.chain(self.charges.all_left()).collect()
+    }
+
+    /// All peers, gone ones included.
+    pub(crate) fn all(&self) -> impl Iterator<Item = PeerId> + use<P, B> {
+        (0..self.entries.len() as u32).map(PeerId)
     }
 
     /// Number of peers, gone ones included.

@@ -75,7 +75,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let at = if self.core().schedule.is_blocked() { again } else { self.core().now };
         let send = self.core().schedule.has_ready().then_some(at);
         let starves = self.in_place.as_ref().is_some_and(|in_place| in_place.starves());
-        let refill = (self.inbound.posted() == 0 || starves).then_some(again);
+        let refill = (self.inbound.is_empty() || starves).then_some(again);
         // Transfers that wait for memory, with none in flight whose end would free some.
         let waiting = !self.matching.ops.waiting_transfers.is_empty();
         let stuck = waiting && self.core().transmit.rdma_in_flight() == 0;
@@ -303,10 +303,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             DeviceCompletion::Front { packet, length, source } => {
                 self.front_arrived(packet, length, source)
             }
-            DeviceCompletion::Unfilled { packet, .. } => {
-                self.unfilled(packet);
-                None
-            }
             DeviceCompletion::Send { id, packet, result } => {
                 self.matching.ops.packet_sent(id, packet, result)
             }
@@ -318,6 +314,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 }
                 None
             }
+            DeviceCompletion::Unfilled { packet, status } => self.unfilled(packet, status),
         }
     }
 
@@ -327,16 +324,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         self.inbound.consumed(packet);
         if self.inbound.runs_low() {
             self.refill();
-        }
-    }
-
-    /// Takes back a receive buffer that the device couldn't use.
-    #[cold]
-    fn unfilled(&mut self, packet: Q::Packet) {
-        self.inbound.unfilled(packet);
-        // Not at once: the device may return the next one in the same way.
-        if self.inbound.runs_low() {
-            self.core_mut().schedule.at_once();
         }
     }
 

@@ -97,9 +97,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                     user.posted -= 1;
                     self.plain_arrived(packet, length, source, immediate);
                 }
-                Some(DeviceCompletion::Unfilled { packet, .. }) => {
+                Some(DeviceCompletion::Unfilled { packet, status }) => {
                     user.posted -= 1;
                     user.put(packet);
+                    self.receive_failed(status);
                 }
                 Some(_) => {}
                 None => break,

@@ -241,7 +241,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         let peer = self.peer(to)?;
         let level = Level::Transmit;
         let message = efa_rdm::Message { peer, tag, cq_data, level, buffer, context: 0 };
-        self.engine.inject(message).map_err(|error| translate(error, Some(to), self.engine.lack()))
+        self.engine.inject(message).map_err(|error| self.reason(error, Some(to)))
     }
 
     /// Writes a copy. Only a failure completes.
@@ -441,7 +441,19 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         if let (Side::Transmit, Some(accounts)) = (side, &self.accounts) {
             accounts.end();
         }
-        translate(error, addr, self.engine.lack())
+        self.reason(error, addr)
+    }
+
+    /// The engine's error as the application gets it.
+    #[cold]
+    fn reason(&self, error: EngineError, addr: Option<FiAddr>) -> StartError {
+        match (error, self.engine.failure()) {
+            // By that all peers are gone.
+            (EngineError::PeerGone(_), Some(status)) => {
+                StartError::Device(DeviceError::QueuePairFailed { status })
+            }
+            _ => translate(error, addr, self.engine.lack()),
+        }
     }
 
     #[cold]

@@ -105,6 +105,10 @@ pub enum Event {
     },
     /// The device failed to provide something that the endpoint needs. The endpoint retries.
     DeviceRefused(DeviceError),
+    /// The endpoint's queue pair failed, and doesn't recover: close the endpoint and open another. All operations under way
+    /// end with [`OperationError::Device`] and this status, and others don't start, with
+    /// [`DeviceError::QueuePairFailed`]. Messages that have arrived can still be received.
+    QueuePairFailed(Status),
 }
 
 impl fmt::Display for Event {
@@ -138,6 +142,7 @@ impl fmt::Display for Event {
                 write!(f, "peer {peer} aborted message {msg_id}: error {code}")
             }
             Self::DeviceRefused(error) => write!(f, "the device failed, to be retried: {error}"),
+            Self::QueuePairFailed(status) => write!(f, "the queue pair failed, for good: {status}"),
         }
     }
 }
@@ -183,6 +188,7 @@ impl Event {
                 Self::MessageAbandoned { peer: address(peer)?, msg_id, code }
             }
             Inner::DeviceRefused(error) => Self::DeviceRefused(error),
+            Inner::QueuePairFailed(status) => Self::QueuePairFailed(status),
             _ => return None,
         })
     }
@@ -198,6 +204,8 @@ mod tests {
         let lost = Event::PeerLost { peer, status: Status::UnresponsiveRemote };
         let text = format!("peer [fe80::1]:12/0x0000002a lost: {}", Status::UnresponsiveRemote);
         assert_eq!(lost.to_string(), text);
+        let failed = Event::QueuePairFailed(Status::Flushed);
+        assert_eq!(failed.to_string(), "the queue pair failed, for good: flushed");
         let back_pressure = Event::BackPressure { bytes: 10, limit: 8, most: Some(peer) };
         assert_eq!(
             back_pressure.to_string(),

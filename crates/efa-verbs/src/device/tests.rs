@@ -1,6 +1,9 @@
 //! Completions that no send and no datagram has, and receives that fail.
 
 use efa_device::{QueuePair as _, WorkId};
+use efa_rdm::{
+    Accept, Completion as EngineCompletion, Config, Endpoint, Event, Level, Message, OperationError,
+};
 
 use super::*;
 use crate::common;
@@ -108,5 +111,36 @@ fn receives_refused_with_their_batch_come_back() {
         assert!(matches!(refused, DeviceError::System { .. }), "{refused}");
         assert!(b.outstanding.receives.is_empty());
         assert_eq!(b.counters.receives_failed, 19);
+    });
+}
+
+#[test]
+fn endpoint_whose_queue_pair_the_interface_aborts_ends_with_its_status() {
+    let name =
+        &format!("{NAME}endpoint_whose_queue_pair_the_interface_aborts_ends_with_its_status");
+    common::on_soft_device(name, &[], || {
+        let [a, b] = pair().map(|pair| Endpoint::new(pair, Config::default()).unwrap());
+        let (mut a, b): (Endpoint<_, Vec<u8>>, Endpoint<_, Vec<u8>>) = (a, b);
+        let peer = a.insert_peer(b.address()).unwrap();
+        let (tag, cq_data, level) = (None, None, Level::Transmit);
+        let buffer = vec![0; 1 << 20];
+        a.send(Message { peer, tag, cq_data, level, buffer, context: 1 }).unwrap();
+        a.receive(Accept::Untagged { source: None }, vec![0; 8], 2).unwrap();
+        a.progress(Time::ZERO);
+        a.queue_pair().pair.fail().unwrap();
+        let mut ended = Vec::new();
+        while ended.len() < 2 {
+            a.progress(Time::ZERO);
+            ended.extend(std::iter::from_fn(|| a.poll_completion()).map(|done| match done {
+                EngineCompletion::Send(sent) => (sent.context, sent.result),
+                EngineCompletion::Receive(received) => (received.context, received.result),
+                other => panic!("{other:?}"),
+            }));
+        }
+        ended.sort_by_key(|(context, _)| *context);
+        let flushed = Err(OperationError::Device(Status::Flushed));
+        assert_eq!(ended, [(1, flushed), (2, flushed)]);
+        let failed = |event: &Event| matches!(event, Event::QueuePairFailed(Status::Flushed));
+        assert!(std::iter::from_fn(|| a.poll_event()).any(|event| failed(&event)));
     });
 }
