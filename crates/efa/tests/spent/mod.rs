@@ -1,7 +1,8 @@
-//! What a thread that sleeps takes: how long it ran, and how often it was given a processor.
+//! What a thread that sleeps takes: how long it ran, and how often it fell asleep.
 //!
 //! The first alone is no measure in a virtual machine: what the host takes away while a thread runs is counted as time
-//! of the thread, some milliseconds at once. The second doesn't rise by that.
+//! of the thread, some milliseconds at once. The second doesn't rise by that, nor by other threads that want the
+//! processor meanwhile.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
@@ -12,7 +13,7 @@ use std::time::Duration;
 /// How long a thread may run in half a second or more, which one that polls would run for.
 const LITTLE: Duration = Duration::from_millis(50);
 
-/// How long threads have run, and how often they were given a processor.
+/// How long threads have run, and how often they fell asleep.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spent {
     ran: Duration,
@@ -43,9 +44,12 @@ impl Spent {
 
     fn read(thread: &Path) -> Option<Self> {
         let statistics = fs::read_to_string(thread.join("schedstat")).ok()?;
-        let numbers: Vec<u64> =
-            statistics.split_whitespace().map(|number| number.parse().unwrap()).collect();
-        Some(Self { ran: Duration::from_nanos(numbers[0]), times: numbers[2] })
+        let nanos = statistics.split_whitespace().next().unwrap().parse().unwrap();
+        let status = fs::read_to_string(thread.join("status")).ok()?;
+        let switches =
+            status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        let times = switches.unwrap().trim().parse().unwrap();
+        Some(Self { ran: Duration::from_nanos(nanos), times })
     }
 
     /// Fails if they have run for longer than looking now and then takes since `before`.
@@ -55,12 +59,12 @@ impl Spent {
         assert!(ran < LITTLE, "{ran:?}");
     }
 
-    /// The same, and if they were given a processor more than `most` times.
+    /// The same, and if they fell asleep more than `most` times.
     #[track_caller]
     pub(crate) fn check_idle(self, before: Self, most: u64) {
         // What a thread had spent that has ended since isn't counted any more.
         let ran = self.ran.saturating_sub(before.ran);
         let times = self.times.saturating_sub(before.times);
-        assert!(ran < LITTLE && times <= most, "{ran:?}, given a processor {times} times");
+        assert!(ran < LITTLE && times <= most, "{ran:?}, asleep {times} times");
     }
 }
