@@ -117,10 +117,11 @@ impl Messages {
         if matches!(header, Header::Handshake(_) | Header::NeverSent(_)) {
             return Ok(());
         }
+        let ids = OperationId::named(record, header);
         let number = if header.packet_type().is_req() {
-            Some(self.of_request(entry, header))
+            Some(self.of_request(entry, header, ids))
         } else {
-            self.of_other(record, header)
+            self.of_other(record, header, ids)
         };
         let Some(number) = number else {
             self.strays += 1;
@@ -130,11 +131,9 @@ impl Messages {
         let operation = &mut self.followed[(number - self.before) as usize];
         operation.add(entry, header);
         operation.matches |= matches;
-        for id in OperationId::named(record, header).into_iter().flatten() {
-            // A PEER_ERROR may have one id for either role.
-            if header.packet_type() == PacketType::PeerError {
-                break;
-            }
+        // A PEER_ERROR may have one id for either role.
+        let learned = ids.into_iter().flatten();
+        for id in learned.filter(|_| header.packet_type() != PacketType::PeerError) {
             if let Some(former) = operation.learn(id).map(Key::Id)
                 && self.by_key.get(&former) == Some(&number)
             {
@@ -143,16 +142,20 @@ impl Messages {
             self.by_key.insert(Key::Id(id), number);
         }
         while self.followed.len() > MOST {
-            self.give_up_first(out)?;
+            let state = self.print_first(out)?;
+            self.given_up += u64::from(state != Some(State::Complete));
         }
         Ok(())
     }
 
     /// The operation of a request, which may begin with it.
-    fn of_request(&mut self, entry: &Entry<'_>, header: &Header<'_>) -> u64 {
-        let record = entry.record;
-        let ends = Ends::of_request(record);
-        let [sender, receiver] = OperationId::named(record, header);
+    fn of_request(
+        &mut self,
+        entry: &Entry<'_>,
+        header: &Header<'_>,
+        [sender, receiver]: [Option<OperationId>; 2],
+    ) -> u64 {
+        let ends = Ends::of_request(entry.record);
         let key = match (header.msg_id(), sender.or(receiver)) {
             (Some(id), _) => Key::Message(ends, id),
             (None, Some(id)) => Key::Id(id),
@@ -191,8 +194,13 @@ impl Messages {
     }
 
     /// The operation of a packet that is no request, by the ids that it names, or by its message.
-    fn of_other(&self, record: &Record<'_>, header: &Header<'_>) -> Option<u64> {
-        let ids = OperationId::named(record, header).into_iter().flatten().map(Key::Id);
+    fn of_other(
+        &self,
+        record: &Record<'_>,
+        header: &Header<'_>,
+        ids: [Option<OperationId>; 2],
+    ) -> Option<u64> {
+        let ids = ids.into_iter().flatten().map(Key::Id);
         let answered = Ends { requester: record.destination, responder: record.source };
         let ends = match header {
             // 1: from the side that sent the message.
@@ -221,16 +229,9 @@ impl Messages {
         }
     }
 
-    /// Prints the oldest operation as it is.
-    fn give_up_first(&mut self, out: &mut impl Write) -> io::Result<()> {
-        let Some(operation) = self.followed.front() else { return Ok(()) };
-        self.given_up += u64::from(self.state(operation) != State::Complete);
-        self.print_first(out)
-    }
-
-    /// Prints the oldest operation, and forgets it.
-    fn print_first(&mut self, out: &mut impl Write) -> io::Result<()> {
-        let Some(operation) = self.followed.pop_front() else { return Ok(()) };
+    /// Prints the oldest operation, and forgets it. Returns how far it is; `None` if there is none.
+    fn print_first(&mut self, out: &mut impl Write) -> io::Result<Option<State>> {
+        let Some(operation) = self.followed.pop_front() else { return Ok(None) };
         let number = self.before;
         self.before += 1;
         for key in operation.keys() {
@@ -241,20 +242,16 @@ impl Messages {
                 self.forget_first(key);
             }
         }
-        let state = self.state(&operation);
-        if !operation.matches || self.only_unfinished && state == State::Complete {
-            return Ok(());
+        let state = operation.state(|id| self.receivers.contains(&id));
+        if operation.matches && !(self.only_unfinished && state == State::Complete) {
+            self.printed += 1;
+            match self.form {
+                Form::Lines => show::line(&operation, state, out)?,
+                Form::Json => show::json(&operation, state, out)?,
+                Form::Count => {}
+            }
         }
-        self.printed += 1;
-        match self.form {
-            Form::Lines => show::line(&operation, state, out),
-            Form::Json => show::json(&operation, state, out),
-            Form::Count => Ok(()),
-        }
-    }
-
-    fn state(&self, operation: &Operation) -> State {
-        operation.state(|id| self.receivers.contains(&id))
+        Ok(Some(state))
     }
 
     /// Prints those that are left. `notes` gets what is to be said about the captures as a whole.
@@ -263,9 +260,7 @@ impl Messages {
         out: &mut impl Write,
         notes: &mut Vec<String>,
     ) -> io::Result<()> {
-        while !self.followed.is_empty() {
-            self.print_first(out)?;
-        }
+        while self.print_first(out)?.is_some() {}
         if self.form == Form::Count {
             writeln!(out, "{}", self.printed)?;
         }
