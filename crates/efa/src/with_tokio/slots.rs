@@ -56,6 +56,26 @@ enum Future {
     Gone,
 }
 
+impl Future {
+    /// Takes an entry if it waits for one, or collects them, and returns a waker to be called. Else the entry comes back: it
+    /// is gone, or has a message that another receive had matched.
+    #[allow(clippy::result_large_err, reason = "the entry comes back")]
+    fn take_entry(&mut self, entry: Entry) -> Result<Option<Waker>, Entry> {
+        match self {
+            Self::Waits(waker) => {
+                let waker = waker.take();
+                *self = Self::Has(Box::new(entry));
+                Ok(waker)
+            }
+            Self::Collects(entries, waker) => {
+                entries.push_back(entry);
+                Ok(waker.take())
+            }
+            Self::Has(_) | Self::Gone => Err(entry),
+        }
+    }
+}
+
 /// Messages of a receive of many that are collected until somebody takes them.
 pub(super) const COLLECTED: usize = 1024;
 
@@ -154,20 +174,12 @@ impl Slots {
         let is_last = of(&entry).kind != Kind::MultiReceive;
         slot.is_under_way = !is_last;
         let receive = slot.receive;
-        match &mut slot.future {
-            Future::Collects(entries, waker) => {
-                entries.push_back(entry);
-                return waker.take();
-            }
-            Future::Waits(waker) => {
-                let waker = waker.take();
-                slot.future = Future::Has(Box::new(entry));
-                return waker;
-            }
-            // It got a message that another receive had matched.
-            Future::Has(_) => {}
-            Future::Gone if is_last => drop(self.slots.remove(key)),
-            Future::Gone => {}
+        let entry = match slot.future.take_entry(entry) {
+            Ok(waker) => return waker,
+            Err(entry) => entry,
+        };
+        if is_last && matches!(slot.future, Future::Gone) {
+            self.slots.remove(key);
         }
         receive.and_then(|receive| self.keep(receive, entry))
     }
@@ -249,18 +261,8 @@ impl Slots {
             self.is_newly_kept = true;
             return None;
         };
-        match &mut slot.future {
-            Future::Waits(waker) => {
-                let waker = waker.take();
-                slot.future = Future::Has(Box::new(entry));
-                waker
-            }
-            Future::Collects(entries, waker) => {
-                entries.push_back(entry);
-                waker.take()
-            }
-            Future::Has(_) | Future::Gone => None,
-        }
+        // What fits takes it.
+        slot.future.take_entry(entry).unwrap_or_default()
     }
 }
 
