@@ -112,15 +112,26 @@ pub enum Shortage {
     OpenFiles,
 }
 
+impl Shortage {
+    /// The one that an error number of the operating system says, if it says one.
+    #[must_use]
+    pub fn of_errno(errno: i32) -> Option<Self> {
+        // The numbers of Linux; this crate has no C library.
+        match errno {
+            28 | 122 => Some(Self::Space),
+            12 | 105 => Some(Self::Memory),
+            23 | 24 => Some(Self::OpenFiles),
+            _ => None,
+        }
+    }
+}
+
 impl DeviceError {
     /// What the operating system had none of, if that is why the call failed.
     #[must_use]
     pub fn shortage(&self) -> Option<Shortage> {
-        // The numbers of Linux; this crate has no C library.
         match self {
-            Self::System { errno: 28 | 122, .. } => Some(Shortage::Space),
-            Self::System { errno: 12 | 105, .. } => Some(Shortage::Memory),
-            Self::System { errno: 23 | 24, .. } => Some(Shortage::OpenFiles),
+            Self::System { errno, .. } => Shortage::of_errno(*errno),
             _ => None,
         }
     }

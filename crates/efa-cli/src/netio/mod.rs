@@ -28,9 +28,8 @@ use std::path::PathBuf;
 use std::process::ExitStatus;
 
 use clap::Subcommand;
-use efa::{ConnectError, OperationError};
+use efa::{ConnectError, OperationError, Shortage};
 use efa_netio::{ClosedReason, NoThread, RefusedReason, SendError, SocketError, Tag};
-use rustix::io::Errno;
 
 use self::place::Site;
 
@@ -207,11 +206,9 @@ fn who_listens(reason: &RefusedReason) -> &'static str {
 
 /// Whether this host lacks descriptors, memory or threads.
 fn is_scarcity(error: &io::Error) -> bool {
-    let scarce = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS];
-    if error.get_ref().is_some_and(|inner| inner.is::<NoThread>()) {
-        return true;
-    }
-    Errno::from_io_error(error).is_some_and(|errno| scarce.contains(&errno))
+    let lacks = error.raw_os_error().and_then(Shortage::of_errno);
+    matches!(lacks, Some(Shortage::OpenFiles | Shortage::Memory))
+        || error.get_ref().is_some_and(|inner| inner.is::<NoThread>())
 }
 
 fn because(reason: Option<&ClosedReason>) -> String {
@@ -285,6 +282,7 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
 
     use efa::StartConnectError;
+    use rustix::io::Errno;
 
     use super::*;
 

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use efa_device::Shortage;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
@@ -231,8 +232,8 @@ fn add(
 
 /// Whether the system lacks descriptors or memory.
 pub(super) fn is_scarcity(error: &io::Error) -> bool {
-    let scarce = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS];
-    Errno::from_io_error(error).is_some_and(|errno| scarce.contains(&errno))
+    let lacks = error.raw_os_error().and_then(Shortage::of_errno);
+    matches!(lacks, Some(Shortage::OpenFiles | Shortage::Memory))
 }
 
 fn open(address: SocketAddr) -> io::Result<OwnedFd> {
