@@ -96,6 +96,7 @@ mod in_place;
 mod in_place_queue;
 mod inbound;
 mod intake;
+mod interfaces;
 mod lists;
 mod longcts;
 mod longread;
