@@ -142,7 +142,16 @@ impl<R: Region> Exposed<R> {
 
 impl<R: Region, B: Payload<R>> Memory<B, R> {
     /// Length in bytes.
+    #[inline(always)]
     pub(crate) fn length(&self) -> u64 {
+        match self {
+            Self::Buffer(buffer) => buffer.length(),
+            other => other.length_of_others(),
+        }
+    }
+
+    /// Length in bytes of what isn't one buffer of the application.
+    fn length_of_others(&self) -> u64 {
         match self {
             Self::Buffer(buffer) => buffer.length(),
             Self::Buffers(both) => both.0.length() + both.1.length(),

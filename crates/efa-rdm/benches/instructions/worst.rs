@@ -382,7 +382,7 @@ pub(crate) const WRITE: Kind = kind(673, |to, _| {
     let (kind, options) = (RtwKind::Eager, to.options());
     to.own(&Header::Rtw(Rtw { rma_iov: &IOV, kind, options }), 8);
 });
-pub(crate) const EMPTY_WRITE: Kind = kind(1627, |to, _| {
+pub(crate) const EMPTY_WRITE: Kind = kind(1629, |to, _| {
     let (kind, options) = (RtwKind::DcEager { send_id: OP }, to.options());
     to.own(&Header::Rtw(Rtw { rma_iov: &[], kind, options }), 0);
 });
