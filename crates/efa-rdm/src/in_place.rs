@@ -292,6 +292,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<InPlaceQueue<Q>, B> {
         Self::assemble(queue_pair, Some(user), config)
     }
 
+    /// The user queue pair, on which messages arrive, if there is one.
+    #[must_use]
+    pub fn user_queue_pair(&self) -> Option<&InPlaceQueue<Q>> {
+        self.in_place.as_ref()?.user_queue()
+    }
+
     /// The offset in bytes of a message in its packet: the header length that peers are asked for.
     #[must_use]
     pub fn in_place_offset(&self) -> usize {

@@ -3,9 +3,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use efa_device::{Device, Qkey, QueuePair, QueuePairOptions, Status};
+use efa_device::{
+    Device, DeviceError, Qkey, QueuePair, QueuePairAddress, QueuePairOptions, Status,
+};
 use efa_handshake::Release;
-use efa_rdm::{Config, Endpoint, InPlaceQueue, Message, OperationError, UnexpectedHeader};
+use efa_rdm::{
+    Completion, Config, Endpoint, Event, InPlaceQueue, Level, Message, OperationError,
+    UnexpectedHeader,
+};
 use efa_sim::local::{Faults, LocalOptions};
 
 use super::{HEADER, MTU, Setup, at};
@@ -15,6 +20,17 @@ use crate::world::pattern;
 fn user_queue(unexpected_header: UnexpectedHeader) -> Setup {
     let sender = Config::default().with(|config| config.messages_after_handshake = true);
     Setup::of(sender, at(Release::V1_22, unexpected_header))
+}
+
+/// Where the receiver's user queue pair is.
+fn user_place(setup: &Setup) -> QueuePairAddress {
+    setup.receiver.user_queue_pair().unwrap().address()
+}
+
+/// The device aborts a queue pair of the receiver: what is posted to it comes back.
+fn abort(setup: &Setup, place: QueuePairAddress) {
+    setup.world.network.kill(place).unwrap();
+    setup.world.network.fail_receives(place, usize::MAX, Status::Flushed).unwrap();
 }
 
 #[test]
@@ -106,19 +122,9 @@ fn user_queue_pair_gets_packets_after_refused_allocations() {
 #[test]
 fn packets_that_the_user_queue_pair_could_not_use_are_posted_again() {
     let mut setup = user_queue(UnexpectedHeader::Refuse);
-    let device = setup.world.network.open();
-    let pair = |qkey| {
-        let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(qkey));
-        InPlaceQueue(device.create_queue_pair(options).unwrap())
-    };
-    let (protocol, user) = (pair(3), pair(4));
-    let place = user.address();
-    let config = at(Release::V1_22, UnexpectedHeader::Refuse);
-    setup.receiver = Endpoint::with_user_queue(protocol, user, config).unwrap();
-    let address = setup.receiver.address();
-    setup.peers = vec![setup.world.endpoint(0).insert_peer(address).unwrap()];
+    let user = user_place(&setup);
     setup.post(0..3);
-    assert_eq!(setup.world.network.fail_receives(place, 3, Status::BadLength), Ok(3));
+    assert_eq!(setup.world.network.fail_receives(user, 3, Status::BadLength), Ok(3));
     setup.drive();
     for salt in 0..3 {
         setup.send(0, pattern(9, salt));
@@ -126,6 +132,90 @@ fn packets_that_the_user_queue_pair_could_not_use_are_posted_again() {
     setup.idle(Duration::from_millis(50));
     let sent: BTreeSet<_> = (0..3).map(|salt| pattern(9, salt)).collect();
     assert_eq!(setup.messages().into_iter().collect::<BTreeSet<_>>(), sent);
+}
+
+#[test]
+fn aborted_user_queue_pair_ends_every_operation_with_its_status() {
+    let mut setup = user_queue(UnexpectedHeader::Refuse);
+    let user = user_place(&setup);
+    let address = setup.world.endpoint(0).address();
+    let peer = setup.receiver.insert_peer(address).unwrap();
+    // It waits for a CTS, as nothing is posted for it.
+    let (tag, cq_data, level, buffer) = (None, None, Level::Transmit, pattern(400_000, 1));
+    setup.receiver.send(Message { peer, tag, cq_data, level, buffer, context: 7 }).unwrap();
+    setup.post(0..3);
+    setup.drive();
+    abort(&setup, user);
+    setup.drive();
+    let status = Status::Flushed;
+    let flushed = OperationError::Device(status);
+    let received = setup.received.drain(..).map(|done| (done.context, done.result.unwrap_err()));
+    assert_eq!(received.collect::<Vec<_>>(), [0, 1, 2].map(|context| (context, flushed)));
+    let sent = match setup.receiver.poll_completion() {
+        Some(Completion::Send(sent)) => (sent.context, sent.result),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(sent, (7, Err(flushed)));
+    let failed = setup.events.iter().filter(|event| matches!(event, Event::QueuePairFailed(_)));
+    assert_eq!(failed.collect::<Vec<_>>(), [&Event::QueuePairFailed(status)]);
+    assert_eq!(setup.receiver.failure(), Some(status));
+    assert_eq!(setup.receiver.next_timeout(), None, "nothing is tried again");
+}
+
+#[test]
+fn nothing_starts_after_the_user_queue_pair_was_aborted() {
+    let mut setup = user_queue(UnexpectedHeader::Refuse);
+    let user = user_place(&setup);
+    setup.post(0..1);
+    abort(&setup, user);
+    setup.drive();
+    let status = Status::Flushed;
+    setup.post(1..4);
+    setup.drive();
+    assert_eq!(setup.errors(), [OperationError::Device(status); 4]);
+    assert_eq!(
+        setup.world.network.fail_receives(user, usize::MAX, status),
+        Ok(0),
+        "none is posted"
+    );
+    let address = setup.world.endpoint(0).address();
+    let inserted = setup.receiver.insert_peer(address);
+    assert_eq!(inserted, Err(DeviceError::QueuePairFailed { status }));
+    assert_eq!(setup.receiver.next_timeout(), None);
+}
+
+#[test]
+fn user_queue_pair_that_was_aborted_with_nothing_posted_ends_the_next_receive() {
+    let mut setup = user_queue(UnexpectedHeader::Refuse);
+    let user = user_place(&setup);
+    abort(&setup, user);
+    setup.drive();
+    assert_eq!(setup.receiver.failure(), None, "nothing says so");
+    setup.post(5..6);
+    // As an aborted queue pair does with what is posted to it.
+    abort(&setup, user);
+    setup.drive();
+    assert_eq!(setup.errors(), [OperationError::Device(Status::Flushed)]);
+    assert_eq!(setup.receiver.failure(), Some(Status::Flushed));
+}
+
+#[test]
+fn messages_that_arrived_before_the_queue_pairs_were_aborted_are_received_in_place() {
+    // The user queue pair has nothing posted, so the failure of the protocol's says it.
+    let mut setup = Setup::of(Config::default(), at(Release::V1_22, UnexpectedHeader::Move));
+    let (protocol, user) = (setup.receiver.queue_pair().address(), user_place(&setup));
+    setup.send(0, pattern(80, 1));
+    setup.idle(Duration::from_millis(1));
+    assert_eq!(setup.receiver.statistics().unexpected, 1);
+    abort(&setup, protocol);
+    abort(&setup, user);
+    setup.drive();
+    assert_eq!(setup.receiver.failure(), Some(Status::Flushed));
+    setup.post(0..2);
+    setup.drive();
+    let last = setup.received.pop().map(|done| (done.context, done.result.unwrap_err()));
+    assert_eq!(last, Some((1, OperationError::Device(Status::Flushed))));
+    assert_eq!(setup.messages(), [pattern(80, 1)]);
 }
 
 #[test]
