@@ -1,8 +1,10 @@
 //! Completions that no send and no datagram has, and receives that fail.
 
 use efa_device::{QueuePair as _, WorkId};
+use efa_handshake::Release;
 use efa_rdm::{
-    Accept, Completion as EngineCompletion, Config, Endpoint, Event, Level, Message, OperationError,
+    Accept, Completion as EngineCompletion, Config, Endpoint, Event, InPlaceQueue, Level, Message,
+    OperationError,
 };
 
 use super::*;
@@ -142,5 +144,33 @@ fn endpoint_whose_queue_pair_the_interface_aborts_ends_with_its_status() {
         assert_eq!(ended, [(1, flushed), (2, flushed)]);
         let failed = |event: &Event| matches!(event, Event::QueuePairFailed(Status::Flushed));
         assert!(std::iter::from_fn(|| a.poll_event()).any(|event| failed(&event)));
+    });
+}
+
+#[test]
+fn endpoint_whose_user_queue_pair_the_interface_aborts_ends_with_its_status() {
+    let name =
+        &format!("{NAME}endpoint_whose_user_queue_pair_the_interface_aborts_ends_with_its_status");
+    common::on_soft_device(name, &[], || {
+        let [protocol, user] = pair().map(InPlaceQueue);
+        let config = Config::as_release(Release::V2_1);
+        let mut a: Endpoint<_, Vec<u8>> =
+            Endpoint::with_user_queue(protocol, user, config).unwrap();
+        for context in 0..3 {
+            let packet = a.allocate_packet().unwrap();
+            a.receive_in_place(packet, context).unwrap();
+        }
+        a.progress(Time::ZERO);
+        a.user_queue_pair().unwrap().0.pair.fail().unwrap();
+        let mut ended = Vec::new();
+        while ended.len() < 3 {
+            a.progress(Time::ZERO);
+            let done = std::iter::from_fn(|| a.poll_in_place());
+            ended.extend(done.map(|done| (done.context, done.result.unwrap_err())));
+        }
+        let flushed = OperationError::Device(Status::Flushed);
+        assert_eq!(ended, [(0, flushed), (1, flushed), (2, flushed)]);
+        let events: Vec<_> = std::iter::from_fn(|| a.poll_event()).collect();
+        assert_eq!(events, [Event::QueuePairFailed(Status::Flushed)]);
     });
 }
