@@ -22,7 +22,8 @@ use crate::process::{HandleType, process};
 pub(super) struct ContextObject {
     verbs: verbs_context,
     device: Arc<Device>,
-    /// An eventfd that is never written: there are no asynchronous events.
+    /// An eventfd that is never written: there are no asynchronous events, as the driver of EFA interfaces
+    /// dispatches none.
     events: OwnedFd,
 }
 
