@@ -19,8 +19,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use efa::{
-    Bound, ConnectError, DeviceError, EnableError, Error, InsertionError, KeyError, OperationError,
-    StartConnectError, StartError, Status,
+    Bound, ConnectError, DeviceError, EnableError, Error, Event, InsertionError, KeyError,
+    OperationError, StartConnectError, StartError, Status,
 };
 
 use crate::abi::*;
@@ -263,6 +263,19 @@ pub(crate) fn of_operation(error: &OperationError) -> EntryNumbers {
             provider: c_int::try_from(*code).unwrap_or(OWN),
         },
         _ => own(FI_EOTHER, 0),
+    }
+}
+
+/// The number in an event queue's entry for what failed at an endpoint apart from operations that are under way. `None`: nothing
+/// failed.
+pub(crate) fn of_event(event: &Event) -> Option<Errno> {
+    match event {
+        Event::QueuePairFailed { .. } => Some(Errno(FI_EIO)),
+        Event::AccessRefused { .. } => Some(Errno(FI_EACCES)),
+        Event::WriteFailed { error, .. } | Event::InjectedFailed { error, .. } => {
+            Some(Errno(of_operation(error).error))
+        }
+        _ => None,
     }
 }
 

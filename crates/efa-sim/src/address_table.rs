@@ -193,7 +193,11 @@ fn lock(file: &File, path: &Path) -> Result<bool, DeviceError> {
             .metadata()
             .map(|stat| stat.nlink() > 0)
             .map_err(|error| system("stat", path, &error)),
-        Err(Errno::WOULDBLOCK) => Err(inconsistent(path, "another process writes it")),
+        Err(Errno::WOULDBLOCK) => Err(DeviceError::System {
+            operation: format!("lock {}", path.display()),
+            errno: Errno::BUSY.raw_os_error(),
+            reason: "another process writes it".into(),
+        }),
         Err(error) => Err(system("lock", path, &error.into())),
     }
 }
@@ -320,6 +324,9 @@ mod tests {
         assert_eq!(reader.get(1), Some((6, entry(5))), "the number tells that it was freed");
         writer.set(1, None);
         let refused = TableWriter::create(&name, 3).unwrap_err();
+        assert!(
+            matches!(refused, DeviceError::System { errno, .. } if errno == Errno::BUSY.raw_os_error())
+        );
         assert!(refused.to_string().contains("another process writes it"), "{refused}");
         drop(writer);
         assert!(TableReader::open(&name).is_err(), "it is removed");

@@ -103,8 +103,6 @@ pub(crate) struct Connection {
 struct State {
     /// What is to be accepted.
     request: Option<ConnectionRequest>,
-    /// The number of the endpoint at its event queue, once it is enabled.
-    number: Option<u64>,
     name: Option<SocketAddr>,
     peer: Option<SocketAddr>,
 }
@@ -141,16 +139,6 @@ impl State {
     /// Whether it was connected or accepted.
     fn has_begun(&self) -> bool {
         self.peer.is_some() && self.request.is_none()
-    }
-}
-
-impl Connection {
-    pub(crate) fn number(&self) -> Option<u64> {
-        lock(&self.state).number
-    }
-
-    pub(crate) fn set_number(&self, number: u64) {
-        lock(&self.state).number = Some(number);
     }
 }
 

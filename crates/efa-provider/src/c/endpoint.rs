@@ -90,7 +90,18 @@ struct Setup {
     selective: [bool; 2],
     addresses: Option<Use<AddressVector>>,
     events: Option<Use<EventQueue>>,
+    /// The number of the endpoint at its event queue, once it is enabled.
+    number: Option<u64>,
     counters: Vec<(Use<Counter>, Counted)>,
+}
+
+impl Setup {
+    /// Drops events of the endpoint that the program hasn't read.
+    fn forget_events(&mut self) {
+        if let (Some(events), Some(number)) = (&self.events, self.number.take()) {
+            events.forget(number);
+        }
+    }
 }
 
 static FID: fi_ops = fi_ops {
@@ -309,7 +320,11 @@ impl Endpoint {
 
     /// Binds what the program bound to it.
     fn bind_all(&self, setup: &Setup, builder: EndpointBuilder) -> EndpointBuilder {
-        let Setup { transmit, receive, selective, addresses, counters, .. } = setup;
+        let Setup { transmit, receive, selective, addresses, events, counters, .. } = setup;
+        let builder = match events {
+            Some(events) => builder.bind_event_queue(&events.events),
+            None => builder,
+        };
         let builder = counters.iter().fold(builder, |builder, (counter, kinds)| {
             builder.bind_counter(&counter.counter, *kinds)
         });
@@ -341,10 +356,13 @@ impl Endpoint {
         if is_selective { builder.selective(direction) } else { builder }
     }
 
-    /// An endpoint with a connection, whose events have this context.
-    fn with_connection(&self, setup: &Setup, context: u64) -> Result<MsgEndpoint, EnableError> {
+    /// An endpoint with a connection.
+    fn with_connection(
+        &self,
+        setup: &Setup,
+        mut options: EndpointOptions,
+    ) -> Result<MsgEndpoint, EnableError> {
         let usual = MsgEndpointOptions::default();
-        let mut options = setup.options.clone().context(context);
         options.protocol.min_receive_buffers = usual.endpoint.protocol.min_receive_buffers;
         let mut builder = self.domain.domain.msg_endpoint(usual.endpoint(options));
         if let Some(events) = &setup.events {
@@ -434,31 +452,35 @@ impl Endpoint {
 impl Object<Endpoint> {
     /// `fi_enable`.
     pub(crate) fn enable(&self) -> Outcome<()> {
-        let setup = self.setup();
+        let mut setup = self.setup();
         if self.enabled.get().is_some() {
             return Err(Errno(FI_EOPBADSTATE));
         }
+        if self.connection.is_some() && setup.events.is_none() {
+            return Err(Errno(FI_ENOEQ));
+        }
+        // Events have the number as their context.
+        let mut options = setup.options.clone();
+        if let Some(events) = &setup.events {
+            let number = events.register_source(EventSource {
+                fid: Pointer::of(self.fid()),
+                context: Pointer::of(self.context()),
+                info: None,
+                is_connected: false,
+            });
+            options = options.context(number);
+            setup.number = Some(number);
+        }
         let enabled = match &self.connection {
             None => {
-                let builder = self.domain.domain.endpoint(setup.options.clone());
+                let builder = self.domain.domain.endpoint(options);
                 self.bind_all(&setup, builder).enable().map(Enabled::Datagram)
             }
-            Some(connection) => {
-                let events = setup.events.as_ref().ok_or(Errno(FI_ENOEQ))?;
-                let number = events.register_source(EventSource {
-                    fid: Pointer::of(self.fid()),
-                    context: Pointer::of(self.context()),
-                    info: None,
-                    is_connected: false,
-                });
-                let enabled = self.with_connection(&setup, number);
-                match enabled {
-                    Ok(_) => connection.set_number(number),
-                    Err(_) => events.forget(number),
-                }
-                enabled.map(Enabled::Connected)
-            }
+            Some(_) => self.with_connection(&setup, options).map(Enabled::Connected),
         };
+        if enabled.is_err() {
+            setup.forget_events();
+        }
         let enabled = enabled.map_err(|error| {
             crate::log::warn(format_args!("the endpoint can't be enabled: {error}"));
             errors::of_enable(&error)
@@ -479,8 +501,8 @@ impl Object<Endpoint> {
 
     /// Reports at its event queue that it is no longer connected.
     pub(crate) fn report_shutdown(&self) {
-        let number = self.connection.as_ref().and_then(Connection::number);
-        if let (Some(events), Some(number)) = (&self.setup().events, number) {
+        let setup = self.setup();
+        if let (Some(events), Some(number)) = (&setup.events, setup.number) {
             events.shut_down(number);
         }
     }
@@ -493,7 +515,7 @@ impl Object<Endpoint> {
         }
     }
 
-    /// Ends what is under way, without completions, and the events of a connection.
+    /// Ends what is under way, without completions, and its events.
     fn end(&self) {
         let timeout = self.domain.fabric.settings.close_timeout;
         if let Some(enabled) = self.enabled.get() {
@@ -507,10 +529,7 @@ impl Object<Endpoint> {
         if let Err(error) = ended {
             crate::log::warn(format_args!("closed an endpoint: {error}"));
         }
-        let number = self.connection.as_ref().and_then(Connection::number);
-        if let (Some(events), Some(number)) = (&self.setup().events, number) {
-            events.forget(number);
-        }
+        self.setup().forget_events();
     }
 }
 

@@ -274,6 +274,14 @@ impl EventQueue {
                     inserted(insertion, results, ready);
                 }
             }
+            Ok(ControlEvent::Endpoint { context, event, .. }) => {
+                let failed = of(context).zip(errors::of_event(&event));
+                ready.extend(failed.map(|((of, context), Errno(errno))| {
+                    let err_data = event.to_string().into_bytes();
+                    let kind = EventKind::Failed(Failed { context, data: 0, errno, err_data });
+                    Event { of, kind }
+                }));
+            }
             Ok(_) => {}
             Err(ControlError { context, error, .. }) => {
                 let errno = errors::of_connect(&error).0;

@@ -231,6 +231,70 @@ static void not_writable(void)
 	close_queue(queue);
 }
 
+/* Adds to memory of side 1 that isn't there, until its event queue has an error. */
+static void add_nowhere(struct world *world, const struct region *region, struct fid_eq *queue)
+{
+	static uint64_t one = 1;
+	struct side *from = &world->side[0];
+	struct fi_eq_entry entry;
+	uint32_t event;
+	double end = now() + PATIENCE;
+
+	POST(world, fi_atomic(from->ep, &one, 1, NULL, from->to[1], region->address, region->key + 4321, FI_UINT64, FI_SUM,
+			      CONTEXT(1)));
+	/* It has left. */
+	DONE(world, from->tx, CONTEXT(1), FI_WRITE | FI_ATOMIC);
+	while (fi_eq_read(queue, &event, &entry, sizeof(entry), 0) != -FI_EAVAIL) {
+		progress(world);
+		CHECK(now() < end);
+	}
+}
+
+/* A peer's atomic, which has completed there, is refused. The target's queue says so, and tells nothing of an endpoint that is closed. */
+static void refused_atomic(void)
+{
+	struct options options = { .caps = FI_MSG | FI_TAGGED | FI_ATOMIC };
+	struct fi_eq_attr attr = { .size = 16, .wait_obj = FI_WAIT_FD };
+	struct fi_eq_err_entry error = { 0 };
+	struct fi_eq_entry entry;
+	struct fid_eq *queue;
+	struct world world;
+	struct region region;
+	struct side *target = &world.side[1];
+	uint64_t memory[8];
+	char text[256] = "";
+	uint32_t event;
+
+	if (!is_ours())
+		not_offered("events of endpoints without connections");
+	info = info_of(&options);
+	OK(fi_fabric(info->fabric_attr, &fabric, NULL));
+	OK(fi_eq_open(fabric, &attr, &queue, NULL));
+	options.events = queue;
+	open_world_at(&world, &options, info, fabric);
+	region = register_of(&world, target, memory, sizeof(memory), FI_REMOTE_WRITE);
+
+	add_nowhere(&world, &region, queue);
+	error.err_data = text;
+	error.err_data_size = sizeof(text) - 1;
+	EQUAL(fi_eq_readerr(queue, &error, 0), sizeof(error));
+	EQUAL((uintptr_t)error.fid, (uintptr_t)&target->ep->fid);
+	EQUAL((uintptr_t)error.context, (uintptr_t)target);
+	EQUAL(error.err, FI_EACCES);
+	CHECK(strstr(text, "refused"));
+	FAILS(fi_eq_read(queue, &event, &entry, sizeof(entry), 0), FI_EAGAIN);
+
+	add_nowhere(&world, &region, queue);
+	OK(fi_close(&region.mr->fid));
+	OK(fi_close(&target->ep->fid));
+	target->ep = NULL;
+	FAILS(fi_eq_read(queue, &event, &entry, sizeof(entry), 0), FI_EAGAIN);
+	for (int i = 0; i < world.sides; i++)
+		close_side(&world.side[i]);
+	OK(fi_close(&world.domain->fid));
+	close_queue(queue);
+}
+
 const struct program events[] = {
 	{ "events-written", written },
 	{ "events-too-small", too_small },
@@ -238,5 +302,6 @@ const struct program events[] = {
 	{ "events-insertion", insertion },
 	{ "events-insertion-of-nobody", insertion_of_nobody },
 	{ "events-not-writable", not_writable },
+	{ "events-refused-atomic", refused_atomic },
 	{ NULL, NULL },
 };

@@ -161,6 +161,8 @@ void open_side(struct world *world, struct side *side)
 		OK(fi_ep_bind(side->ep, &side->sent->fid, FI_SEND | remote));
 		OK(fi_ep_bind(side->ep, &side->received->fid, FI_RECV));
 	}
+	if (options->events)
+		OK(fi_ep_bind(side->ep, &options->events->fid, 0));
 	OK(fi_enable(side->ep));
 	side->name_length = sizeof(side->name);
 	OK(fi_getname(&side->ep->fid, side->name, &side->name_length));

@@ -79,6 +79,7 @@ struct options {
 	uint64_t mode;			/* what this program does for the provider */
 	int sides;			/* 2 */
 	bool counters;
+	struct fid_eq *events;		/* bound to each endpoint, if there is one */
 	bool shared_cq;			/* sends and receives complete in one queue */
 };
 

@@ -163,8 +163,12 @@ static void named(void)
 		EQUAL(length, expected_length);
 		if (is_ours())
 			SAME_BYTES(name, expected, length);
-		EQUAL(write(back[1], "", 1), 1);
 		OK(fi_close(&av->fid));
+		/* It has a writer. */
+		attr.flags = 0;
+		if (is_ours())
+			FAILS(fi_av_open(world.domain, &attr, &av, NULL), FI_EBUSY);
+		EQUAL(write(back[1], "", 1), 1);
 		close_world(&world);
 		_exit(0);
 	}
