@@ -83,7 +83,7 @@ impl Command {
     fn conflict(&self) -> Option<String> {
         match self {
             Self::Pingpong(args) => args.conflict(),
-            Self::SoftEfa(args) => args.conflict().map(str::to_owned),
+            Self::SoftEfa(args) => args.conflict(),
             Self::Info(args) => args.conflict(),
             Self::Doctor(args) => args.conflict(),
             Self::Netio(args) => args.conflict(),

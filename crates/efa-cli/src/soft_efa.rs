@@ -422,12 +422,20 @@ fn preload(library: &Path, others: Option<&OsStr>) -> Result<OsString, SoftEfaEr
 
 impl Args {
     /// A message about options that exclude each other.
-    pub(crate) fn conflict(&self) -> Option<&'static str> {
-        let SoftEfa::Run(Run { link, address, devices, .. }) = &self.command else { return None };
+    pub(crate) fn conflict(&self) -> Option<String> {
+        let SoftEfa::Run(Run { link, address, devices, device, .. }) = &self.command else {
+            return None;
+        };
         match link {
-            Some(SoftLink::Shm) if address.is_some() => Some("--address needs --link tcp"),
-            Some(SoftLink::Tcp) if devices.is_some_and(|devices| devices > 1) => {
-                Some("--devices above 1 needs --link shm: on the tcp link a host has one address")
+            Some(SoftLink::Shm) if address.is_some() => {
+                Some("--address needs --link tcp".to_owned())
+            }
+            Some(SoftLink::Tcp) if devices.is_some_and(|devices| devices > 1) => Some(
+                "--devices above 1 needs --link shm: on the tcp link a host has one address"
+                    .to_owned(),
+            ),
+            Some(SoftLink::Tcp) => {
+                device.given().map(|option| format!("{option} needs --link shm"))
             }
             _ => None,
         }
@@ -519,11 +527,10 @@ mod tests {
         let options = "--device-name a --directory /d --device-rdma none --mtu 4096 --reorder 7 \
             --rnr 0.25 --devices 2 --direct trap --capture /c/%p.pcapng --capture-bytes 128 \
             --statistics --shm-transfer \
-            --link tcp --address fd00::7 --generation 2 --unsolicited off";
+            --link shm --generation 2 --unsolicited off";
         let expected = [
             ("EFA_SOFT_NAME", "a"),
-            ("EFA_SOFT_LINK", "tcp"),
-            ("EFA_SOFT_ADDRESS", "fd00::7"),
+            ("EFA_SOFT_LINK", "shm"),
             ("EFA_SOFT_GENERATION", "2"),
             ("EFA_SOFT_UNSOLICITED", "0"),
             ("EFA_SOFT_RDMA", "none"),
@@ -539,6 +546,10 @@ mod tests {
             ("FI_EFA_ENABLE_SHM_TRANSFER", "1"),
         ];
         assert_eq!(settings(options), expected.map(|(name, value)| (name, value.to_owned())));
+        let tcp = settings("--link tcp --address fd00::7");
+        for expected in [("EFA_SOFT_LINK", "tcp"), ("EFA_SOFT_ADDRESS", "fd00::7")] {
+            assert!(tcp.iter().any(|(name, value)| (*name, &**value) == expected), "{tcp:?}");
+        }
     }
 
     #[test]

@@ -41,10 +41,8 @@ fn soft_efa_by(starter: &[&str], options: &[&str], program: &[&str]) -> Command 
 }
 
 fn fi_info(options: &[&str], arguments: &[&str]) -> String {
-    let directory = Scratch::new("info");
-    let options = [&["--directory", directory.as_str()], options].concat();
     let program = [&["fi_info", "-p", "efa"], arguments].concat();
-    Running::start(&mut soft_efa(None, &options, &program)).finish().success()
+    Running::start(&mut soft_efa(None, options, &program)).finish().success()
 }
 
 #[test]

@@ -301,6 +301,10 @@ fn invalid_soft_efa_command_lines_are_usage_errors() {
     assert!(shm.contains("--address needs --link tcp"), "{shm}");
     let devices = usage(&["--link", "tcp", "--devices", "2"]);
     assert!(devices.contains("on the tcp link a host has one address"), "{devices}");
+    for option in ["--device-name", "--directory"] {
+        let shm = usage(&["--link", "tcp", option, "x"]);
+        assert!(shm.contains(&format!("{option} needs --link shm")), "{shm}");
+    }
     assert!(run(["soft-efa", "run"]).usage().contains("<PROGRAM>"));
 }
 
