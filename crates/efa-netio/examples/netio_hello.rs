@@ -7,6 +7,7 @@
 //! 0x17: event 2
 //! 0x17: event 3
 //! the publisher has ended
+//! the subscriber got 3 messages and lost 0
 //! published 3 messages, 3 were received
 //! ```
 
@@ -17,7 +18,7 @@ use std::thread;
 use efa::{Domain, Fabric, LocalOptions};
 use efa_netio::{
     AnySocket, ClosedReason, Delivery, Handler, Message, Netio, Options, Pool, PublishOptions,
-    PublishSocket, Published, SubscribeOptions, SubscribeSocket, Tag,
+    PublishSocket, Published, SubscribeOptions, SubscribeSocket, SubscriberCounts, Tag,
 };
 
 const TAG: Tag = 0x17;
@@ -64,9 +65,10 @@ impl Handler for Publisher {
         &mut self,
         netio: &mut Netio,
         _: PublishSocket,
-        _: SocketAddr,
         _: ClosedReason,
+        counts: SubscriberCounts,
     ) {
+        println!("the subscriber got {} messages and lost {}", counts.delivered, counts.lost);
         netio.stop();
     }
 }

@@ -107,6 +107,7 @@ impl Netio {
         connection.operations -= 1;
         match op {
             Op::Publish { publication, .. } => {
+                connection.sends.note_failure();
                 self.publication_served(publication, false);
                 self.sent(key, error);
             }
@@ -558,6 +559,7 @@ impl Netio {
         if connection.is_silent {
             return;
         }
+        let counts = connection.counts();
         let reason = connection.why.unwrap_or(ClosedReason::PeerGone);
         let socket = AnySocket::from(connection.owner);
         match (connection.owner, connection.refused) {
@@ -587,7 +589,7 @@ impl Netio {
                 let Some(publisher) = self.publishers.get_mut(socket) else { return };
                 publisher.subscribers.retain(|other| *other != key);
                 let peer = connection.peer;
-                self.events.push_back(Event::SubscriberClosed { socket, peer, reason });
+                self.events.push_back(Event::SubscriberClosed { socket, peer, reason, counts });
                 self.forget_publisher(socket);
             }
             (Owner::Subscribe(socket), refused) => {

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use efa::{ConnectError, OperationError, StartConnectError, StartError};
 
+use crate::counts::SubscriberCounts;
 use crate::delivery::Delivery;
 use crate::ids::{
     AnySocket, ListenSocket, PublishSocket, ReceiveSocket, SendSocket, SubscribeSocket, Timer,
@@ -87,6 +88,8 @@ pub enum Event {
         peer: SocketAddr,
         /// Why.
         reason: ClosedReason,
+        /// What became of its messages, in the end: nothing is queued.
+        counts: SubscriberCounts,
     },
     /// A subscriber has subscribed to a tag of a publisher.
     Subscriber {

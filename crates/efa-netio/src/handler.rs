@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use efa::OperationError;
 
 use crate::context::Netio;
+use crate::counts::SubscriberCounts;
 use crate::delivery::Delivery;
 use crate::event::{ClosedReason, Event, RefusedReason, Tag};
 use crate::ids::{
@@ -40,8 +41,8 @@ pub trait Handler {
             Event::SubscriberConnected { socket, peer } => {
                 self.subscriber_connected(netio, socket, peer);
             }
-            Event::SubscriberClosed { socket, peer, reason } => {
-                self.subscriber_closed(netio, socket, peer, reason);
+            Event::SubscriberClosed { socket, reason, counts, .. } => {
+                self.subscriber_closed(netio, socket, reason, counts);
             }
             Event::Subscriber { socket, tag, peer } => self.subscriber(netio, socket, tag, peer),
             Event::Unsubscriber { socket, tag, peer } => {
@@ -104,13 +105,13 @@ pub trait Handler {
     /// [`Event::SubscriberConnected`].
     fn subscriber_connected(&mut self, netio: &mut Netio, socket: PublishSocket, peer: SocketAddr) {
     }
-    /// [`Event::SubscriberClosed`].
+    /// [`Event::SubscriberClosed`]. The counts have the subscriber's address.
     fn subscriber_closed(
         &mut self,
         netio: &mut Netio,
         socket: PublishSocket,
-        peer: SocketAddr,
         reason: ClosedReason,
+        counts: SubscriberCounts,
     ) {
     }
     /// [`Event::Subscriber`].

@@ -34,6 +34,7 @@
 //! | `context` | the context and its loop |
 //! | `sockets`, `publish`, `subscribe` | the kinds of sockets |
 //! | `connection`, `ends` | what they have in common: a connection, and its ends |
+//! | `counts` | what became of the messages of each subscriber |
 //! | `table` | who has subscribed to what |
 //! | `wire` | what the two sides of a connection tell each other besides messages |
 //! | `hosts` | looking up hosts, and the addresses that are tried in turn |
@@ -45,6 +46,7 @@
 
 mod connection;
 mod context;
+mod counts;
 mod delivery;
 mod ends;
 mod event;
@@ -62,6 +64,7 @@ mod timers;
 mod wire;
 
 pub use context::{Counts, Netio, Wait};
+pub use counts::SubscriberCounts;
 pub use delivery::{Delivery, Signal};
 pub use event::{
     ClosedReason, Error, Event, NoThread, PostError, PostRefused, RefusedReason, SendError, Sent,

@@ -276,7 +276,10 @@ impl Netio {
                 match post(connection, &mut self.operations, op, envelope, buffer) {
                     Post::Sent => sends += 1,
                     Post::Owed => owed.push(target),
-                    Post::Gone => lost += 1,
+                    Post::Gone => {
+                        connection.subscriptions.lose();
+                        lost += 1;
+                    }
                 }
             }
             Publication { socket, tag, message, object, sends, served: 0, lost, owed }
@@ -368,7 +371,10 @@ impl Netio {
         match connection.send(&mut self.operations, op, envelope, buffer) {
             Posted::Done => publication.sends += 1,
             Posted::Full => return false,
-            Posted::Failed(_) => publication.lost += 1,
+            Posted::Failed(_) => {
+                connection.subscriptions.lose();
+                publication.lost += 1;
+            }
         }
         publication.owed.retain(|owed| *owed != target);
         connection.subscriptions.next_is_done();
@@ -460,7 +466,9 @@ impl Netio {
         let owed = std::mem::take(&mut publication.owed);
         publication.lost += owed.len() as u32;
         for target in owed {
-            self.connections[target].subscriptions.give_up(key);
+            let subscriptions = &mut self.connections[target].subscriptions;
+            subscriptions.give_up(key);
+            subscriptions.lose();
             self.next_may_go(target);
             self.connections[target].send_end();
         }
@@ -487,6 +495,7 @@ impl Netio {
             let Some(publication) = self.publications.get_mut(key) else { continue };
             publication.owed.retain(|other| *other != target);
             publication.lost += 1;
+            self.connections[target].subscriptions.lose();
             self.finish_publication(key);
         }
     }

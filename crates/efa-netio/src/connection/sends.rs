@@ -5,6 +5,8 @@ pub(crate) struct Sends {
     under_way: u32,
     /// Messages that have completed since the connection was made.
     completed: u64,
+    /// Of these, those that failed.
+    failed: u64,
     /// How many messages had completed when the deadline of the connection's end was last set, or passed.
     completed_at_deadline: u64,
 }
@@ -19,6 +21,20 @@ impl Sends {
     pub(crate) fn complete(&mut self) {
         self.under_way -= 1;
         self.completed += 1;
+    }
+
+    /// Of the messages that complete, one failed.
+    #[cold]
+    pub(crate) fn note_failure(&mut self) {
+        self.failed += 1;
+    }
+
+    pub(crate) fn failed(&self) -> u64 {
+        self.failed
+    }
+
+    pub(crate) fn under_way(&self) -> u64 {
+        self.under_way.into()
     }
 
     #[inline]

@@ -14,6 +14,8 @@ pub(crate) struct Subscriptions {
     tags: HashSet<Tag>,
     /// Publications that the subscriber gets before any other, the oldest first.
     owed: VecDeque<PublicationKey>,
+    /// Publications that were never sent to the subscriber, and won't be.
+    lost: u64,
     /// A publication that nobody got found others before it that the subscriber is owed.
     is_awaited: bool,
     /// How many messages had completed when the publisher last looked whether the subscriber takes anything.
@@ -48,6 +50,22 @@ impl Subscriptions {
     #[inline]
     pub(crate) fn are_owed(&self) -> bool {
         !self.owed.is_empty()
+    }
+
+    /// How many publications the subscriber is owed.
+    pub(crate) fn owed(&self) -> u64 {
+        self.owed.len() as u64
+    }
+
+    /// A publication is never sent to the subscriber.
+    #[cold]
+    pub(crate) fn lose(&mut self) {
+        self.lost += 1;
+    }
+
+    /// Publications that were never sent to the subscriber, and won't be.
+    pub(crate) fn lost(&self) -> u64 {
+        self.lost
     }
 
     /// The publication that the subscriber gets next.

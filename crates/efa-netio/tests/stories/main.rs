@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod counts;
 mod driving;
 mod ends;
 mod hard;

@@ -61,6 +61,8 @@ struct Model {
     nodes: BTreeMap<usize, Node>,
     tokens: Vec<(u64, Reentry)>,
     publications: BTreeMap<u64, Expected>,
+    /// Messages, of all subscribers that are gone.
+    delivered_and_lost: (u64, u64),
     next: u64,
     port: u16,
 }
@@ -83,6 +85,7 @@ impl Model {
             tears: !seed.is_multiple_of(3),
             leaves: !seed.is_multiple_of(5),
             table: BTreeMap::new(),
+            delivered_and_lost: (0, 0),
             rng,
             world,
             pool,
@@ -272,8 +275,11 @@ impl Model {
             Event::Unsubscriber { tag, peer, .. } => {
                 assert!(self.table.get_mut(&peer).is_some_and(|tags| tags.remove(&tag)));
             }
-            Event::SubscriberClosed { reason, peer, .. } => {
+            Event::SubscriberClosed { reason, peer, counts, .. } => {
                 self.table.remove(&peer);
+                assert_eq!((counts.peer, counts.queued), (peer, 0));
+                self.delivered_and_lost.0 += counts.delivered;
+                self.delivered_and_lost.1 += counts.lost;
                 use ClosedReason::{Disconnected, DisconnectedByPeer, PeerGone};
                 let known = matches!(reason, Disconnected | DisconnectedByPeer | PeerGone);
                 assert!(known, "{reason}");
@@ -319,6 +325,13 @@ impl Model {
         }
         self.world.netio(0).close(self.publisher);
         (0..2_000).for_each(|_| self.turn());
+        // Those of the test for the objects, and all others.
+        let mut expected = (3 * OBJECTS as u64, 0);
+        for (served, lost) in self.publications.values().filter_map(|it| it.served_and_lost) {
+            expected.0 += u64::from(served);
+            expected.1 += u64::from(lost);
+        }
+        assert_eq!(self.delivered_and_lost, expected, "of all subscribers, of all publications");
         for node in &self.world.nodes {
             let counts = node.netio.as_ref().map(|netio| netio.counts());
             assert!(counts.is_none_or(|counts| counts == Counts::default()), "{counts:?}");
