@@ -286,6 +286,41 @@ fn killed_subscriber_is_a_loss_of_the_publisher_and_of_nobody_else() {
 }
 
 #[test]
+fn statistics_tell_what_each_subscriber_got_and_lost_though_one_was_killed() {
+    let (theirs, ours) = std::io::pipe().unwrap();
+    let mut input = Some(ours);
+    let mut command =
+        netio(&format!("publish {ANY} --tag 1 --wait-for 2 --lines --statistics=0.01 --json"));
+    let (mut publisher, at) = listening(command.stdin(theirs));
+    drop(command);
+    let survivor = start(&format!("subscribe {at} --tag 1 --hex"));
+    let mut victim = start(&format!("subscribe {at} --tag 1 --hex"));
+    let mut say = |text: &str| input.as_mut().unwrap().write_all(text.as_bytes()).unwrap();
+    say("first\n");
+    victim.stdout_line("0x1 6");
+    // While they run.
+    publisher.stdout_line("\"delivered\":1,\"lost\":0,\"queued\":0");
+    victim.kill();
+    say(&"next\n".repeat(100));
+    drop(input);
+    assert_eq!(survivor.finish().success().lines().count(), 101);
+    let outcome = publisher.finish();
+    assert_eq!(outcome.code, Some(4), "{outcome:?}");
+    let totals = json(outcome.stdout.lines().last().unwrap());
+    let rows = totals["statistics"].as_array().unwrap();
+    let is_whole = |row: &&Value| row.get("gone").is_none();
+    let (whole, lost): (Vec<_>, Vec<_>) = rows.iter().partition(is_whole);
+    let ([whole], [lost]) = (&whole[..], &lost[..]) else { panic!("{totals}") };
+    let numbers = ["sent", "delivered", "lost", "queued"].map(|name| whole[name].as_u64());
+    assert_eq!(numbers, [101, 101, 0, 0].map(Some), "{totals}");
+    assert_ne!(whole["subscriber"], lost["subscriber"]);
+    assert_eq!(lost["gone"], "the other side is gone");
+    assert_eq!((&lost["lost"], &lost["queued"]), (&totals["lost"], &0.into()), "{totals}");
+    let delivered = lost["delivered"].as_u64().unwrap();
+    assert_eq!(totals["served"].as_u64(), Some(delivered + 101), "{totals}");
+}
+
+#[test]
 fn killed_publisher_is_a_loss_of_its_subscribers() {
     let files = Files::new("killed-publisher", 400_000);
     let file = files.text("file");
@@ -443,6 +478,7 @@ fn invalid_command_lines_are_usage_errors() {
         ("publish 127.0.0.1:7000 --tag 1 --message-size 0", "at least 1 byte"),
         ("publish 127.0.0.1:7000 --tag 1 --slow 0", "--slow needs more than 0"),
         ("publish 127.0.0.1:7000 --tag 1 --rate 0", "a number from 0.001"),
+        ("publish 127.0.0.1:7000 --tag 1 --statistics=0", "--statistics needs more than 0"),
         ("publish 127.0.0.1:7000 --tag 1 --address 10.0.0.1", "--link <LINK>"),
         ("publish 0.0.0.0:7000 --tag 1 --link tcp", "0.0.0.0:7000 needs --address"),
         ("subscribe 127.0.0.1:7000", "--tag <T>"),

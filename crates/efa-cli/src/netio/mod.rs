@@ -7,7 +7,7 @@
 //!
 //! * `place`: where the other side is, and the device to reach it
 //! * `input`, `output`: files as messages, and messages into files
-//! * `totals`: what a run has done
+//! * `totals`, `statistics`: what a run has done, and what became of the messages of each subscriber
 //! * `publish`, `subscribe`, `send`, `receive`, `bench`: a command each
 //!
 //! A side that has given everything ends its connections in order, which tells the other side that there is no more.
@@ -20,6 +20,7 @@ mod place;
 mod publish;
 mod receive;
 mod send;
+mod statistics;
 mod subscribe;
 mod totals;
 

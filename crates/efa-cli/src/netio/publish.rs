@@ -11,6 +11,7 @@ use efa_netio::{
 use super::NetioError;
 use super::input::{Feed, InputArgs, Next, Repeat};
 use super::place::{self, LinkArgs, Side, Site};
+use super::statistics::Statistics;
 use super::totals::{Counter, PublisherTotals};
 
 /// Arguments of `efa netio publish`.
@@ -19,7 +20,8 @@ use super::totals::{Counter, PublisherTotals};
 Where it listens is said on standard error; with port 0 the system chooses one. When all subscribers have \
 everything, their connections are ended, and so are they, with success. A message is counted as delivered when it is \
 in the subscriber's buffer. After one that is too long for that, those behind it count too if they reached the \
-subscriber, which drops them; the totals then say \"at most\", and \"exact\":false in JSON.
+subscriber, which drops them; the totals then say \"at most\", and \"exact\":false in JSON. The numbers of \
+--statistics don't count them as delivered. With --json its lines are objects with a list \"statistics\".
 
   efa netio publish 127.0.0.1:7000 --tag 23 FILE
   seq 1000 | efa netio publish 127.0.0.1:7000 --tag 0x17 --lines --rate 100 --wait-for 2
@@ -50,6 +52,11 @@ pub(super) struct Args {
     /// Disconnect a subscriber who takes nothing for so long [default: it is waited for]
     #[arg(long, value_name = "SECONDS", value_parser = place::seconds)]
     slow: Option<Duration>,
+    /// Print for each subscriber how many messages were sent, delivered, lost, and are queued: at the end, and every so many
+    /// SECONDS
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true,
+        value_parser = place::seconds)]
+    statistics: Option<Option<Duration>>,
     #[command(flatten)]
     link: LinkArgs,
 }
@@ -64,6 +71,9 @@ impl Args {
         }
         if self.slow == Some(Duration::ZERO) {
             return Some("--slow needs more than 0 seconds".into());
+        }
+        if self.statistics == Some(Some(Duration::ZERO)) {
+            return Some("--statistics needs more than 0 seconds".into());
         }
         self.link.conflict_at(&self.site)
     }
@@ -91,8 +101,10 @@ pub(super) fn run(args: &Args) -> Result<(), NetioError> {
     let (address, early) = place::listens(&mut netio, socket.into(), &args.site)?;
     place::announce(address);
     let (counter, audience) = (Counter::new(feed.whole()), Audience::default());
-    let mut run = Run { args, netio, socket, feed, counter, audience, is_heard: false };
-    early.into_iter().for_each(|event| run.event(event));
+    let every = args.statistics;
+    let statistics = every.map(|every| Statistics::new(&mut netio, every, args.link.json));
+    let mut run = Run { args, netio, socket, feed, counter, audience, statistics, is_heard: false };
+    early.into_iter().try_for_each(|event| run.event(event))?;
     run.run()
 }
 
@@ -103,6 +115,7 @@ struct Run<'a> {
     feed: Feed,
     counter: Counter,
     audience: Audience,
+    statistics: Option<Statistics>,
     /// As many subscribers as asked for have come.
     is_heard: bool,
 }
@@ -173,12 +186,15 @@ impl Run<'_> {
     fn run(mut self) -> Result<(), NetioError> {
         let result = self.publish_all().and_then(|()| self.end());
         let is_complete = result.is_ok();
+        let (netio, socket) = (&self.netio, self.socket);
+        let statistics = self.statistics.map(|statistics| statistics.end(netio, socket));
         let audience = self.audience;
         let is_whole = audience.messages_lost == 0 && audience.totals.subscribers_lost == 0;
         let mut totals = self.counter.totals(is_complete && is_whole);
         totals.lost = audience.messages_lost;
         totals.exact = !audience.is_cut_off;
         totals.publisher = Some(audience.totals.clone());
+        totals.statistics = statistics;
         totals.print(self.args.link.json)?;
         result.and_then(|()| audience.check())
     }
@@ -188,8 +204,10 @@ impl Run<'_> {
     fn end(&mut self) -> Result<(), NetioError> {
         self.netio.close(self.socket);
         while self.audience.here() > 0 {
-            let event = self.netio.poll(Wait::Forever)?;
-            event.into_iter().for_each(|event| drop(self.audience.event(event)));
+            if let Some(event) = self.netio.poll(Wait::Forever)? {
+                self.note(&event)?;
+                drop(self.audience.event(event));
+            }
         }
         Ok(())
     }
@@ -222,16 +240,23 @@ impl Run<'_> {
                 }
             }
             if let Some(event) = self.netio.poll(wait)? {
-                self.event(event);
+                self.event(event)?;
             }
         }
     }
 
-    fn event(&mut self, event: Event) {
+    fn event(&mut self, event: Event) -> Result<(), NetioError> {
+        self.note(&event)?;
         if let Some(message) = self.audience.event(event) {
             self.counter.add(message.len());
             self.feed.complete(message.key);
         }
+        Ok(())
+    }
+
+    fn note(&mut self, event: &Event) -> Result<(), NetioError> {
+        let Some(statistics) = &mut self.statistics else { return Ok(()) };
+        Ok(statistics.event(event, &self.netio, self.socket)?)
     }
 
     /// Publishes a message; returns it if there is no room now.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
+use super::statistics::{self, Row};
 use crate::output;
 
 /// Totals of a run.
@@ -26,6 +27,9 @@ pub(super) struct Totals {
     pub(super) complete: bool,
     #[serde(flatten)]
     pub(super) publisher: Option<PublisherTotals>,
+    /// Of each subscriber, if that is asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) statistics: Option<Vec<Row>>,
 }
 
 /// What only a publisher has.
@@ -102,7 +106,16 @@ impl Counter {
         self.bar.finish_and_clear();
         let (messages, bytes) = (self.messages, self.bytes);
         let seconds = self.time().as_secs_f64();
-        Totals { messages, bytes, seconds, lost: 0, exact: true, complete, publisher: None }
+        Totals {
+            messages,
+            bytes,
+            seconds,
+            lost: 0,
+            exact: true,
+            complete,
+            publisher: None,
+            statistics: None,
+        }
     }
 }
 
@@ -114,6 +127,7 @@ impl Totals {
             return output::tolerate_closed(writeln!(io::stdout(), "{text}"));
         }
         output::print_error(format_args!("{}", self.text()));
+        statistics::print(self.statistics.as_deref().unwrap_or_default());
         Ok(())
     }
 
