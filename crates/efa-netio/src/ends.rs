@@ -559,7 +559,7 @@ impl Netio {
         if connection.is_silent {
             return;
         }
-        let counts = connection.counts();
+        let (peer, counts) = (connection.peer, connection.counts());
         let reason = connection.why.unwrap_or(ClosedReason::PeerGone);
         let socket = AnySocket::from(connection.owner);
         match (connection.owner, connection.refused) {
@@ -588,7 +588,7 @@ impl Netio {
             (Owner::Publish(socket), _) => {
                 let Some(publisher) = self.publishers.get_mut(socket) else { return };
                 publisher.subscribers.retain(|other| *other != key);
-                let peer = connection.peer;
+                let counts = Box::new(counts);
                 self.events.push_back(Event::SubscriberClosed { socket, peer, reason, counts });
                 self.forget_publisher(socket);
             }

@@ -89,7 +89,7 @@ pub enum Event {
         /// Why.
         reason: ClosedReason,
         /// What became of its messages, in the end: nothing is queued.
-        counts: SubscriberCounts,
+        counts: Box<SubscriberCounts>,
     },
     /// A subscriber has subscribed to a tag of a publisher.
     Subscriber {

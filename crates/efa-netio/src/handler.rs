@@ -42,7 +42,7 @@ pub trait Handler {
                 self.subscriber_connected(netio, socket, peer);
             }
             Event::SubscriberClosed { socket, reason, counts, .. } => {
-                self.subscriber_closed(netio, socket, reason, counts);
+                self.subscriber_closed(netio, socket, reason, *counts);
             }
             Event::Subscriber { socket, tag, peer } => self.subscriber(netio, socket, tag, peer),
             Event::Unsubscriber { socket, tag, peer } => {

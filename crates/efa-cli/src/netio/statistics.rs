@@ -81,7 +81,7 @@ impl Statistics {
         socket: PublishSocket,
     ) -> io::Result<()> {
         match event {
-            Event::SubscriberClosed { reason, counts, .. } => self.closed(*counts, reason),
+            Event::SubscriberClosed { reason, counts, .. } => self.closed(**counts, reason),
             Event::Timer(timer) if self.timer == Some(*timer) => {
                 let rows: Vec<_> = netio.subscribers(socket).map(|it| Row::new(it, None)).collect();
                 self.print_now(&rows)?;

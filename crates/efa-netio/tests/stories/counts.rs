@@ -30,7 +30,7 @@ fn last_counts(world: &mut World) -> (ClosedReason, SubscriberCounts) {
     world.event(0, "SubscriberClosed", |event| match event {
         Event::SubscriberClosed { reason, counts, peer, .. } => {
             assert_eq!(counts.peer, *peer);
-            Some((reason.clone(), *counts))
+            Some((reason.clone(), **counts))
         }
         _ => None,
     })
@@ -99,7 +99,7 @@ fn subscriber_disconnected_as_slow_is_counted_as_without_what_it_was_owed() {
     let (reason, last) = loop {
         stage.world.turn_without(&[1]);
         let found = stage.world.take(0, |event| match event {
-            Event::SubscriberClosed { reason, counts, .. } => Some((reason.clone(), *counts)),
+            Event::SubscriberClosed { reason, counts, .. } => Some((reason.clone(), **counts)),
             _ => None,
         });
         if let Some((_, found)) = found {
