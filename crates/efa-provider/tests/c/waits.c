@@ -460,6 +460,42 @@ static void peeked_event(void)
 	fi_freeinfo(info);
 }
 
+static atomic_int yields;
+
+/* In place of the C library's, for the provider too. */
+int sched_yield(void)
+{
+	yields++;
+	return 0;
+}
+
+/* A program that polls until a peer has received lets that peer run, if it is on the same processor. */
+static void polls_in_vain(void)
+{
+	enum { TIMES = 10, POLLS = 256 };
+	struct options options = { 0 };
+	struct fi_cq_tagged_entry entry;
+	char to[8], from[8] = { 0 };
+	struct world world;
+	struct fid_cq *cq;
+
+	open_world(&world, &options);
+	cq = world.side[0].rx;
+	for (int i = 0; i < 2; i++) {
+		/* Without a peer, and with one that a message came from. */
+		yields = 0;
+		for (int poll = 0; poll < TIMES * POLLS; poll++)
+			FAILS(fi_cq_read(cq, &entry, 1), FI_EAGAIN);
+		/* Once in 64 polls, or 256 looks, which take as long; the first ones come without a yield. */
+		if (is_ours())
+			CHECK(yields >= TIMES - 1 && yields <= TIMES * POLLS / 64);
+		POST(&world, fi_trecv(world.side[0].ep, to, sizeof(to), NULL, FI_ADDR_UNSPEC, 1, 0, &to));
+		POST(&world, fi_tinject(world.side[1].ep, from, sizeof(from), world.side[1].to[0], 1));
+		DONE(&world, cq, &to, FI_RECV | FI_TAGGED);
+	}
+	close_world(&world);
+}
+
 const struct program waits[] = {
 	{ "waits-blocking-read", blocking_read },
 	{ "waits-threshold", threshold },
@@ -471,5 +507,6 @@ const struct program waits[] = {
 	{ "waits-wait-set", wait_set },
 	{ "waits-own-entries", own_entries },
 	{ "waits-peeked-event", peeked_event },
+	{ "waits-polls-in-vain", polls_in_vain },
 	{ NULL, NULL },
 };
