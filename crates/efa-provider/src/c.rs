@@ -23,4 +23,5 @@ pub(crate) mod rma;
 pub(crate) mod tagged;
 pub(crate) mod transfer;
 pub(crate) mod unexpected;
+pub(crate) mod vain;
 pub(crate) mod wait;

@@ -251,7 +251,7 @@ programs! {
     wait_set_wakes_a_thread_for_any_of_its_queues "waits-wait-set"
     entry_that_the_provider_made_itself_forbids_to_sleep "waits-own-entries"
     event_that_was_peeked_at_forbids_to_sleep "waits-peeked-event"
-    queue_read_in_vain_again_and_again_yields_the_processor "waits-polls-in-vain"
+    queue_or_counter_read_in_vain_again_and_again_yields_the_processor "waits-polls-in-vain"
 
     event_written_is_read_once_and_peeked_at_before "events-written"
     event_stays_if_there_is_too_little_room "events-too-small"

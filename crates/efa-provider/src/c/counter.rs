@@ -1,6 +1,7 @@
 //! Counters (`fi_cntr`).
 
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use efa::{Counted, CounterError, CounterOptions};
 
@@ -9,6 +10,7 @@ use crate::bits;
 use crate::boundary::{Errno, INVALID, Outcome, status, value};
 use crate::c::cq::timeout_of;
 use crate::c::domain::Domain;
+use crate::c::vain::VainPolls;
 use crate::c::wait::{self, WaitFor};
 use crate::errors;
 use crate::object::{Class, Object, Pool, Use};
@@ -19,6 +21,9 @@ pub(crate) struct Counter {
     pub(crate) counter: efa::Counter,
     pub(crate) domain: Use<Domain>,
     wait: WaitFor,
+    /// The value that was read last.
+    last: AtomicU64,
+    vain: VainPolls,
 }
 
 static FID: fi_ops =
@@ -100,7 +105,8 @@ impl Counter {
             Some(object) => domain.domain.waitable_counter(options, object),
         };
         let counter = counter.map_err(|error| errors::of_error(&error))?;
-        Ok(Self { counter, domain: Use::new(domain), wait })
+        let (last, vain) = Default::default();
+        Ok(Self { counter, domain: Use::new(domain), wait, last, vain })
     }
 }
 
@@ -126,8 +132,18 @@ unsafe extern "C" fn nothing(_cntr: *mut fid_cntr) -> u64 {
 }
 
 unsafe extern "C" fn read(cntr: *mut fid_cntr) -> u64 {
-    // SAFETY: the table is that of a counter.
-    value(0, || unsafe { Object::<Counter>::of(cntr) }.counter.value())
+    value(0, || {
+        // SAFETY: the table is that of a counter.
+        let counter = unsafe { Object::<Counter>::of(cntr) };
+        let value = counter.counter.value();
+        if counter.last.load(Ordering::Relaxed) == value {
+            counter.vain.add(false);
+        } else {
+            counter.last.store(value, Ordering::Relaxed);
+            counter.vain.end();
+        }
+        value
+    })
 }
 
 unsafe extern "C" fn readerr(cntr: *mut fid_cntr) -> u64 {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use crate::abi::*;
 use crate::boundary::{Errno, INVALID, Outcome, count, found, status, value};
 use crate::c::completion;
 use crate::c::domain::Domain;
+use crate::c::vain::VainPolls;
 use crate::c::wait::{self, WaitFor};
 use crate::errors;
 use crate::memory;
@@ -31,14 +32,8 @@ pub(crate) struct CompletionQueue {
     own: Mutex<VecDeque<OwnEntry>>,
     /// The same for reads, one instruction nearer.
     has_own: AtomicBool,
-    /// Reads in vain since one found something, or since the processor was yielded.
-    vain: AtomicU32,
+    vain: VainPolls,
 }
-
-/// Reads in vain, one after the other, after which the thread yields the processor. On the links `shm` and `tcp` a send
-/// completes when the peer has polled. A program that polls for that, without a yield of its own (Open MPI's blocking
-/// sends), keeps a peer on the same processor from it until the time slice ends.
-const READS_PER_YIELD: u32 = 64;
 
 /// An entry that was made ready for the program.
 pub(crate) enum OwnEntry {
@@ -157,7 +152,7 @@ impl CompletionQueue {
             wait,
             own: Mutex::default(),
             has_own: AtomicBool::new(false),
-            vain: AtomicU32::new(0),
+            vain: VainPolls::default(),
         })
     }
 
@@ -257,18 +252,6 @@ impl CompletionQueue {
         !self.has_own() && self.queue.is_idle()
     }
 
-    /// Yields the processor if enough reads were in vain. Threads that read at once may miss some of each other's.
-    fn found_nothing(&self) {
-        let mut vain = self.vain.load(Ordering::Relaxed);
-        if vain >= READS_PER_YIELD {
-            std::thread::yield_now();
-            vain = 0;
-        }
-        // Where looks are possible, some 256 of them come before the next read, which aren't counted and take as long.
-        vain += if self.queue.is_idle() { READS_PER_YIELD } else { 1 };
-        self.vain.store(vain, Ordering::Relaxed);
-    }
-
     /// Reads up to `most` entries, or until one that failed.
     ///
     /// # Safety
@@ -309,11 +292,11 @@ impl CompletionQueue {
         }
         match to.count - first {
             0 => {
-                self.found_nothing();
+                self.vain.add(self.queue.is_idle());
                 Err(nothing)
             }
             read => {
-                self.vain.store(0, Ordering::Relaxed);
+                self.vain.end();
                 Ok(read)
             }
         }

@@ -473,7 +473,7 @@ int sched_yield(void)
 static void polls_in_vain(void)
 {
 	enum { TIMES = 10, POLLS = 256 };
-	struct options options = { 0 };
+	struct options options = { .counters = true };
 	struct fi_cq_tagged_entry entry;
 	char to[8], from[8] = { 0 };
 	struct world world;
@@ -481,6 +481,11 @@ static void polls_in_vain(void)
 
 	open_world(&world, &options);
 	cq = world.side[0].rx;
+	yields = 0;
+	for (int poll = 0; poll < TIMES * 64; poll++)
+		EQUAL(fi_cntr_read(world.side[0].received), 0);
+	if (is_ours())
+		CHECK(yields >= TIMES - 1 && yields <= TIMES);
 	for (int i = 0; i < 2; i++) {
 		/* Without a peer, and with one that a message came from. */
 		yields = 0;
