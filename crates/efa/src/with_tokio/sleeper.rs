@@ -1,17 +1,22 @@
 //! A task that sleeps until a completion queue or event queue has something.
 
 use std::fmt;
+use std::future::Future;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
-use efa_device::DeviceError;
+use efa_device::{DeviceError, Time};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Handle;
+use tokio::task::yield_now;
 
 use crate::clock::Clock;
+use crate::completion_queue::WaitError;
 use crate::wait::{Source, WaitObject, is_readable};
 
 /// Why there is no stream.
@@ -30,6 +35,39 @@ pub enum StreamError {
     System(#[from] io::Error),
 }
 
+/// Why a task can't sleep.
+#[derive(Debug)]
+pub(super) enum SleepError {
+    /// The runtime was shut down.
+    Runtime(io::Error),
+    Device(DeviceError),
+}
+
+impl From<DeviceError> for SleepError {
+    fn from(error: DeviceError) -> Self {
+        Self::Device(error)
+    }
+}
+
+impl From<SleepError> for DeviceError {
+    fn from(error: SleepError) -> Self {
+        match error {
+            SleepError::Runtime(error) => Self::System {
+                operation: "sleeping in a tokio runtime".into(),
+                errno: error.raw_os_error().unwrap_or_default(),
+                reason: error.to_string(),
+            },
+            SleepError::Device(error) => error,
+        }
+    }
+}
+
+impl From<SleepError> for WaitError {
+    fn from(error: SleepError) -> Self {
+        Self::Device(error.into())
+    }
+}
+
 /// How often a task looks in one poll while the descriptor stays readable.
 const TRIES: usize = 4;
 
@@ -39,6 +77,8 @@ pub(super) struct Sleeper {
     wait: Arc<WaitObject>,
     clock: Clock,
     descriptor: AsyncFd<OwnedFd>,
+    /// What a manual clock may be advanced to, and how often in a row this was polled for that.
+    next: Option<Time>,
     polls: u32,
 }
 
@@ -58,18 +98,25 @@ impl Sleeper {
         )]
         let descriptor = AsyncFd::with_interest(own, Interest::READABLE)?;
         wait.enter();
-        Ok(Self { source, wait: Arc::clone(wait), clock: clock.clone(), descriptor, polls: 0 })
+        Ok(Self {
+            source,
+            wait: Arc::clone(wait),
+            clock: clock.clone(),
+            descriptor,
+            next: None,
+            polls: 0,
+        })
     }
 
     /// Ready when the source may have something to be read.
-    pub(super) fn poll_awake(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), DeviceError>> {
+    pub(super) fn poll_awake(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SleepError>> {
         for _ in 0..TRIES {
             // The runtime reports changes. What it has reported so far is seen below.
             if let Poll::Ready(changed) = self.descriptor.poll_read_ready(cx) {
-                changed.map_err(|error| shut_down(&error))?.clear_ready();
+                changed.map_err(SleepError::Runtime)?.clear_ready();
                 // From now on the next change wakes the task.
                 if let Poll::Ready(again) = self.descriptor.poll_read_ready(cx) {
-                    again.map_err(|error| shut_down(&error))?.clear_ready();
+                    again.map_err(SleepError::Runtime)?.clear_ready();
                     continue;
                 }
             }
@@ -77,9 +124,9 @@ impl Sleeper {
                 return Poll::Ready(Ok(()));
             }
             if self.clock.is_manual() {
-                self.polls = self.polls.wrapping_add(1);
-                self.clock.pass(self.source.next_timeout(), self.polls);
-                break;
+                self.pass();
+                // Others that wait for time to pass are polled as often.
+                return pin!(yield_now()).poll(cx).map(Ok);
             }
             // What is readable by now is no change any more.
             if !is_readable(self.descriptor.get_ref())? {
@@ -91,17 +138,25 @@ impl Sleeper {
     }
 }
 
-impl Drop for Sleeper {
-    fn drop(&mut self) {
-        self.wait.leave();
+impl Sleeper {
+    /// Advances a manual clock to the next timeout, the later the farther that is: a task with a nearer one is polled as
+    /// often, and comes first.
+    fn pass(&mut self) {
+        let next = self.source.next_timeout();
+        if self.next != next {
+            (self.next, self.polls) = (next, 0);
+        }
+        self.polls = self.polls.saturating_add(1);
+        let far = next.map_or(Duration::ZERO, |next| next - self.clock.now().min(next));
+        if self.polls > u128::BITS - far.as_micros().leading_zeros() {
+            self.clock.pass(next, self.polls);
+        }
     }
 }
 
-fn shut_down(error: &io::Error) -> DeviceError {
-    DeviceError::System {
-        operation: "sleeping in a tokio runtime".into(),
-        errno: error.raw_os_error().unwrap_or_default(),
-        reason: error.to_string(),
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        self.wait.leave();
     }
 }
 
@@ -130,7 +185,7 @@ impl Turns {
     }
 
     /// Looks for something, and sleeps while there is nothing.
-    pub(super) fn poll_found<T, E: From<DeviceError>>(
+    pub(super) fn poll_found<T, E: From<SleepError>>(
         &mut self,
         cx: &mut Context<'_>,
         sleeper: &mut Sleeper,
