@@ -27,6 +27,8 @@ use crate::link_options::{LinkOptions, SHM_NAME};
 #[cfg(feature = "sim")]
 use crate::resolve;
 use crate::wait::{self, TryWaitError, WaitSet, Waitable};
+#[cfg(feature = "tokio")]
+use crate::with_tokio::Hubs;
 
 /// A network (`fi_fabric`). Clones are handles to the same network.
 ///
@@ -40,6 +42,9 @@ struct Shared {
     clock: Clock,
     context: u64,
     domains: Mutex<Vec<WeakDomain>>,
+    /// Of its connections in programs of tokio.
+    #[cfg(feature = "tokio")]
+    hubs: Hubs,
 }
 
 /// All fabrics of this process, also some that are closed.
@@ -232,7 +237,14 @@ impl Fabric {
     }
 
     fn new(network: Network, clock: Clock, context: u64) -> Self {
-        let fabric = Self(Arc::new(Shared { network, clock, context, domains: Mutex::default() }));
+        let fabric = Self(Arc::new(Shared {
+            network,
+            clock,
+            context,
+            domains: Mutex::default(),
+            #[cfg(feature = "tokio")]
+            hubs: Hubs::default(),
+        }));
         let mut open = OPEN.lock();
         open.retain(|fabric| fabric.strong_count() > 0);
         open.push(Arc::downgrade(&fabric.0));
@@ -270,6 +282,11 @@ impl Fabric {
     /// Its open domains, the oldest first.
     pub(crate) fn open_domains(&self) -> Vec<Domain> {
         self.0.domains.lock().iter().filter_map(WeakDomain::upgrade).collect()
+    }
+
+    #[cfg(feature = "tokio")]
+    pub(crate) fn hubs(&self) -> &Hubs {
+        &self.0.hubs
     }
 
     pub(crate) fn user_context(&self) -> u64 {

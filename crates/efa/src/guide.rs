@@ -658,11 +658,12 @@
 //!
 //! | in C | here |
 //! |---|---|
-//! | `fi_listen` | [`PassiveEndpoint::listen`] |
-//! | `fi_connect` | [`MsgEndpoint::connect`], [`MsgEndpointBuilder::connect`] |
-//! | `fi_accept` | [`MsgEndpoint::accept`], [`MsgEndpointBuilder::accept`] |
+//! | `fi_listen` | [`PassiveEndpoint::listen`]; in programs of tokio `Fabric::listen_async` |
+//! | `fi_connect` | [`MsgEndpoint::connect`], [`MsgEndpointBuilder::connect`]; a future: `MsgEndpointBuilder::connect_async` |
+//! | `fi_accept` | [`MsgEndpoint::accept`], [`MsgEndpointBuilder::accept`]; a future: `MsgEndpointBuilder::accept_async` |
 //! | `fi_reject` | [`ConnectionRequest::reject`] |
-//! | `fi_shutdown` | [`MsgEndpoint::shutdown`] |
+//! | `fi_shutdown` | [`MsgEndpoint::shutdown`]; a future: `AsyncMsgEndpoint::shutdown` |
+//! | `FI_CONNREQ`, `FI_CONNECTED`, `FI_SHUTDOWN` | [`ControlEvent`] of an [`EventQueue`]; as futures `AsyncListener::accept`, those that connect and accept, `AsyncMsgEndpoint::closed` (feature `tokio`, module `with_tokio`) |
 //! | `fi_getname` | [`Endpoint::address`], [`ScalableEndpoint::address`], [`Listener::local_address`] |
 //! | `fi_setname` | not offered, because the device gives addresses; a listener's is the argument of [`listen`](PassiveEndpoint::listen) |
 //! | `fi_getpeer` | not offered, because one side passed the address to `connect`, and the other has [`ConnectionRequest::caller`] |

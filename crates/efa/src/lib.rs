@@ -87,6 +87,7 @@
 //! | `scalable` | one address for several receive contexts, a transmit context a thread ([`ScalableEndpoint`]) |
 //! | `event_loop` | one thread that sleeps in epoll for a completion queue, an event queue and a socket ([`Fabric::try_wait`]) |
 //! | `tokio_pingpong` | two processes of tokio, whose operations are futures (feature `tokio`) |
+//! | `tokio_connections` | a server of tokio with a task for each connection (feature `tokio`) |
 //! | `remote_memory` | writes, reads and atomics on memory of a peer ([`Rma`]) |
 //!
 //! # Links
@@ -104,8 +105,8 @@
 //! * `sim` (default): the software device. Without it, none of its types is in the API, and a fabric is an
 //!   EFA interface.
 //! * `capture`: `sim::Capture` writes the packets of the software device into pcapng files.
-//! * `tokio`: completions and events as streams, operations as futures (module `with_tokio`). It adds the dependencies
-//!   tokio and futures-core.
+//! * `tokio`: completions and events as streams, operations and connections as futures (module `with_tokio`). It adds the
+//!   dependencies tokio and futures-core.
 
 #![forbid(unsafe_code)]
 

@@ -41,6 +41,8 @@ mod tests;
 
 pub use event::{ConnectError, ControlError, ControlEvent};
 pub use event_queue::{EventQueue, EventQueueFull, EventQueueOptions, EventWaitError};
+#[cfg(feature = "tokio")]
+pub(crate) use msg_endpoint::Attachment;
 pub use msg_endpoint::{MsgEndpoint, MsgEndpointBuilder, MsgEndpointOptions, StartConnectError};
 pub use passive_endpoint::{Listener, PassiveEndpoint, PassiveEndpointOptions};
 pub use request::{ConnectionRequest, NotAnswered};

@@ -213,6 +213,27 @@ impl MsgEndpointBuilder {
         Ok(MsgEndpoint { endpoint, attachment })
     }
 
+    /// What is to be bound to the endpoint on the device.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn endpoint(&self) -> &EndpointBuilder {
+        &self.endpoint
+    }
+
+    #[cfg(feature = "tokio")]
+    pub(crate) fn domain(&self) -> &Domain {
+        &self.domain
+    }
+
+    /// Enables the endpoint. Events of its connection come to this queue, with this number as their context.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn enable_at(
+        self,
+        events: &EventQueue,
+        context: u64,
+    ) -> Result<MsgEndpoint, EnableError> {
+        Self { context, ..self.bind_event_queue(events) }.enable()
+    }
+
     /// Enables the endpoint and begins to [connect](MsgEndpoint::connect) it.
     ///
     /// # Errors
@@ -261,7 +282,7 @@ pub struct MsgEndpoint {
 }
 
 /// What joins the endpoint to its event queue. When it is dropped, the connection ends.
-struct Attachment {
+pub(crate) struct Attachment {
     events: EventQueue,
     state: Arc<ConnectionState>,
 }
@@ -281,7 +302,11 @@ impl MsgEndpoint {
         self.begin_connect(to, &Data::new(data)?)
     }
 
-    fn begin_connect(&self, to: SocketAddr, data: &Data) -> Result<(), StartConnectError> {
+    pub(crate) fn begin_connect(
+        &self,
+        to: SocketAddr,
+        data: &Data,
+    ) -> Result<(), StartConnectError> {
         let Attachment { events, state } = &self.attachment;
         let shared = events.shared();
         let address = self.endpoint.address().to_bytes();
@@ -308,7 +333,7 @@ impl MsgEndpoint {
     }
 
     /// Answers a request, which keeps its call if that fails: then nothing was sent, and no peer is left.
-    fn begin_accept(
+    pub(crate) fn begin_accept(
         &self,
         request: &mut ConnectionRequest,
         data: &Data,
@@ -359,13 +384,7 @@ impl MsgEndpoint {
     /// # Errors
     /// Not all was sent in time. The endpoint is closed nevertheless; sends under way are cancelled.
     pub fn close(&self, timeout: Duration) -> Result<(), CloseError> {
-        let Attachment { events, state } = &self.attachment;
-        let shut_down = self.shutdown(timeout);
-        // A connection that another thread has begun meanwhile ends after the rest, as when the endpoint is dropped.
-        let begun = events.shared().retire(state);
-        let closed = self.endpoint.close(timeout);
-        drop(begun);
-        shut_down.and(closed)
+        self.attachment.close(&self.endpoint, timeout)
     }
 
     /// Ends the connection: finishes the sends under way, then tells the other side (`fi_shutdown`). It polls,
@@ -377,12 +396,40 @@ impl MsgEndpoint {
     /// # Errors
     /// Not all was sent in time. The connection is ended nevertheless, and sends under way are cancelled.
     pub fn shutdown(&self, timeout: Duration) -> Result<(), CloseError> {
-        let Attachment { events, state } = &self.attachment;
+        self.attachment.shutdown(&self.endpoint, timeout)
+    }
+
+    /// The endpoint, and what is to be dropped after it.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn into_parts(self) -> (Endpoint, Attachment) {
+        (self.endpoint, self.attachment)
+    }
+}
+
+impl Attachment {
+    /// [Closes](MsgEndpoint::close) the endpoint that it is of.
+    pub(crate) fn close(&self, endpoint: &Endpoint, timeout: Duration) -> Result<(), CloseError> {
+        let Self { events, state } = self;
+        let shut_down = self.shutdown(endpoint, timeout);
+        // A connection that another thread has begun meanwhile ends after the rest, as when the endpoint is dropped.
+        let begun = events.shared().retire(state);
+        let closed = endpoint.close(timeout);
+        drop(begun);
+        shut_down.and(closed)
+    }
+
+    /// [Shuts down](MsgEndpoint::shutdown) the connection of the endpoint that it is of.
+    pub(crate) fn shutdown(
+        &self,
+        endpoint: &Endpoint,
+        timeout: Duration,
+    ) -> Result<(), CloseError> {
+        let Self { events, state } = self;
         if !matches!(*state.phase.lock(), Phase::Busy(_)) {
             return Ok(());
         }
         state.stop_sending();
-        let sent = self.endpoint.finish_sends(timeout);
+        let sent = endpoint.finish_sends(timeout);
         if let Some(removed) = events.shared().detach(state) {
             if let Source::Connection { mut call, .. } = removed {
                 call.exchange.shut_down();

@@ -15,15 +15,17 @@ use tokio::runtime::Handle;
 use tokio::sync::{Mutex as AsyncMutex, Notify, Semaphore, mpsc};
 use tokio::task::AbortHandle;
 
+use super::connections::Connection;
 use super::reader::Reader;
-use super::sleeper::StreamError;
+use super::sleeper::{SleepError, StreamError};
 use super::slots::{Left, Slots};
+use super::streams::CompletionStream;
 use crate::address::Address;
 use crate::attributes::EndpointAttributes;
 use crate::buffer::{Buffer, ReceiveBuffer};
 use crate::capabilities::Capabilities;
 use crate::completion::{Completion, CompletionError, Refused, StartError};
-use crate::completion_queue::{CompletionQueueOptions, Entry};
+use crate::completion_queue::{CompletionQueue, CompletionQueueOptions, Entry};
 use crate::domain::Domain;
 use crate::endpoint::{Endpoint, EndpointId};
 use crate::endpoint_builder::{Direction, EndpointBuilder};
@@ -70,11 +72,11 @@ pub enum AsyncError {
     Ended(#[from] Ended),
 }
 
-/// Why the completions of an [`AsyncEndpoint`] are read no more.
+/// Why nothing happens any more at an [`AsyncEndpoint`], a connection or a listener.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Ended {
-    /// The runtime in which it was enabled was shut down.
+    /// The runtime in which it was opened was shut down.
     #[error("the runtime was shut down")]
     Runtime,
     /// The device failed.
@@ -83,6 +85,15 @@ pub enum Ended {
     /// The endpoint was [closed](AsyncEndpoint::close).
     #[error("the endpoint was closed")]
     Closed,
+}
+
+impl From<SleepError> for Ended {
+    fn from(error: SleepError) -> Self {
+        match error {
+            SleepError::Runtime(_) => Self::Runtime,
+            SleepError::Device(error) => Self::Device(error),
+        }
+    }
 }
 
 /// Completions without a future that are kept until somebody asks for them.
@@ -135,6 +146,8 @@ pub struct AsyncEndpoint(pub(super) Arc<Inner>);
 pub(super) struct Inner {
     // Dropped first: what is under way then completes as cancelled.
     pub(super) endpoint: Endpoint,
+    // The queue pair is destroyed before the other side learns of the end.
+    pub(super) connection: Option<Box<Connection>>,
     // Dropped next: what is under way has returned its shares of the budget.
     _turns: TurnsAtEnd,
     pub(super) shared: Arc<Shared>,
@@ -197,17 +210,46 @@ impl EndpointBuilder {
     /// # Panics
     /// The runtime was built without its I/O driver.
     pub fn enable_async(self) -> Result<AsyncEndpoint, EnableAsyncError> {
-        if self.shares_receives() {
+        let futures = Futures::new(&self)?;
+        let endpoint = futures.bind(self).enable()?;
+        Ok(futures.start(endpoint, None))
+    }
+}
+
+/// What an endpoint whose operations are futures has besides, before it is enabled.
+pub(super) struct Futures {
+    queue: CompletionQueue,
+    completions: CompletionStream,
+    signal: Arc<Signal>,
+    budget: Option<SendBudget>,
+}
+
+impl Futures {
+    pub(super) fn new(builder: &EndpointBuilder) -> Result<Self, EnableAsyncError> {
+        if builder.shares_receives() {
             return Err(EnableAsyncError::SharedReceives);
         }
         let options = CompletionQueueOptions::default().capacity(2 * UNDER_WAY);
-        let queue = self.domain().waitable_completion_queue(options, Wait::Fd)?;
+        let queue = builder.domain().waitable_completion_queue(options, Wait::Fd)?;
         let completions = queue.stream()?;
         let wait = queue.shared().wait_object().ok_or(StreamError::NotWaitable)?;
         let signal = Signal::new(wait);
-        let budget = self.send_budget().cloned();
-        let builder = self.bind_completion_queue(&queue, Direction::Both).report_all();
-        let endpoint = builder.signal_events(&signal).enable()?;
+        let budget = builder.send_budget().cloned();
+        Ok(Self { queue, completions, signal, budget })
+    }
+
+    pub(super) fn bind(&self, builder: EndpointBuilder) -> EndpointBuilder {
+        let bound = builder.bind_completion_queue(&self.queue, Direction::Both);
+        bound.report_all().signal_events(&self.signal)
+    }
+
+    /// Begins to read the completions of an endpoint that was bound, in this runtime.
+    pub(super) fn start(
+        self,
+        endpoint: Endpoint,
+        connection: Option<Box<Connection>>,
+    ) -> AsyncEndpoint {
+        let Self { completions, signal, budget, .. } = self;
         let (sender, others) = mpsc::channel(OTHERS);
         let permits = [UNDER_WAY; 2].map(Semaphore::new);
         let state = Mutex::default();
@@ -218,9 +260,9 @@ impl EndpointBuilder {
         let reader = Reader { shared: Arc::clone(&shared), others: Some(sender) };
         let reader = runtime.spawn(reader.run(completions)).abort_handle();
         let others = AsyncMutex::new(others);
-        let turns = TurnsAtEnd(Arc::clone(&shared));
-        let inner = Inner { endpoint, _turns: turns, shared, others, runtime, reader };
-        Ok(AsyncEndpoint(Arc::new(inner)))
+        let _turns = TurnsAtEnd(Arc::clone(&shared));
+        let inner = Inner { endpoint, connection, _turns, shared, others, runtime, reader };
+        AsyncEndpoint(Arc::new(inner))
     }
 }
 
@@ -422,19 +464,30 @@ impl AsyncEndpoint {
     /// # Errors
     /// Not all was sent in time.
     pub async fn close(&self, timeout: Duration) -> Result<(), CloseError> {
-        let inner = Arc::clone(&self.0);
-        let closed = self.0.runtime.spawn_blocking(move || inner.close(timeout));
-        match closed.await {
-            Ok(closed) => closed,
-            Err(ended) if ended.is_panic() => resume_unwind(ended.into_panic()),
-            Err(_) => self.0.close(Duration::ZERO),
-        }
+        self.0.block(timeout, Inner::close).await
     }
 }
 
 impl Inner {
+    /// Runs what polls, on a thread for blocking calls; without the runtime at once, and without waiting.
+    pub(super) async fn block(
+        self: &Arc<Self>,
+        timeout: Duration,
+        run: fn(&Self, Duration) -> Result<(), CloseError>,
+    ) -> Result<(), CloseError> {
+        let inner = Arc::clone(self);
+        match self.runtime.spawn_blocking(move || run(&inner, timeout)).await {
+            Ok(result) => result,
+            Err(ended) if ended.is_panic() => resume_unwind(ended.into_panic()),
+            Err(_) => run(self, Duration::ZERO),
+        }
+    }
+
     fn close(&self, timeout: Duration) -> Result<(), CloseError> {
-        let result = self.endpoint.close(timeout);
+        let result = match &self.connection {
+            None => self.endpoint.close(timeout),
+            Some(connection) => connection.close(&self.endpoint, timeout),
+        };
         self.shared.state.lock().is_closed = true;
         self.shared.closed.notify_one();
         self.shared.event.notify_waiters();

@@ -1,4 +1,4 @@
-//! Completions and events as streams, and operations as futures, in programs of tokio (feature `tokio`).
+//! Completions and events as streams, operations and connections as futures, in programs of tokio (feature `tokio`).
 //!
 //! ```text
 //!   tokio's reactor ─► descriptor readable ─► try_wait ─┬─► something is there: read it
@@ -10,12 +10,17 @@
 //!   and read what comes. The task that polls the stream does the work of the endpoints, as a read of the queue
 //!   does.
 //! * An [`AsyncEndpoint`] has operations that are futures. A task of the runtime reads its completions.
+//! * An [`AsyncListener`] has requests of callers that are futures. [`connect_async`](MsgEndpointBuilder::connect_async) and
+//!   [`accept_async`](MsgEndpointBuilder::accept_async) complete with an [`AsyncMsgEndpoint`], which is an `AsyncEndpoint`
+//!   with a connection. One task of the runtime, with one event queue of its own, watches all such connections of a fabric.
 //!
-//! Both sleep on a descriptor that the runtime watches, also until a timer of an endpoint expires. The runtime
+//! All sleep on a descriptor that the runtime watches, also until a timer of an endpoint expires. The runtime
 //! must have its I/O driver (`enable_io` or `enable_all`); its clock is not needed. Everything is `Send`, so
 //! it works on runtimes of one thread and of several.
 //!
-//! With a [`ManualClock`](crate::ManualClock) nothing sleeps: a task that would advances that clock.
+//! With a [`ManualClock`](crate::ManualClock) nothing sleeps: a task that would advances that clock, to what it waits for. The
+//! task with the nearest timeout comes first on a runtime of one thread; on one of several, a thread may run ahead of
+//! others, and a timeout expire before what they were about to do.
 //!
 //! # Dropped futures
 //!
@@ -30,6 +35,12 @@
 //! | [`claim`](AsyncEndpoint::claim), [`next_event`](AsyncEndpoint::next_event) | nothing is taken |
 //! | a [receive of many](MultiReceive) messages | it is cancelled; messages that weren't taken are kept in the same way |
 //! | a receive of a [claim](AsyncClaim::receive) | it goes on; the message is dropped with the buffer |
+//! | [`AsyncListener::accept`] | no request is taken |
+//! | [`connect_async`](MsgEndpointBuilder::connect_async) | the attempt is given up; who accepts it gets an error, or a connection that has ended |
+//! | [`accept_async`](MsgEndpointBuilder::accept_async) before its first poll | the request is rejected without data |
+//! | `accept_async` later | the connection ends; the caller gets an error, or a connection that has ended |
+//! | [`closed`](AsyncMsgEndpoint::closed) | nothing; the connection goes on |
+//! | [`shutdown`](AsyncMsgEndpoint::shutdown), [`close`](AsyncEndpoint::close) | it goes on |
 //!
 //! So a receive can stand in `select!`, and no message is lost. A message that is kept comes in the buffer of the
 //! receive that was dropped. It may come after messages of the same sender that were sent later. An error of such
@@ -38,7 +49,10 @@
 //! When the runtime is shut down, futures that another runtime polls end with [`AsyncError::Ended`].
 
 mod claims;
+mod connections;
 mod endpoint;
+mod hub;
+mod listener;
 mod multi_receive;
 mod reader;
 mod sleeper;
@@ -46,7 +60,11 @@ mod slots;
 mod streams;
 
 pub use claims::AsyncClaim;
+pub use connections::{AsyncMsgEndpoint, ConnectAsyncError, NotAccepted};
 pub use endpoint::{AsyncEndpoint, AsyncError, EnableAsyncError, Ended};
+pub use hub::ClosedBy;
+pub(crate) use hub::Hubs;
+pub use listener::{AsyncListener, ListenAsyncError};
 pub use multi_receive::MultiReceive;
 pub use sleeper::StreamError;
 pub use streams::{CompletionStream, EventStream};
@@ -54,4 +72,4 @@ pub use streams::{CompletionStream, EventStream};
 #[cfg(doc)]
 use crate::completion_queue::CompletionQueue;
 #[cfg(doc)]
-use crate::connection::EventQueue;
+use crate::connection::{EventQueue, MsgEndpointBuilder};

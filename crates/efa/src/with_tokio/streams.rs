@@ -6,10 +6,10 @@ use std::task::{Context, Poll};
 
 use futures_core::Stream;
 
-use super::sleeper::{Sleeper, StreamError, Turns};
+use super::sleeper::{SleepError, Sleeper, StreamError, Turns};
 use crate::completion::Completion;
 use crate::completion_queue::{CompletionQueue, WaitError};
-use crate::connection::{ControlEvent, EventQueue, EventWaitError};
+use crate::connection::{ControlError, ControlEvent, EventQueue, EventWaitError};
 use crate::wait::sealed::Waitable;
 
 /// The completions of a queue ([`CompletionQueue::stream`]). It never ends.
@@ -135,10 +135,25 @@ impl EventStream {
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<ControlEvent, EventWaitError>> {
-        let Self { queue, sleeper, turns } = self;
-        turns.poll_found(cx, sleeper, || {
-            queue.read().map(|event| event.map_err(EventWaitError::from))
+        self.poll_entry(cx).map(|found| match found {
+            Ok(entry) => Ok(entry?),
+            Err(error) => Err(EventWaitError::Device(error.into())),
         })
+    }
+
+    /// The next event, or attempt to connect that failed.
+    pub(super) async fn next_entry(
+        &mut self,
+    ) -> Result<Result<ControlEvent, ControlError>, SleepError> {
+        poll_fn(|cx| self.poll_entry(cx)).await
+    }
+
+    fn poll_entry(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Result<ControlEvent, ControlError>, SleepError>> {
+        let Self { queue, sleeper, turns } = self;
+        turns.poll_found(cx, sleeper, || queue.read().map(Ok))
     }
 }
 

@@ -27,6 +27,7 @@ use tokio::time::{sleep, timeout};
 
 mod claims;
 mod close;
+mod connections;
 mod events;
 mod multi_receive;
 mod names;
@@ -106,7 +107,7 @@ fn on_each_link<F: Future<Output = ()>>(test: impl Fn([End; 2], FiAddr) -> F) {
 }
 
 /// Polls a future once.
-async fn poll_once<F: Future>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
+async fn poll_once<F: Future + ?Sized>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
     let mut future = Some(future);
     poll_fn(move |cx| Poll::Ready(future.take().unwrap().poll(cx))).await
 }

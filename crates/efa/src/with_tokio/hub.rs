@@ -1,0 +1,207 @@
+//! The event queue of connections whose ends are futures.
+//!
+//! ```text
+//!   endpoint 1 ─┐                                        ┌─► link 1 ─► connect_async, closed
+//!   endpoint 2 ─┼─► EventQueue ─► a task of the runtime ─┼─► link 2
+//!   endpoint 3 ─┘   (its own)                            └─► link 3
+//! ```
+//!
+//! All such connections of a fabric in one runtime share a hub, so that a connection takes no descriptors for its
+//! events. The context of an event is the number of its link, which no other link of the hub ever has.
+
+use std::sync::{Arc, Weak};
+
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+use tokio::runtime::{Handle, Id};
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+
+use super::endpoint::{EnableAsyncError, Ended};
+use super::sleeper::StreamError;
+use super::streams::EventStream;
+use crate::connection::{ConnectError, ControlEvent, EventQueue, EventQueueOptions};
+use crate::fabric::Fabric;
+
+/// Which side has ended a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ClosedBy {
+    /// This one: by [`shutdown`](crate::with_tokio::AsyncMsgEndpoint::shutdown) or
+    /// [`close`](crate::with_tokio::AsyncEndpoint::close).
+    Local,
+    /// The other one shut it down, dropped its endpoint, or is gone (`FI_SHUTDOWN`).
+    Peer,
+}
+
+/// Why a connection is none.
+#[derive(Clone, Debug)]
+pub(super) enum Over {
+    Failed(ConnectError),
+    Closed(ClosedBy),
+    /// Nobody watches it.
+    Unwatched(Ended),
+}
+
+/// How far a connection has come. One that was made and ended is both.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Link {
+    /// The data of the answer, once it is made.
+    pub(super) connected: Option<Vec<u8>>,
+    pub(super) over: Option<Over>,
+}
+
+/// The hubs of a fabric: one for each runtime.
+#[derive(Default)]
+pub(crate) struct Hubs(Mutex<Vec<Weak<Hub>>>);
+
+/// One event queue, and the task that reads it until the hub is dropped.
+pub(super) struct Hub {
+    runtime: Id,
+    events: EventQueue,
+    links: Arc<Links>,
+    task: AbortHandle,
+}
+
+/// A connection's part in a hub: its link, which is removed when this is dropped.
+pub(super) struct Member {
+    hub: Arc<Hub>,
+    number: u64,
+    link: watch::Receiver<Link>,
+}
+
+#[derive(Default)]
+struct Links(Mutex<Table>);
+
+#[derive(Default)]
+struct Table {
+    links: HashMap<u64, watch::Sender<Link>>,
+    numbers: u64,
+    /// Why nobody reads the event queue.
+    ended: Option<Ended>,
+}
+
+impl Hub {
+    /// That of this runtime.
+    pub(super) fn of(fabric: &Fabric) -> Result<Arc<Self>, EnableAsyncError> {
+        let runtime = Handle::try_current().map_err(|_| StreamError::NoRuntime)?;
+        let mut hubs = fabric.hubs().0.lock();
+        hubs.retain(|hub| hub.strong_count() > 0);
+        if let Some(hub) = hubs.iter().filter_map(Weak::upgrade).find(|hub| hub.is_of(&runtime)) {
+            return Ok(hub);
+        }
+        let events = fabric.event_queue(EventQueueOptions::default())?;
+        let stream = events.stream()?;
+        let links = Arc::new(Links::default());
+        let task = runtime.spawn(Watcher(Arc::clone(&links)).run(stream)).abort_handle();
+        let hub = Arc::new(Self { runtime: runtime.id(), events, links, task });
+        hubs.push(Arc::downgrade(&hub));
+        Ok(hub)
+    }
+
+    /// Also not one that has failed.
+    fn is_of(&self, runtime: &Handle) -> bool {
+        self.runtime == runtime.id() && self.links.0.lock().ended.is_none()
+    }
+
+    /// Adds a link.
+    pub(super) fn join(hub: Arc<Self>) -> Member {
+        let mut table = hub.links.0.lock();
+        table.numbers += 1;
+        let (number, over) = (table.numbers, table.ended.clone().map(Over::Unwatched));
+        let is_watched = over.is_none();
+        let (sender, link) = watch::channel(Link { connected: None, over });
+        if is_watched {
+            table.links.insert(number, sender);
+        }
+        drop(table);
+        Member { hub, number, link }
+    }
+}
+
+impl Member {
+    pub(super) fn events(&self) -> &EventQueue {
+        &self.hub.events
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub(super) fn link(&self) -> watch::Receiver<Link> {
+        self.link.clone()
+    }
+
+    /// The connection ends at this side, unless it has ended.
+    pub(super) fn close(&self) {
+        self.hub.links.end(self.number, Over::Closed(ClosedBy::Local));
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Drop for Hub {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+// Those who wait are woken while the table is not locked: a waker may drop a connection.
+impl Links {
+    fn connected(&self, number: u64, data: Vec<u8>) {
+        let link = self.0.lock().links.get(&number).cloned();
+        if let Some(link) = link {
+            link.send_modify(|link| link.connected = Some(data));
+        }
+    }
+
+    fn end(&self, number: u64, over: Over) {
+        let link = self.0.lock().links.remove(&number);
+        if let Some(link) = link {
+            link.send_modify(|link| link.over = Some(over));
+        }
+    }
+
+    fn end_all(&self, why: &Ended) {
+        let mut table = self.0.lock();
+        table.ended.get_or_insert_with(|| why.clone());
+        let links = std::mem::take(&mut table.links);
+        drop(table);
+        for link in links.into_values() {
+            link.send_modify(|link| link.over = Some(Over::Unwatched(why.clone())));
+        }
+    }
+}
+
+/// The task that reads the events.
+struct Watcher(Arc<Links>);
+
+impl Watcher {
+    async fn run(self, mut events: EventStream) {
+        let Self(links) = &self;
+        loop {
+            match events.next_entry().await {
+                Ok(Ok(ControlEvent::Connected { context, data, .. })) => {
+                    links.connected(context, data);
+                }
+                Ok(Ok(ControlEvent::Shutdown { context, .. })) => {
+                    links.end(context, Over::Closed(ClosedBy::Peer));
+                }
+                // Nobody else has the queue.
+                Ok(Ok(_)) => {}
+                Ok(Err(failed)) => links.end(failed.context, Over::Failed(failed.error)),
+                Err(error) => return links.end_all(&error.into()),
+            }
+        }
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.0.end_all(&Ended::Runtime);
+    }
+}
