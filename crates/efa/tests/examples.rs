@@ -155,6 +155,12 @@ fn tokio_pingpong_prints_what_its_comment_shows() {
     check_with("tokio_pingpong", "--features tokio ");
 }
 
+#[cfg(feature = "tokio")]
+#[test]
+fn tokio_connections_prints_what_its_comment_shows() {
+    check_with("tokio_connections", "--features tokio ");
+}
+
 /// The two programs of `two_hosts`, both with the address of this host.
 #[test]
 fn two_hosts_print_what_their_comment_shows() {
