@@ -15,10 +15,10 @@ use std::net::SocketAddr;
 use std::process::{Command, id};
 use std::time::Duration;
 
-use efa::with_tokio::{AsyncMsgEndpoint, ClosedBy, ConnectAsyncError};
+use efa::with_tokio::{AsyncError, AsyncMsgEndpoint, ClosedBy, ConnectAsyncError};
 use efa::{
     ConnectError, ConnectionRequest, Domain, Fabric, Message, MsgEndpointBuilder,
-    MsgEndpointOptions, PassiveEndpointOptions, Receive, ShmOptions,
+    MsgEndpointOptions, OperationError, PassiveEndpointOptions, Receive, ShmOptions,
 };
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -70,13 +70,15 @@ async fn serve(builder: MsgEndpointBuilder, request: ConnectionRequest) -> Resul
     let endpoint = builder.accept_async(request, b"welcome").await?;
     let mut answered = 0;
     loop {
-        let ping = tokio::select! {
-            // A receive that is dropped loses no message.
-            ping = endpoint.receive(Receive::untagged(), vec![0; 8]) => ping?,
-            end = endpoint.closed() => match end? {
-                ClosedBy::Peer => return Ok(answered),
-                other => return Err(format!("closed by {other:?}").into()),
-            },
+        let ping = match endpoint.receive(Receive::untagged(), vec![0; 8]).await {
+            // The end of the connection cancels receives that no message has matched.
+            Err(AsyncError::Failed(failed)) if failed.error == OperationError::Cancelled => {
+                return match endpoint.closed().await? {
+                    ClosedBy::Peer => Ok(answered),
+                    other => Err(format!("closed by {other:?}").into()),
+                };
+            }
+            received => received?,
         };
         endpoint.send(Message::to(PEER), ping.into_message()).await?;
         answered += 1;

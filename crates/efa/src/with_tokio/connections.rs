@@ -234,7 +234,8 @@ impl AsyncMsgEndpoint {
     }
 
     /// Waits for the end of the connection (`FI_SHUTDOWN`), and returns which side ended it. If the other one did, all that
-    /// has arrived has completed, or can be received. Any number of tasks may wait, also later. Dropping the future does
+    /// has arrived has completed, or can be received; receives that no message has matched are cancelled, and may end a moment
+    /// before this. Any number of tasks may wait, also later. Dropping the future does
     /// nothing.
     ///
     /// If nobody takes [what was not asked for](AsyncEndpoint::unasked) and the endpoint makes no progress for that, the end

@@ -205,3 +205,49 @@ impl Drop for Watcher {
         self.0.end_all(&Ended::Runtime);
     }
 }
+
+#[cfg(all(test, feature = "sim"))]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+    use efa_sim::local::LocalOptions;
+    use tokio::runtime::{Builder, Runtime};
+
+    use super::*;
+
+    fn runtime() -> Runtime {
+        Builder::new_current_thread().enable_io().build().unwrap()
+    }
+
+    #[test]
+    fn connections_share_the_hub_of_their_fabric_and_runtime_while_there_are_some() {
+        let fabric = Fabric::local(LocalOptions::default());
+        let (first, second) = (runtime(), runtime());
+        let hub = |of: &Runtime, fabric: &Fabric| of.block_on(async { Hub::of(fabric) }).unwrap();
+        let shared = hub(&first, &fabric);
+        assert!(Arc::ptr_eq(&shared, &hub(&first, &fabric)));
+        assert!(!Arc::ptr_eq(&shared, &hub(&second, &fabric)));
+        let other = Fabric::local(LocalOptions::default());
+        assert!(!Arc::ptr_eq(&shared, &hub(&first, &other)));
+        let weak = Arc::downgrade(&shared);
+        let task = shared.task.clone();
+        drop(shared);
+        assert!(weak.upgrade().is_none());
+        first.block_on(tokio::task::yield_now());
+        assert!(task.is_finished());
+        assert_eq!(fabric.hubs().0.lock().iter().filter_map(Weak::upgrade).count(), 0);
+    }
+
+    #[test]
+    fn hub_whose_runtime_was_shut_down_tells_its_members() {
+        let fabric = Fabric::local(LocalOptions::default());
+        let of = runtime();
+        let hub = of.block_on(async { Hub::of(&fabric) }).unwrap();
+        let before = Hub::join(Arc::clone(&hub));
+        drop(of);
+        for member in [before, Hub::join(hub)] {
+            let over = member.link().borrow().over.clone();
+            assert!(matches!(over, Some(Over::Unwatched(Ended::Runtime))), "{over:?}");
+        }
+    }
+}
