@@ -105,8 +105,8 @@ impl Counter {
             Some(object) => domain.domain.waitable_counter(options, object),
         };
         let counter = counter.map_err(|error| errors::of_error(&error))?;
-        let (last, vain) = Default::default();
-        Ok(Self { counter, domain: Use::new(domain), wait, last, vain })
+        let vain = VainPolls::of(&domain.fabric.settings.device);
+        Ok(Self { counter, domain: Use::new(domain), wait, last: AtomicU64::new(0), vain })
     }
 }
 

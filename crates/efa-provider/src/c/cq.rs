@@ -152,7 +152,7 @@ impl CompletionQueue {
             wait,
             own: Mutex::default(),
             has_own: AtomicBool::new(false),
-            vain: VainPolls::default(),
+            vain: VainPolls::of(&domain.fabric.settings.device),
         })
     }
 
@@ -252,6 +252,11 @@ impl CompletionQueue {
         !self.has_own() && self.queue.is_idle()
     }
 
+    #[inline(never)]
+    fn found_nothing(&self) {
+        self.vain.add(self.queue.is_idle());
+    }
+
     /// Reads up to `most` entries, or until one that failed.
     ///
     /// # Safety
@@ -292,7 +297,7 @@ impl CompletionQueue {
         }
         match to.count - first {
             0 => {
-                self.vain.add(self.queue.is_idle());
+                self.found_nothing();
                 Err(nothing)
             }
             read => {
