@@ -23,11 +23,11 @@ fn ranks(program: &Scratch, options: &[&str]) -> String {
     let (directory, captures) = (Scratch::new("ranks"), Scratch::new("seen"));
     std::fs::create_dir(&captures).unwrap();
     let capture = captures.as_ref().join("%p.pcapng");
-    let mut command = efa(["soft-efa", "run", "--capture"]);
+    let mut command = efa(["soft-efa", "run"]);
     if !options.contains(&"tcp") {
         command.args(["--directory", directory.as_str()]);
     }
-    command.arg(capture).args(options).args(["--", "mpirun", "--timeout", "110"]);
+    command.arg("--capture").arg(capture).args(options).args(["--", "mpirun", "--timeout", "110"]);
     command.args(HERE.split(' ')).args(BY_EFA.split(' ')).arg(program.as_ref());
     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     let outcome = Running::start(&mut command).finish();
