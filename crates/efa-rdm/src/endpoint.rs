@@ -21,7 +21,7 @@ use crate::matching::{
 use crate::memory::{KeyedRegions, Memory};
 use crate::operations::{Operations, Send, SendRole};
 use crate::payload::Payload;
-use crate::peer::{Known, PeerStatus, Peers};
+use crate::peer::{PeerStatus, Peers};
 use crate::schedule::Schedule;
 use crate::statistics::Statistics;
 use crate::transmit::Transmit;
@@ -113,7 +113,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let in_place = InPlace::new(&mut config, user)?;
         let most = config.max_receive_buffers.min(attributes.max_receive);
         let min_read = config.min_read_on(attributes);
-        let peers = Peers::new(config.hash_seed, attributes.max_address_handles);
         let tagged = tagged_matcher(&mut queue_pair, config.hash_seed);
         if !Q::IN_PLACE && queue_pair.tag_list().is_none() {
             queue_pair.split_headers(EagerConnid::LONGEST_HEADER);
@@ -124,7 +123,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let core = Core {
             local: queue_pair.address(),
             transmit: Transmit::new(queue_pair),
-            peers,
+            peers: Peers::new(config.hash_seed),
             schedule: Schedule::new(),
             events: Events::default(),
             statistics: Statistics::default(),
@@ -190,12 +189,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// The device can't address it: the GID is zero, or there are too many interfaces.
     pub fn insert_peer(&mut self, address: RawAddress) -> Result<PeerId, efa_device::DeviceError> {
         match self.find_peer(&address) {
-            Some(peer) => {
-                self.core_mut().peers.known_by_application(peer);
-                Ok(peer)
-            }
+            Some(known) => Ok(known),
             None => {
-                let added = self.core_mut().add_peer(address, Known::ByApplication);
+                let added = self.core_mut().add_peer(address);
                 self.settle();
                 added
             }

@@ -169,8 +169,8 @@ pub enum DropReason {
     /// others ([`Bounds::discovered`](crate::Bounds::discovered) is 0).
     #[error("sent by a stranger")]
     Stranger,
-    /// [`Bounds::discovered`](crate::Bounds::discovered) is reached, or the sender is on another interface and those of
-    /// strangers have three quarters of the device's address handles, or it has no more.
+    /// [`Bounds::discovered`](crate::Bounds::discovered) is reached, or the device has no more address
+    /// handles.
     #[error("no space for another peer")]
     PeerTableFull,
     /// Its queue pair has had [`Bounds::incarnations`](crate::Bounds::incarnations) that became known by

@@ -22,7 +22,7 @@ use crate::event::{DropReason, Event};
 use crate::ids::PeerId;
 use crate::matching::Posted;
 use crate::payload::Payload;
-use crate::peer::{Known, PeerStatus, gid};
+use crate::peer::{PeerStatus, gid};
 use crate::shape::Shape;
 use crate::work::Work;
 
@@ -300,7 +300,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         if let Some(peer) = self.peers.by_source(source) {
             match (header.connid(), self.peers.address(peer)) {
                 (Some(connid), Some(address)) if connid != address.connid => {
-                    return self.other_incarnation((peer, address), header, connid, source);
+                    return self.other_incarnation(peer, address, header, connid);
                 }
                 (Some(_), _) => {}
                 (None, _) => self.statistics.unverified += 1,
@@ -311,7 +311,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
             if address.qpn != source.qpn.0 || self.is_elsewhere(address, source) {
                 return Err((None, DropReason::ForgedAddress));
             }
-            return self.introduced(*address, header, source);
+            return self.introduced(*address, header);
         }
         // The device reports the interface of a sender that it has no handle for.
         let (Some(gid), Some(connid)) = (source.gid, header.connid()) else {
@@ -333,17 +333,17 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// its address, or an earlier one.
     fn other_incarnation(
         &mut self,
-        (peer, known): (PeerId, RawAddress),
+        peer: PeerId,
+        known: RawAddress,
         header: &Header<'_>,
         connid: Connid,
-        source: Source,
     ) -> Result<PeerId, SenderError> {
         let address = RawAddress { connid, ..known };
         if let Some(earlier) = self.peers.by_address(&address) {
             return Err((Some(earlier), DropReason::Stale));
         }
         match header.raw_address() {
-            Some(claimed) if *claimed == address => self.discover(address, source),
+            Some(claimed) if *claimed == address => self.discover(address),
             Some(_) => Err((Some(peer), DropReason::ForgedAddress)),
             None => Err((Some(peer), DropReason::Stale)),
         }
@@ -373,22 +373,19 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         &mut self,
         address: RawAddress,
         header: &Header<'_>,
-        source: Source,
     ) -> Result<PeerId, SenderError> {
         match self.peers.by_address(&address) {
             Some(known) if !self.begins_anew(known, header) => self.unless_gone(known),
-            _ => self.discover(address, source),
+            _ => self.discover(address),
         }
     }
 
     /// Adds a sender as a peer, within the bounds.
-    fn discover(&mut self, address: RawAddress, source: Source) -> Result<PeerId, SenderError> {
+    fn discover(&mut self, address: RawAddress) -> Result<PeerId, SenderError> {
         if self.refuses_strangers() {
             return Err((None, DropReason::Stranger));
         }
-        if self.peers.discovered >= self.config.bounds.discovered
-            || !self.peers.interfaces.has_room_for_stranger(source.address_handle)
-        {
+        if self.peers.discovered >= self.config.bounds.discovered {
             return Err((None, DropReason::PeerTableFull));
         }
         if let Some((latest, count)) = self.peers.incarnations(&address)
@@ -396,8 +393,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         {
             return Err((Some(latest), DropReason::TooManyIncarnations));
         }
-        match self.add_peer(address, Known::ByPacket) {
+        match self.add_peer(address) {
             Ok(peer) => {
+                self.peers.count_discovered(peer);
                 self.events.push(Event::PeerDiscovered(peer));
                 Ok(peer)
             }
@@ -410,16 +408,12 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
 
     /// Adds a peer whose address is not known, or gone. The peer that held its queue pair ends; the
     /// caller settles that.
-    pub(crate) fn add_peer(
-        &mut self,
-        address: RawAddress,
-        known: Known,
-    ) -> Result<PeerId, DeviceError> {
+    pub(crate) fn add_peer(&mut self, address: RawAddress) -> Result<PeerId, DeviceError> {
         if let Some(status) = self.peers.closed {
             return Err(DeviceError::QueuePairFailed { status });
         }
         let handle = self.transmit.device.create_address_handle(gid(&address))?;
-        let (peer, replaced) = self.peers.insert(address, handle, known);
+        let (peer, replaced) = self.peers.insert(address, handle);
         if let Some(old) = replaced {
             self.end_peer(old, OperationError::PeerRestarted);
             self.events.push(Event::PeerRestarted { old, new: peer });

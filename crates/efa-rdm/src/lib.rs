@@ -96,7 +96,6 @@ mod in_place;
 mod in_place_queue;
 mod inbound;
 mod intake;
-mod interfaces;
 mod lists;
 mod longcts;
 mod longread;

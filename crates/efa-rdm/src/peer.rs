@@ -31,7 +31,6 @@ use crate::config::Config;
 use crate::eliciting::Eliciting;
 use crate::held::Chain;
 use crate::ids::PeerId;
-use crate::interfaces::Interfaces;
 use crate::rnr::Backoff;
 use crate::send_window::SendWindow;
 use crate::work::{InFlight, Work};
@@ -242,7 +241,8 @@ pub(crate) struct Peers<P, B> {
     active: Slab<Active<P, B>>,
     /// By queue pair: the latest peer. If it isn't gone, it has the queue pair now.
     latest: HashTable<u32>,
-    pub(crate) interfaces: Interfaces,
+    /// By address handle: the GID of the interface.
+    interfaces: Vec<[u8; 16]>,
     /// Live peers that packets came from lately, found without hashing.
     recent: Box<[Recent; RECENT]>,
     /// Peers that became known by a packet.
@@ -278,13 +278,6 @@ impl Recent {
     }
 }
 
-/// How a peer became known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Known {
-    ByApplication,
-    ByPacket,
-}
-
 /// Whether a peer exists and is live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PeerStatus {
@@ -294,13 +287,12 @@ pub(crate) enum PeerStatus {
 }
 
 impl<P, B> Peers<P, B> {
-    /// None yet, on a device with so many address handles.
-    pub(crate) fn new(seed: u64, handles: usize) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self {
             entries: Vec::new(),
             active: Slab::new(),
             latest: HashTable::new(),
-            interfaces: Interfaces::new(handles),
+            interfaces: Vec::new(),
             recent: Box::new([Recent { source: 0, peer: NONE }; RECENT]),
             discovered: 0,
             closed: None,
@@ -350,7 +342,7 @@ impl<P, B> Peers<P, B> {
     /// The live peer on a queue pair, if the device has a handle for its interface.
     pub(crate) fn by_source(&mut self, source: Source) -> Option<PeerId> {
         let (handle, qpn) = (source.address_handle?, source.qpn);
-        let Gid(gid) = self.interfaces.gid(handle)?;
+        let gid = *self.interfaces.get(usize::from(handle.0))?;
         let peer = self.latest_at(&QueuePairKey { gid, qpn: qpn.0 })?;
         let entry = &self.entries[peer as usize];
         if entry.is_gone() || entry.handle != handle {
@@ -402,18 +394,18 @@ impl<P, B> Peers<P, B> {
     }
 
     /// Adds a peer; returns it and the peer whose queue pair it takes.
-    #[inline]
     pub(crate) fn insert(
         &mut self,
         address: RawAddress,
         handle: AddressHandle,
-        known: Known,
     ) -> (PeerId, Option<PeerId>) {
         let RawAddress { gid, qpn, connid } = address;
         self.forget_recent(handle, Qpn(qpn));
-        self.interfaces.peer_added(handle, Gid(gid), known);
-        let by_packet = u32::from(known == Known::ByPacket);
-        self.discovered += by_packet as usize;
+        let interface = usize::from(handle.0);
+        if self.interfaces.len() <= interface {
+            self.interfaces.resize(interface + 1, [0; 16]);
+        }
+        self.interfaces[interface] = gid;
 
         let Self { entries, latest, seed, .. } = self;
         let index = entries.len() as u32;
@@ -430,7 +422,7 @@ impl<P, B> Peers<P, B> {
             }
         };
         let incarnations = before.map_or(0, |before| self.incarnations_until(before));
-        let (active, link) = (IDLE | (incarnations + by_packet), before.unwrap_or(NO_LINK));
+        let (active, link) = (IDLE | incarnations, before.unwrap_or(NO_LINK));
         let entries = &mut self.entries;
         entries.push(Entry { gid, connid, active, link, qpn, handle });
         let replaced = before.filter(|before| !entries[*before as usize].is_gone());
@@ -451,9 +443,10 @@ impl<P, B> Peers<P, B> {
         Some((PeerId(latest), self.incarnations_until(latest) as usize))
     }
 
-    /// Notes that the application knows a live peer that may have become known by a packet.
-    pub(crate) fn known_by_application(&mut self, peer: PeerId) {
-        self.interfaces.known_by_application(self.entries[peer.index()].handle);
+    /// Counts a peer, which was just inserted, as one that became known by a packet.
+    pub(crate) fn count_discovered(&mut self, peer: PeerId) {
+        self.discovered += 1;
+        self.entries[peer.index()].active += 1;
     }
 
     /// Marks a peer as gone. With `may_return` its first message begins a new peer. Returns its address handle, and the
@@ -473,7 +466,6 @@ impl<P, B> Peers<P, B> {
         let (handle, qpn) = (entry.handle, Qpn(entry.qpn));
         let returns = if may_return { RETURNS } else { 0 };
         let slot = core::mem::replace(&mut entry.active, IDLE | returns | incarnations);
-        self.interfaces.peer_gone(handle);
         self.forget_recent(handle, qpn);
         Some((handle, (slot & IDLE == 0).then_some(slot)))
     }

@@ -448,7 +448,7 @@ pub(crate) const HANDSHAKE: Kind = kind(683, |to, _| {
 pub(crate) const STALE: Kind = kind(815, |to, _| {
     to.own(&message(options(HOSTILE, to.connid - 1), 0, RtmKind::Eager), 0);
 });
-pub(crate) const LONG_STALE: Kind = kind(1458, |to, _| to.own(&receipt(Some(Connid(1))), 0));
+pub(crate) const LONG_STALE: Kind = kind(1437, |to, _| to.own(&receipt(Some(Connid(1))), 0));
 pub(crate) const UNKNOWN: Kind = kind(593, |to, _| to.feed(99, &receipt(None), 0));
 pub(crate) const MALFORMED: Kind = kind(564, |to, _| {
     to.arrivals.borrow_mut().push_back((vec![0xff; 64], HOSTILE));

@@ -407,60 +407,6 @@ fn injected_message_to_lost_peer_is_reported_once() {
 }
 
 #[test]
-fn strangers_leave_a_quarter_of_the_address_handles_to_peers_that_are_inserted() {
-    let options = LocalOptions::default().with(|options| options.max_address_handles = 8);
-    let mut world = World::new(options);
-    for _ in 0..11 {
-        world.add(Config::default());
-    }
-    let (server, gone) = (0, 1);
-    let mut sent = 0;
-    let mut is_discovered = |world: &mut World, stranger| {
-        world.receive(server, 10, sent);
-        world.send(stranger, server, pattern(10, sent), sent);
-        world.drive();
-        sent += 1;
-        let address = world.endpoint(stranger).address();
-        let known = world.endpoint(server).find_peer(&address);
-        if known.is_none() {
-            assert_eq!(world.drop_reasons(server), [DropReason::PeerTableFull]);
-        }
-        known.is_some()
-    };
-    let discovered: Vec<_> = (1..8).map(|stranger| is_discovered(&mut world, stranger)).collect();
-    assert_eq!(discovered, [true, true, true, true, true, true, false]);
-    // Another queue pair of a known interface needs no handle. (There is none with this number, which the device tells
-    // for the HANDSHAKE to it.)
-    let sibling = RawAddress { qpn: 77, ..world.endpoint(gone).address() };
-    let header = eager(0, introduced_by(sibling));
-    let mut bytes = vec![0; header.len()];
-    header.emit(&mut bytes).unwrap();
-    let from = QueuePairId { gid: Gid(sibling.gid), qpn: Qpn(sibling.qpn) };
-    world.network.inject(from, place(&world.ends[server]), &bytes);
-    world.drive();
-    assert_eq!(world.drop_reasons(server), []);
-    // The application gets the rest of the handles.
-    for inserted in [8, 9] {
-        let address = world.endpoint(inserted).address();
-        world.endpoint(server).insert_peer(address).unwrap();
-    }
-    // The last peer of an interface of strangers goes, and its handle with it.
-    assert!(!is_discovered(&mut world, 7));
-    let address = world.endpoint(gone).address();
-    let removed = world.endpoint(server).find_peer(&address).unwrap();
-    world.endpoint(server).remove_peer(removed);
-    assert!(is_discovered(&mut world, 7));
-    // An interface on which the application inserts a peer is no stranger's any more.
-    let address = world.endpoint(8).address();
-    let inserted = world.endpoint(server).find_peer(&address).unwrap();
-    world.endpoint(server).remove_peer(inserted);
-    assert!(!is_discovered(&mut world, 10));
-    let address = world.endpoint(2).address();
-    world.endpoint(server).insert_peer(address).unwrap();
-    assert!(is_discovered(&mut world, 10));
-}
-
-#[test]
 fn address_handle_number_of_closed_interface_may_be_reused() {
     let options = LocalOptions::default().with(|options| options.max_address_handles = 1);
     let mut world = World::new(options);
