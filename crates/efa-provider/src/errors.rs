@@ -266,15 +266,12 @@ pub(crate) fn of_operation(error: &OperationError) -> EntryNumbers {
     }
 }
 
-/// The number in an event queue's entry for what failed at an endpoint apart from operations that are under way. `None`: nothing
-/// failed.
+/// The number in an event queue's entry for what failed at an endpoint and isn't the failure of an operation under way.
+/// `None` of what a peer can bring about: programs may end for such an entry.
 pub(crate) fn of_event(event: &Event) -> Option<Errno> {
     match event {
         Event::QueuePairFailed { .. } => Some(Errno(FI_EIO)),
-        Event::AccessRefused { .. } => Some(Errno(FI_EACCES)),
-        Event::WriteFailed { error, .. } | Event::InjectedFailed { error, .. } => {
-            Some(Errno(of_operation(error).error))
-        }
+        Event::InjectedFailed { error, .. } => Some(Errno(of_operation(error).error)),
         _ => None,
     }
 }

@@ -259,7 +259,7 @@ programs! {
     insertion_with_an_event_queue_ends_with_its_event "events-insertion"
     insertion_with_an_event_queue_waits_for_no_server "events-insertion-of-nobody"
     event_queue_not_opened_for_writing_refuses_it "events-not-writable"
-    event_queue_of_an_endpoint_has_an_error_for_an_atomic_of_a_peer_that_was_refused "events-refused-atomic"
+    event_queue_of_an_endpoint_has_an_error_for_an_operation_that_failed_after_it_completed "events-injected-failed"
 
     address_inserted_is_looked_up_and_removed_in_both_types "vectors-round-trip"
     message_goes_to_the_peer_of_its_entry_until_removal "vectors-messages-follow"

@@ -297,7 +297,9 @@ impl CompletionQueue {
         }
         match to.count - first {
             0 => {
-                self.found_nothing();
+                if nothing == Errno(FI_EAGAIN) {
+                    self.found_nothing();
+                }
                 Err(nothing)
             }
             read => {

@@ -459,6 +459,8 @@ impl Object<Endpoint> {
         if self.connection.is_some() && setup.events.is_none() {
             return Err(Errno(FI_ENOEQ));
         }
+        // Of an attempt that failed after the endpoint was enabled.
+        setup.forget_events();
         // Events have the number as their context.
         let mut options = setup.options.clone();
         if let Some(events) = &setup.events {

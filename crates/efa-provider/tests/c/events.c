@@ -231,38 +231,33 @@ static void not_writable(void)
 	close_queue(queue);
 }
 
-/* Adds to memory of side 1 that isn't there, until its event queue has an error. */
-static void add_nowhere(struct world *world, const struct region *region, struct fid_eq *queue)
+/* Waits for an error at the head of the queue. */
+static void await_error(struct world *world, struct fid_eq *queue)
 {
-	static uint64_t one = 1;
-	struct side *from = &world->side[0];
 	struct fi_eq_entry entry;
 	uint32_t event;
 	double end = now() + PATIENCE;
 
-	POST(world, fi_atomic(from->ep, &one, 1, NULL, from->to[1], region->address, region->key + 4321, FI_UINT64, FI_SUM,
-			      CONTEXT(1)));
-	/* It has left. */
-	DONE(world, from->tx, CONTEXT(1), FI_WRITE | FI_ATOMIC);
 	while (fi_eq_read(queue, &event, &entry, sizeof(entry), 0) != -FI_EAVAIL) {
-		progress(world);
+		fi_cq_read(world->side[0].tx, NULL, 0);
 		CHECK(now() < end);
 	}
 }
 
-/* A peer's atomic, which has completed there, is refused. The target's queue says so, and tells nothing of an endpoint that is closed. */
-static void refused_atomic(void)
+/* Two messages complete as injected ones do, and then nobody is there who could get them. The queue says so, and tells
+ * nothing of an endpoint that is closed. */
+static void injected_failed(void)
 {
-	struct options options = { .caps = FI_MSG | FI_TAGGED | FI_ATOMIC };
+	struct options options = { 0 };
 	struct fi_eq_attr attr = { .size = 16, .wait_obj = FI_WAIT_FD };
 	struct fi_eq_err_entry error = { 0 };
 	struct fi_eq_entry entry;
 	struct fid_eq *queue;
 	struct world world;
-	struct region region;
-	struct side *target = &world.side[1];
-	uint64_t memory[8];
-	char text[256] = "";
+	struct side *from = &world.side[0], *target = &world.side[1];
+	char bytes[8] = { 0 }, text[256] = "";
+	struct iovec piece = { .iov_base = bytes, .iov_len = sizeof(bytes) };
+	struct fi_msg message = { .msg_iov = &piece, .iov_count = 1, .context = CONTEXT(1) };
 	uint32_t event;
 
 	if (!is_ours())
@@ -272,22 +267,26 @@ static void refused_atomic(void)
 	OK(fi_eq_open(fabric, &attr, &queue, NULL));
 	options.events = queue;
 	open_world_at(&world, &options, info, fabric);
-	region = register_of(&world, target, memory, sizeof(memory), FI_REMOTE_WRITE);
+	OK(fi_close(&target->ep->fid));
+	target->ep = NULL;
 
-	add_nowhere(&world, &region, queue);
+	message.addr = from->to[1];
+	for (int i = 0; i < 2; i++)
+		OK(fi_sendmsg(from->ep, &message, FI_INJECT_COMPLETE | FI_COMPLETION));
+	for (int i = 0; i < 2; i++)
+		DONE(&world, from->tx, CONTEXT(1), FI_SEND | FI_MSG);
+	await_error(&world, queue);
 	error.err_data = text;
 	error.err_data_size = sizeof(text) - 1;
 	EQUAL(fi_eq_readerr(queue, &error, 0), sizeof(error));
-	EQUAL((uintptr_t)error.fid, (uintptr_t)&target->ep->fid);
-	EQUAL((uintptr_t)error.context, (uintptr_t)target);
-	EQUAL(error.err, FI_EACCES);
-	CHECK(strstr(text, "refused"));
-	FAILS(fi_eq_read(queue, &event, &entry, sizeof(entry), 0), FI_EAGAIN);
+	EQUAL((uintptr_t)error.fid, (uintptr_t)&from->ep->fid);
+	EQUAL((uintptr_t)error.context, (uintptr_t)from);
+	EQUAL(error.err, FI_ENOTCONN);
+	CHECK(strstr(text, "failed"));
 
-	add_nowhere(&world, &region, queue);
-	OK(fi_close(&region.mr->fid));
-	OK(fi_close(&target->ep->fid));
-	target->ep = NULL;
+	await_error(&world, queue);
+	OK(fi_close(&from->ep->fid));
+	from->ep = NULL;
 	FAILS(fi_eq_read(queue, &event, &entry, sizeof(entry), 0), FI_EAGAIN);
 	for (int i = 0; i < world.sides; i++)
 		close_side(&world.side[i]);
@@ -302,6 +301,6 @@ const struct program events[] = {
 	{ "events-insertion", insertion },
 	{ "events-insertion-of-nobody", insertion_of_nobody },
 	{ "events-not-writable", not_writable },
-	{ "events-refused-atomic", refused_atomic },
+	{ "events-injected-failed", injected_failed },
 	{ NULL, NULL },
 };
