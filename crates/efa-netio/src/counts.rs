@@ -11,7 +11,7 @@
 
 use std::net::SocketAddr;
 
-use crate::connection::{Connection, Owner};
+use crate::connection::Connection;
 use crate::context::Netio;
 use crate::event::ClosedReason;
 use crate::ids::PublishSocket;
@@ -30,7 +30,8 @@ pub struct SubscriberCounts {
     pub tags: usize,
     /// Messages that were sent: those that were delivered, and of those queued or lost the ones that didn't wait for room.
     pub sent: u64,
-    /// Messages that are complete, as [`PublishOptions::completion`](crate::PublishOptions::completion) has it.
+    /// Messages that are complete, as [`PublishOptions::completion`](crate::PublishOptions::completion) has it. Those that were
+    /// complete behind one that was too long for its buffer go over to the lost ones when the subscriber says that it was.
     pub delivered: u64,
     /// Messages that it didn't get, or not for sure.
     pub lost: u64,
@@ -45,7 +46,7 @@ impl Connection {
         let under_way = self.sends.under_way();
         // Of those that were sent. What is too long for its buffer, and what comes behind it, may be complete all the same.
         let missed = match self.why {
-            Some(ClosedReason::TooLong { lost: Some(lost), .. }) => lost.min(sent - under_way),
+            Some(ClosedReason::TooLong { lost: Some(lost), .. }) => lost.saturating_sub(under_way),
             _ => 0,
         };
         let failed = self.sends.failed().max(missed);
@@ -77,6 +78,6 @@ impl Netio {
     ) -> impl Iterator<Item = SubscriberCounts> + use<'_> {
         let keys = self.publishers.get(socket).map_or(&[][..], |found| &found.subscribers);
         let connections = keys.iter().filter_map(|key| self.connections.get(*key));
-        connections.filter(|it| matches!(it.owner, Owner::Publish(_))).map(Connection::counts)
+        connections.map(Connection::counts)
     }
 }

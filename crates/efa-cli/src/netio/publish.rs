@@ -21,7 +21,7 @@ Where it listens is said on standard error; with port 0 the system chooses one. 
 everything, their connections are ended, and so are they, with success. A message is counted as delivered when it is \
 in the subscriber's buffer. After one that is too long for that, those behind it count too if they reached the \
 subscriber, which drops them; the totals then say \"at most\", and \"exact\":false in JSON. The numbers of \
---statistics don't count them as delivered. With --json its lines are objects with a list \"statistics\".
+--statistics don't count them as delivered, if the subscriber tells how many it got. With --json its lines are objects with a list \"statistics\".
 
   efa netio publish 127.0.0.1:7000 --tag 23 FILE
   seq 1000 | efa netio publish 127.0.0.1:7000 --tag 0x17 --lines --rate 100 --wait-for 2

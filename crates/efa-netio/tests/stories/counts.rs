@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use efa_netio::{
     Buffers, ClosedReason, Completion, Event, Message, Options, PublishOptions, Published, Slow,
-    SubscribeOptions, SubscriberCounts, WhenFull,
+    SubscribeOptions, SubscriberCounts, Wait, WhenFull,
 };
 
-use crate::hard::{Stage, hard, seeds};
+use crate::hard::{Stage, hard, messages, seeds};
 use crate::world::{World, part};
 
 /// A publisher, and so many subscribers of tag 7; connections have room for two messages.
@@ -147,6 +147,45 @@ fn messages_from_a_too_long_one_on_are_lost_in_the_counts_though_they_were_compl
         let (reason, last) = last_counts(&mut world);
         assert!(matches!(reason, ClosedReason::TooLong { lost: Some(3), .. }), "{reason}");
         assert_eq!((last.sent, last.delivered, last.lost, last.queued), (4, 1, 3, 0));
+    }
+}
+
+#[test]
+fn what_arrived_before_a_too_long_message_stays_delivered_while_the_connection_ends() {
+    for seed in seeds() {
+        let mut world = hard(seed, 2, Options::default());
+        let pool = world.pool(0, 100_000);
+        let options = PublishOptions::default().completion(Completion::Delivered);
+        let (publisher, port) = world.publisher(0, &pool, options);
+        let short = SubscribeOptions::default().buffers(Buffers { count: 8, size: 1_000 });
+        world.subscriber(1, port, &[7], short);
+        let (mut published, mut delivered) = (0, vec![0]);
+        for turn in 0.. {
+            assert!(turn < 100_000, "the subscriber is still there");
+            let counts = world.netio(0).subscribers(publisher).next();
+            let Some(counts) = counts else { break };
+            assert_eq!(counts.delivered + counts.lost + counts.queued, published, "{counts:?}");
+            delivered.push(counts.delivered);
+            let length = if published == 20 { 2_000 } else { 10 };
+            match world.netio(0).publish(publisher, 7, part(&pool, 0, length)) {
+                Published::UnderWay => published += 1,
+                Published::Again(_) | Published::NoSubscribers(_) => {}
+                other => panic!("{other:?}"),
+            }
+            // A poll returns one event, and the end of the connection takes several.
+            while let Some(event) = world.netio(0).poll(Wait::No).unwrap() {
+                world.nodes[0].events.push(event);
+                let counts = world.netio(0).subscribers(publisher).next();
+                delivered.extend(counts.map(|counts| counts.delivered));
+            }
+            world.turn_without(&[0]);
+            messages(&mut world, 1);
+        }
+        let (_, last) = last_counts(&mut world);
+        assert!(0 < last.delivered && last.delivered <= 20, "{last:?}");
+        assert_eq!((last.delivered + last.lost, last.queued), (published, 0));
+        let goes_back = |two: &[u64]| two[1] < two[0].min(last.delivered);
+        assert!(!delivered.windows(2).any(goes_back), "{delivered:?}");
     }
 }
 

@@ -407,6 +407,12 @@ impl MsgEndpoint {
 }
 
 impl Attachment {
+    /// Whether the connection has ended.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn is_over(&self) -> bool {
+        *self.state.phase.lock() == Phase::Over
+    }
+
     /// [Closes](MsgEndpoint::close) the endpoint that it is of.
     pub(crate) fn close(&self, endpoint: &Endpoint, timeout: Duration) -> Result<(), CloseError> {
         let Self { events, state } = self;

@@ -235,8 +235,7 @@ impl AsyncMsgEndpoint {
 
     /// Waits for the end of the connection (`FI_SHUTDOWN`), and returns which side ended it. If the other one did, all that
     /// has arrived has completed, or can be received; receives that no message has matched are cancelled, and may end a moment
-    /// before this. Any number of tasks may wait, also later. Dropping the future does
-    /// nothing.
+    /// before this. Any number of tasks may wait, also later. Dropping the future does nothing.
     ///
     /// If nobody takes [what was not asked for](AsyncEndpoint::unasked) and the endpoint makes no progress for that, the end
     /// is not seen before somebody does.
@@ -282,15 +281,22 @@ impl AsyncMsgEndpoint {
 impl Connection {
     /// Closes the endpoint, which is the one that this is of.
     pub(super) fn close(&self, endpoint: &Endpoint, timeout: Duration) -> Result<(), CloseError> {
+        let ends = self.ends();
         let closed = self.attachment.close(endpoint, timeout);
-        self.member.close();
+        self.member.end(ends);
         closed
     }
 
     fn shutdown(&self, endpoint: &Endpoint, timeout: Duration) -> Result<(), CloseError> {
+        let ends = self.ends();
         let shut_down = self.attachment.shutdown(endpoint, timeout);
-        self.member.close();
+        self.member.end(ends);
         shut_down
+    }
+
+    /// Who ends the connection, or has ended it, if this side does now. What the other side did may not have been read yet.
+    fn ends(&self) -> ClosedBy {
+        if self.attachment.is_over() { ClosedBy::Peer } else { ClosedBy::Local }
     }
 }
 

@@ -132,15 +132,15 @@ impl Member {
         self.link.clone()
     }
 
-    /// The connection ends at this side, unless it has ended.
-    pub(super) fn close(&self) {
-        self.hub.links.end(self.number, Over::Closed(ClosedBy::Local));
+    /// The connection was ended by this side or the other, unless it had ended before.
+    pub(super) fn end(&self, by: ClosedBy) {
+        self.hub.links.end(self.number, Over::Closed(by));
     }
 }
 
 impl Drop for Member {
     fn drop(&mut self) {
-        self.close();
+        self.end(ClosedBy::Local);
     }
 }
 

@@ -18,9 +18,10 @@
 //! must have its I/O driver (`enable_io` or `enable_all`); its clock is not needed. Everything is `Send`, so
 //! it works on runtimes of one thread and of several.
 //!
-//! With a [`ManualClock`](crate::ManualClock) nothing sleeps: a task that would advances that clock, to what it waits for. The
-//! task with the nearest timeout comes first on a runtime of one thread; on one of several, a thread may run ahead of
-//! others, and a timeout expire before what they were about to do.
+//! With a [`ManualClock`](crate::ManualClock) nothing sleeps: a task that would advances that clock, to what it waits for. It
+//! does so after as many polls as that is far in powers of two of a microsecond. So on a runtime of one thread a much
+//! nearer timeout of another task, and what others can do at once, come first; of timeouts that differ by a factor of two or
+//! less either may. On a runtime of several threads, a thread may run ahead of others.
 //!
 //! # Dropped futures
 //!

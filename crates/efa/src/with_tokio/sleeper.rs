@@ -139,8 +139,8 @@ impl Sleeper {
 }
 
 impl Sleeper {
-    /// Advances a manual clock to the next timeout, the later the farther that is: a task with a nearer one is polled as
-    /// often, and comes first.
+    /// Advances a manual clock to the next timeout, after the more polls the farther that is: a task with a much nearer one is
+    /// polled as often, and comes first.
     fn pass(&mut self) {
         let next = self.source.next_timeout();
         if self.next != next {
