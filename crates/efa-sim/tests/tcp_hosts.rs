@@ -493,6 +493,9 @@ fn sends_to_a_disconnected_host_fail(hosts: &Hosts) {
     let mut failed = [0; 4];
     let mut ended = [None; 4];
     while ended.contains(&None) {
+        let statistics = || sides.each_ref().map(|side| side.qp.statistics());
+        let is_late = start.elapsed() > 10 * DEAD_AFTER;
+        assert!(!is_late, "{ended:?}, failed {failed:?}, {:#?}", statistics());
         for (n, side) in sides.iter_mut().enumerate() {
             match side.poll() {
                 Some(Completion::Send { result, .. }) => {
