@@ -3,12 +3,20 @@
 use std::fmt;
 use std::io::{self, Write};
 
+use serde::Serialize;
+
 /// Turns the error of a closed pipe into success.
 pub(crate) fn tolerate_closed(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result,
     }
+}
+
+/// Prints a value as a line of JSON on standard output.
+pub(crate) fn print_json(value: &impl Serialize) -> io::Result<()> {
+    let text = serde_json::to_string(value)?;
+    tolerate_closed(writeln!(io::stdout(), "{text}"))
 }
 
 /// Prints a line on standard error. A failure to write is ignored; the exit code reports the error as well.

@@ -555,14 +555,13 @@ impl Netio {
 
     /// The last operation has come back: the socket learns that it has no connection.
     fn forget(&mut self, key: ConnectionKey) {
-        let Some(connection) = self.connections.remove(key) else { return };
+        let Some(mut connection) = self.connections.remove(key) else { return };
         if connection.is_silent {
             return;
         }
-        let (peer, counts) = (connection.peer, connection.counts());
-        let reason = connection.why.unwrap_or(ClosedReason::PeerGone);
+        let reason = connection.why.clone().unwrap_or(ClosedReason::PeerGone);
         let socket = AnySocket::from(connection.owner);
-        match (connection.owner, connection.refused) {
+        match (connection.owner, connection.refused.take()) {
             (Owner::Send(send), refused) => {
                 let Some(sender) = self.senders.get_mut(send) else { return };
                 sender.connection = None;
@@ -588,7 +587,7 @@ impl Netio {
             (Owner::Publish(socket), _) => {
                 let Some(publisher) = self.publishers.get_mut(socket) else { return };
                 publisher.subscribers.retain(|other| *other != key);
-                let counts = Box::new(counts);
+                let (peer, counts) = (connection.peer, Box::new(connection.counts()));
                 self.events.push_back(Event::SubscriberClosed { socket, peer, reason, counts });
                 self.forget_publisher(socket);
             }

@@ -1,6 +1,6 @@
 //! `--statistics`: what became of the messages of each subscriber.
 
-use std::io::{self, Write};
+use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -83,8 +83,7 @@ impl Statistics {
         match event {
             Event::SubscriberClosed { reason, counts, .. } => self.closed(**counts, reason),
             Event::Timer(timer) if self.timer == Some(*timer) => {
-                let rows: Vec<_> = netio.subscribers(socket).map(|it| Row::new(it, None)).collect();
-                self.print_now(&rows)?;
+                self.print_now(&rows_now(netio, socket).collect::<Vec<_>>())?;
             }
             _ => {}
         }
@@ -107,8 +106,7 @@ impl Statistics {
 
     fn print_now(&self, rows: &[Row]) -> io::Result<()> {
         if self.json {
-            let text = serde_json::to_string(&Report { statistics: rows })?;
-            return output::tolerate_closed(writeln!(io::stdout(), "{text}"));
+            return output::print_json(&Report { statistics: rows });
         }
         print(rows);
         Ok(())
@@ -116,9 +114,14 @@ impl Statistics {
 
     /// Those of all that there were, in the order in which they went; those that are left after a failure come last.
     pub(super) fn end(mut self, netio: &Netio, socket: PublishSocket) -> Vec<Row> {
-        self.gone.extend(netio.subscribers(socket).map(|it| Row::new(it, None)));
+        self.gone.extend(rows_now(netio, socket));
         self.gone
     }
+}
+
+/// Those of the subscribers of the moment.
+fn rows_now(netio: &Netio, socket: PublishSocket) -> impl Iterator<Item = Row> {
+    netio.subscribers(socket).map(|counts| Row::new(counts, None))
 }
 
 /// Prints them for people, a line each.

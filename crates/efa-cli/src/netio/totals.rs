@@ -1,6 +1,6 @@
 //! What a run has done: counted, shown while it goes on, and printed at its end.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -123,8 +123,7 @@ impl Totals {
     /// Prints them: on standard error for people, on standard output as JSON.
     pub(super) fn print(&self, json: bool) -> io::Result<()> {
         if json {
-            let text = serde_json::to_string(self)?;
-            return output::tolerate_closed(writeln!(io::stdout(), "{text}"));
+            return output::print_json(self);
         }
         output::print_error(format_args!("{}", self.text()));
         statistics::print(self.statistics.as_deref().unwrap_or_default());

@@ -239,6 +239,12 @@ impl EventQueue {
             let sources = lock(&self.sources);
             sources.get(&number).map(|source| (source.fid, source.context))
         };
+        let failed = |number, Errno(errno), err_data| {
+            of(number).map(|(of, context)| Event {
+                of,
+                kind: EventKind::Failed(Failed { context, data: 0, errno, err_data }),
+            })
+        };
         match entry {
             Ok(ControlEvent::User(number)) => {
                 let written = lock(&self.written).try_remove(number as usize);
@@ -275,24 +281,18 @@ impl EventQueue {
                 }
             }
             Ok(ControlEvent::Endpoint { context, event, .. }) => {
-                let failed = of(context).zip(errors::of_event(&event));
-                ready.extend(failed.map(|((of, context), Errno(errno))| {
-                    let err_data = event.to_string().into_bytes();
-                    let kind = EventKind::Failed(Failed { context, data: 0, errno, err_data });
-                    Event { of, kind }
-                }));
+                if let Some(errno) = errors::of_event(&event) {
+                    ready.extend(failed(context, errno, event.to_string().into_bytes()));
+                }
             }
             Ok(_) => {}
             Err(ControlError { context, error, .. }) => {
-                let errno = errors::of_connect(&error).0;
+                let errno = errors::of_connect(&error);
                 let err_data = match error {
                     efa::ConnectError::Rejected { data } => data,
                     _ => Vec::new(),
                 };
-                ready.extend(of(context).map(|(of, context)| Event {
-                    of,
-                    kind: EventKind::Failed(Failed { context, data: 0, errno, err_data }),
-                }));
+                ready.extend(failed(context, errno, err_data));
             }
         }
     }
