@@ -587,8 +587,8 @@ impl Netio {
             (Owner::Publish(socket), _) => {
                 let Some(publisher) = self.publishers.get_mut(socket) else { return };
                 publisher.subscribers.retain(|other| *other != key);
-                let (peer, counts) = (connection.peer, Box::new(connection.counts()));
-                self.events.push_back(Event::SubscriberClosed { socket, peer, reason, counts });
+                let counts = Box::new(connection.counts());
+                self.events.push_back(Event::SubscriberClosed { socket, reason, counts });
                 self.forget_publisher(socket);
             }
             (Owner::Subscribe(socket), refused) => {

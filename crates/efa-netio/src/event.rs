@@ -84,11 +84,9 @@ pub enum Event {
     SubscriberClosed {
         /// The publisher.
         socket: PublishSocket,
-        /// Where the subscriber's TCP connection came from.
-        peer: SocketAddr,
         /// Why.
         reason: ClosedReason,
-        /// What became of its messages, in the end: nothing is queued.
+        /// Where it was connected from, and what became of its messages, in the end: nothing is queued.
         counts: Box<SubscriberCounts>,
     },
     /// A subscriber has subscribed to a tag of a publisher.

@@ -41,7 +41,7 @@ pub trait Handler {
             Event::SubscriberConnected { socket, peer } => {
                 self.subscriber_connected(netio, socket, peer);
             }
-            Event::SubscriberClosed { socket, reason, counts, .. } => {
+            Event::SubscriberClosed { socket, reason, counts } => {
                 self.subscriber_closed(netio, socket, reason, *counts);
             }
             Event::Subscriber { socket, tag, peer } => self.subscriber(netio, socket, tag, peer),

@@ -140,8 +140,8 @@ impl Audience {
                 self.totals.subscribers += 1;
                 self.here += 1;
             }
-            Event::SubscriberClosed { peer, reason, .. } => {
-                tracing::info!(%peer, %reason, "a subscriber is gone");
+            Event::SubscriberClosed { reason, counts, .. } => {
+                tracing::info!(peer = %counts.peer, %reason, "a subscriber is gone");
                 self.here = self.here.saturating_sub(1);
                 let in_order =
                     matches!(reason, ClosedReason::Disconnected | ClosedReason::DisconnectedByPeer);

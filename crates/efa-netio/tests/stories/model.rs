@@ -275,9 +275,9 @@ impl Model {
             Event::Unsubscriber { tag, peer, .. } => {
                 assert!(self.table.get_mut(&peer).is_some_and(|tags| tags.remove(&tag)));
             }
-            Event::SubscriberClosed { reason, peer, counts, .. } => {
-                self.table.remove(&peer);
-                assert_eq!((counts.peer, counts.queued), (peer, 0));
+            Event::SubscriberClosed { reason, counts, .. } => {
+                self.table.remove(&counts.peer);
+                assert_eq!(counts.queued, 0);
                 self.delivered_and_lost.0 += counts.delivered;
                 self.delivered_and_lost.1 += counts.lost;
                 use ClosedReason::{Disconnected, DisconnectedByPeer, PeerGone};
