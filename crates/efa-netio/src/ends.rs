@@ -1,5 +1,7 @@
 //! What happens at connections: completions, requests, and the ways in which connections end.
 
+use std::time::Duration;
+
 use efa::{CompletionError, ControlError, ControlEvent, Entry, Kind, OperationError};
 use slotmap::KeyData;
 
@@ -67,18 +69,21 @@ impl Netio {
         }
     }
 
-    /// The device doesn't reach the other side any more. What has arrived is received, when the event queue knows it as
-    /// well.
+    /// The device doesn't reach the other side any more. What has arrived is received. The other side learns it by the end
+    /// of the TCP connection, as it may live.
     fn not_reachable(&mut self, key: ConnectionKey) {
-        let connection = &mut self.connections[key];
+        let connection = &self.connections[key];
         if !connection.owner.receives() {
             return self.end_now(key, ClosedReason::PeerGone);
         }
-        if connection.is_open() {
-            connection.phase = Phase::Ending { is_told: true };
-            connection.why = Some(ClosedReason::PeerGone);
-            self.end_later(key);
+        if !matches!(connection.phase, Phase::Open | Phase::Ending { .. }) {
+            return;
         }
+        if let Some(endpoint) = &connection.endpoint {
+            // What is under way to the other side doesn't arrive, so nothing waits for it.
+            let _ = endpoint.shutdown(Duration::ZERO);
+        }
+        self.peer_gone(key);
     }
 
     /// A message of a publication is out.
@@ -505,9 +510,7 @@ impl Netio {
             return self.end_later(key);
         }
         match connection.why.clone() {
-            Some(reason @ (ClosedReason::TooLong { .. } | ClosedReason::PeerGone)) => {
-                self.end_now(key, reason);
-            }
+            Some(reason @ ClosedReason::TooLong { .. }) => self.end_now(key, reason),
             _ => self.end_now(key, ClosedReason::TimedOut),
         }
     }

@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
+use efa_device::Status;
 use efa_netio::{
-    ClosedReason, Event, ListenOptions, Options, PostRefused, PublishOptions, SendError,
+    ClosedReason, Event, ListenOptions, Options, PostRefused, PublishOptions, Published, SendError,
     SendOptions, Sent, SocketError, SubscribeOptions,
 };
+use efa_sim::record::Trace;
 
+use crate::hard::subscriber_closed;
 use crate::pairs::{
     Pair, RECEIVER, SENDER, buffers, closed, completions, messages, pool, posted, rough,
 };
@@ -201,6 +204,46 @@ fn sends_to_a_killed_receiver_come_back_as_failed_before_the_socket_closes() {
         let message = pair.message(0, 1);
         let refused = pair.world.netio(SENDER).send(pair.send, message);
         assert!(matches!(refused, Sent::Refused(..)), "{refused:?}");
+    }
+}
+
+// conformance: D15
+#[test]
+fn subscriber_whose_read_finds_the_publisher_gone_closes_on_both_sides_without_a_timeout() {
+    // The first long message, and one behind others.
+    for before in [&[][..], &[10, 60_000, 20]] {
+        for status in [Status::UnresponsiveRemote, Status::RemoteAbort, Status::BadDestinationQpn] {
+            let mut world = World::new(1, 2);
+            let trace = Trace::new();
+            let network = world.fabric.as_local().unwrap().clone();
+            network.capture(trace.clone());
+            let pool = pool(&mut world, SENDER, 60_000);
+            let (publisher, port) = world.publisher(SENDER, &pool, PublishOptions::default());
+            let socket = world.subscriber(RECEIVER, port, &[7], SubscribeOptions::default());
+            let publish = |world: &mut World, length| {
+                let published = world.netio(SENDER).publish(publisher, 7, part(&pool, 0, length));
+                assert!(matches!(published, Published::UnderWay));
+            };
+            for length in before {
+                publish(&mut world, *length);
+            }
+            world.rest();
+            // The subscriber speaks first. What it sends next is the read.
+            let subscriber = trace.take()[0].source;
+            network.fail_sends(subscriber, 1, status).unwrap();
+            publish(&mut world, 60_000);
+            let (events, reason) = closed(&mut world, RECEIVER, socket.into());
+            assert_eq!(reason, ClosedReason::PeerGone, "{status}");
+            let arrived = events.iter().filter_map(|event| match event {
+                Event::Message { message, .. } => Some(message.len()),
+                _ => None,
+            });
+            assert_eq!(arrived.collect::<Vec<_>>(), before, "{status}");
+            assert_eq!(subscriber_closed(&mut world, SENDER), ClosedReason::PeerGone, "{status}");
+            // It may come again.
+            world.netio(RECEIVER).reconnect(socket).unwrap();
+            world.subscribed(RECEIVER, socket, 7);
+        }
     }
 }
 
