@@ -14,6 +14,7 @@ use std::process::{Command, Stdio};
 use common::{Outcome, Running, Scratch, efa, run};
 use namespaces::Namespaces;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// The directory of the software devices of these tests.
@@ -318,6 +319,67 @@ fn statistics_tell_what_each_subscriber_got_and_lost_though_one_was_killed() {
     assert_eq!((&lost["lost"], &lost["queued"]), (&totals["lost"], &0.into()), "{totals}");
     let delivered = lost["delivered"].as_u64().unwrap();
     assert_eq!(totals["served"].as_u64(), Some(delivered + 101), "{totals}");
+}
+
+/// Sends a signal to a program.
+fn signal(running: &Running, signal: Signal) {
+    let id = Pid::from_raw(running.id().try_into().unwrap()).unwrap();
+    kill_process(id, signal).unwrap();
+}
+
+#[test]
+fn interrupted_publisher_prints_its_totals_and_is_a_loss_of_its_subscribers() {
+    for (number, name, sent) in [(Signal::INT, "SIGINT", 2), (Signal::TERM, "SIGTERM", 0)] {
+        let (theirs, mut input) = std::io::pipe().unwrap();
+        let mut command = netio(&format!("publish {ANY} --tag 1 --lines --statistics --json"));
+        let (mut publisher, at) = listening(command.stdin(theirs));
+        drop(command);
+        // Before the first subscriber comes as well.
+        let subscriber = (sent > 0).then(|| {
+            let mut subscriber = start(&format!("subscribe {at} --tag 1 --hex"));
+            input.write_all(b"one\ntwo\n").unwrap();
+            subscriber.stdout_line("0x1 4 74776f0a");
+            subscriber
+        });
+        assert!(publisher.is_running());
+        signal(&publisher, number);
+        let outcome = publisher.finish();
+        assert_eq!(outcome.code, Some(128 + number.as_raw()), "{outcome:?}");
+        assert!(
+            outcome.stderr.ends_with(&format!("error: interrupted by {name}\n")),
+            "{outcome:?}"
+        );
+        let totals = json(&outcome.stdout);
+        assert_eq!((&totals["complete"], &totals["lost"]), (&false.into(), &0.into()), "{totals}");
+        let rows = totals["statistics"].as_array().unwrap();
+        assert_eq!(rows.len(), usize::from(sent > 0), "{totals}");
+        for row in rows {
+            assert_eq!((&row["sent"], &row["lost"]), (&sent.into(), &0.into()), "{totals}");
+            let known = row["delivered"].as_u64().unwrap() + row["queued"].as_u64().unwrap();
+            assert_eq!(known, sent, "{totals}");
+        }
+        if let Some(subscriber) = subscriber {
+            let said = failed(subscriber.finish(), 4);
+            assert!(said.contains("error: lost the publisher: the other side is gone"), "{said}");
+        }
+    }
+}
+
+#[test]
+fn publisher_that_repeats_without_end_is_complete_when_it_is_interrupted() {
+    let files = Files::new("interrupted", 5000);
+    let publish = format!("publish {ANY} --tag 1 --repeat --json {}", files.text("file"));
+    let (publisher, at) = listening(&mut netio(&publish));
+    let output = files.text("copies");
+    let subscriber = start(&format!("subscribe {at} --tag 1 --json --output {output}"));
+    common::until("under way", || std::fs::metadata(&output).is_ok_and(|data| data.len() > 5000));
+    signal(&publisher, Signal::INT);
+    let totals = json(&publisher.finish().success());
+    assert_eq!((&totals["complete"], &totals["lost"]), (&true.into(), &0.into()), "{totals}");
+    let received = json(&subscriber.finish().success());
+    for sent in ["messages", "served"] {
+        assert_eq!(received["messages"], totals[sent], "{received} {totals}");
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@
 //! * `place`: where the other side is, and the device to reach it
 //! * `input`, `output`: files as messages, and messages into files
 //! * `totals`, `statistics`: what a run has done, and what became of the messages of each subscriber
+//! * `interrupt`: signals that end a run
 //! * `publish`, `subscribe`, `send`, `receive`, `bench`: a command each
 //!
 //! A side that has given everything ends its connections in order, which tells the other side that there is no more.
@@ -15,6 +16,7 @@
 
 mod bench;
 mod input;
+mod interrupt;
 mod output;
 mod place;
 mod publish;
@@ -31,6 +33,7 @@ use std::process::ExitStatus;
 use clap::Subcommand;
 use efa::{ConnectError, OperationError, Shortage};
 use efa_netio::{ClosedReason, NoThread, RefusedReason, SendError, SocketError, Tag};
+use signal_hook::low_level;
 
 use self::place::Site;
 
@@ -49,7 +52,8 @@ Exit codes:
   1  failure, of a file or the device
   2  invalid command line
   3  refused: cannot connect, or cannot listen there
-  4  lost: messages didn't arrive, or the other side was gone before the end"
+  4  lost: messages didn't arrive, or the other side was gone before the end
+  130, 143  publish was interrupted by Ctrl-C, by SIGTERM"
 )]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -110,6 +114,15 @@ pub(crate) enum NetioError {
     /// A thread can't be started.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
+    /// Signals can't be caught.
+    #[error("cannot catch signals")]
+    Signals(#[source] io::Error),
+    /// A signal came before the end of the input.
+    #[error("interrupted by {}", low_level::signal_name(*signal).unwrap_or("a signal"))]
+    Interrupted {
+        /// Its number.
+        signal: i32,
+    },
 
     /// The name of a host can't be resolved.
     #[error("cannot resolve {site}")]
@@ -229,6 +242,7 @@ impl NetioError {
             | Self::Output(_)
             | Self::Subscriber(_)
             | Self::Thread(_)
+            | Self::Signals(_)
             | Self::Connect {
                 source: RefusedReason::Start(_) | RefusedReason::NoThread(_), ..
             } => 1,
@@ -250,6 +264,8 @@ impl NetioError {
             | Self::TooFew { .. }
             | Self::SubscriberFailed { .. }
             | Self::SubscribersLate { .. } => 4,
+            // As a shell has it.
+            Self::Interrupted { signal } => u8::try_from(128 + signal).unwrap_or(u8::MAX),
         }
     }
 }

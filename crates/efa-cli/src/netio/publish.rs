@@ -10,6 +10,7 @@ use efa_netio::{
 
 use super::NetioError;
 use super::input::{Feed, InputArgs, Next, Repeat};
+use super::interrupt::Interrupt;
 use super::place::{self, LinkArgs, Side, Site};
 use super::statistics::Statistics;
 use super::totals::{Counter, PublisherTotals};
@@ -23,6 +24,9 @@ in the subscriber's buffer. After one that is too long for that, those behind it
 subscriber, which drops them; the totals then say \"at most\", and \"exact\":false in JSON. The numbers of \
 --statistics don't count them as delivered, if the subscriber tells how many it got. With --json its lines are objects with a list \"statistics\".
 
+Ctrl-C or SIGTERM ends it with its totals. Messages under way may be lost then, and subscribers see that it is not the end of \
+the input. With --repeat without N it is the end: what is under way still arrives, and it succeeds.
+
   efa netio publish 127.0.0.1:7000 --tag 23 FILE
   seq 1000 | efa netio publish 127.0.0.1:7000 --tag 0x17 --lines --rate 100 --wait-for 2
 
@@ -31,7 +35,7 @@ On two hosts:
   there$ efa netio subscribe HERE:7000 --link tcp --tag 23 --output COPY
 
 Exit codes: 0 all has arrived, 1 failure, 2 invalid command line, 3 cannot listen there, 4 messages were lost or a \
-subscriber was gone before the end.")]
+subscriber was gone before the end, 130 interrupted by Ctrl-C, 143 by SIGTERM.")]
 pub(super) struct Args {
     /// Where to listen for subscribers
     #[arg(value_name = "HOST:PORT")]
@@ -99,11 +103,14 @@ pub(super) fn run(args: &Args) -> Result<(), NetioError> {
     let socket = netio.publish_socket(feed.pool(), options)?;
     netio.publish_at(socket, &args.site.host, args.site.port)?;
     let (address, early) = place::listens(&mut netio, socket.into(), &args.site)?;
+    let interrupt = Interrupt::new(&netio)?;
     place::announce(address);
     let (counter, audience) = (Counter::new(feed.whole()), Audience::default());
     let every = args.statistics;
     let statistics = every.map(|every| Statistics::new(&mut netio, every, args.link.json));
-    let mut run = Run { args, netio, socket, feed, counter, audience, statistics, is_heard: false };
+    let is_heard = false;
+    let mut run =
+        Run { args, netio, socket, feed, interrupt, counter, audience, statistics, is_heard };
     early.into_iter().try_for_each(|event| run.event(event))?;
     run.run()
 }
@@ -113,6 +120,7 @@ struct Run<'a> {
     netio: Netio,
     socket: PublishSocket,
     feed: Feed,
+    interrupt: Interrupt,
     counter: Counter,
     audience: Audience,
     statistics: Option<Statistics>,
@@ -205,9 +213,9 @@ impl Run<'_> {
         self.netio.close(self.socket);
         while self.audience.here() > 0 {
             if let Some(event) = self.netio.poll(Wait::Forever)? {
-                self.note(&event)?;
-                drop(self.audience.event(event));
+                self.event(event)?;
             }
+            self.interrupt.take()?;
         }
         Ok(())
     }
@@ -241,6 +249,11 @@ impl Run<'_> {
             }
             if let Some(event) = self.netio.poll(wait)? {
                 self.event(event)?;
+            }
+            match self.interrupt.take() {
+                // There is no other end of it.
+                Err(_) if self.args.repeat == Some(None) => return Ok(()),
+                result => result?,
             }
         }
     }

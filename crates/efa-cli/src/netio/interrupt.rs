@@ -1,0 +1,49 @@
+//! Ctrl-C (SIGINT) and SIGTERM, as something that a run takes notice of, so that it ends by itself and says what it has done.
+//!
+//! ```text
+//!   signal ─► a thread ── number ──► Interrupt::take
+//!                       ── Signal ─► Netio::poll returns
+//! ```
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::thread;
+
+use efa_netio::Netio;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level;
+
+use super::NetioError;
+
+/// The signal that came last, or 0.
+pub(super) struct Interrupt(Arc<AtomicI32>);
+
+impl Interrupt {
+    /// From now on signals wake the context. One that comes before the one before it was [taken](Self::take) ends the process
+    /// at once, as the run then takes no notice of them.
+    pub(super) fn new(netio: &Netio) -> Result<Self, NetioError> {
+        let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(NetioError::Signals)?;
+        let last = Arc::new(AtomicI32::new(0));
+        let (theirs, waker) = (last.clone(), netio.signal());
+        let watch = move || {
+            for number in signals.forever() {
+                if theirs.swap(number, Ordering::Relaxed) != 0 {
+                    // It fails for no signal that has a default.
+                    let _ = low_level::emulate_default_handler(number);
+                }
+                waker.raise();
+            }
+        };
+        thread::Builder::new().spawn(watch).map_err(NetioError::Thread)?;
+        Ok(Self(last))
+    }
+
+    /// Fails if a signal has come since the last call.
+    pub(super) fn take(&self) -> Result<(), NetioError> {
+        match self.0.swap(0, Ordering::Relaxed) {
+            0 => Ok(()),
+            signal => Err(NetioError::Interrupted { signal }),
+        }
+    }
+}
