@@ -513,7 +513,14 @@ fn refusals_have_an_exit_code_of_their_own() {
     let (mut receiver, at) = listening(&mut netio(&format!("receive {ANY}")));
     let said = failed(start(&format!("subscribe {at} --tag 1 --retry 20")).finish(), 3);
     assert!(said.contains("the listener is not of the kind that the socket needs"), "{said}");
+    let warning = "warning: refused a caller at 127.0.0.1:";
+    receiver.stderr_line(warning);
     assert!(receiver.is_running());
+    // A sender at a publisher.
+    let (mut publisher, at) = listening(&mut netio(&format!("publish {ANY} --tag 1")));
+    failed(start(&format!("send {at} --retry 20")).finish(), 3);
+    assert!(publisher.stderr_line(warning).ends_with("publisher and listen socket differ"));
+    assert!(publisher.is_running());
 }
 
 #[test]

@@ -51,7 +51,7 @@ pub enum Wait {
 pub struct Counts {
     /// Control messages that were ignored: of a wrong length, version or kind, or not for this side.
     pub ignored: u64,
-    /// Connections that were refused, by this side.
+    /// Callers that were refused, by this side: [`Event::CallerRefused`] says why.
     pub rejected: u64,
     /// Connections there are.
     pub connections: usize,

@@ -423,8 +423,8 @@ impl Netio {
             (Acceptor::Publish(socket), Ok(Role::Subscribe)) => {
                 self.accept_subscriber(socket, request);
             }
-            (_, Ok(_)) => self.reject(request, Rejection::WrongRole),
-            (_, Err(reason)) => self.reject(request, reason),
+            (acceptor, Ok(_)) => self.reject(acceptor, request, Rejection::WrongRole),
+            (acceptor, Err(reason)) => self.reject(acceptor, request, reason),
         }
     }
 

@@ -53,6 +53,15 @@ pub enum Event {
         /// Where the sender's TCP connection comes from.
         from: SocketAddr,
     },
+    /// A listen or publish socket refused a caller, which has learned it. The others, and later ones, are not affected.
+    CallerRefused {
+        /// The socket.
+        socket: AnySocket,
+        /// Where the caller's TCP connection comes from.
+        from: SocketAddr,
+        /// Why: a [rejection](RefusedReason::Rejected), or that no connection can [begin](RefusedReason::Start).
+        reason: RefusedReason,
+    },
     /// A message has arrived at a receive socket.
     Received {
         /// The socket.
@@ -155,7 +164,7 @@ pub enum Event {
     Signal,
 }
 
-/// Why a socket can't be connected.
+/// Why a socket can't be connected, or refused a caller.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RefusedReason {
@@ -173,7 +182,7 @@ pub enum RefusedReason {
     /// The listener rejected the request.
     #[error(transparent)]
     Rejected(Rejection),
-    /// The attempt can't begin: no descriptor or memory.
+    /// The connection can't begin: no descriptor or memory, or the device fails.
     #[error(transparent)]
     Start(#[from] StartConnectError),
     /// The host can't be looked up.

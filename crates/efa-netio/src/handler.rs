@@ -28,6 +28,9 @@ pub trait Handler {
             Event::Accepted { listener, socket, from } => {
                 self.accepted(netio, listener, socket, from);
             }
+            Event::CallerRefused { socket, from, reason } => {
+                self.caller_refused(netio, socket, from, reason);
+            }
             Event::Received { socket, message, data: Some(data) } => {
                 self.received_with_data(netio, socket, message, data);
             }
@@ -77,6 +80,15 @@ pub trait Handler {
         listener: ListenSocket,
         socket: ReceiveSocket,
         from: SocketAddr,
+    ) {
+    }
+    /// [`Event::CallerRefused`].
+    fn caller_refused(
+        &mut self,
+        netio: &mut Netio,
+        socket: AnySocket,
+        from: SocketAddr,
+        reason: RefusedReason,
     ) {
     }
     /// [`Event::Received`] without data.

@@ -528,10 +528,13 @@ impl Netio {
     ) {
         let Some(publisher) = self.publishers.get(socket) else { return };
         if publisher.subscribers.len() >= publisher.options.subscribers {
-            return self.reject(request, Rejection::Full);
+            return self.reject(socket, request, Rejection::Full);
         }
         let peer = request.caller();
-        let Some(key) = self.accept(Owner::Publish(socket), request) else { return };
+        let key = match self.accept(Owner::Publish(socket), request) {
+            Ok(key) => key,
+            Err(failed) => return self.not_accepted(socket, failed),
+        };
         self.publishers[socket].subscribers.push(key);
         self.events.push_back(Event::SubscriberConnected { socket, peer });
     }

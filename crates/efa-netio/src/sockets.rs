@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use efa::{MsgEndpoint, PassiveEndpointOptions, StartConnectError};
+use efa::{MsgEndpoint, NotAnswered, PassiveEndpointOptions, StartConnectError};
 use slotmap::Key;
 
 use crate::connection::{Connection, Op, Owner, Phase, Posted};
@@ -51,6 +51,15 @@ pub(crate) struct Receiver {
 pub(crate) enum Acceptor {
     Listen(ListenSocket),
     Publish(PublishSocket),
+}
+
+impl From<Acceptor> for AnySocket {
+    fn from(acceptor: Acceptor) -> Self {
+        match acceptor {
+            Acceptor::Listen(socket) => Self::Listen(socket),
+            Acceptor::Publish(socket) => Self::Publish(socket),
+        }
+    }
 }
 
 impl Netio {
@@ -269,7 +278,7 @@ impl Netio {
     ) {
         let Some(found) = self.listeners.get(listener) else { return };
         if found.connections >= found.options.connections {
-            return self.reject(request, Rejection::Full);
+            return self.reject(listener, request, Rejection::Full);
         }
         let from = request.caller();
         let long = self.link.long_reads();
@@ -277,9 +286,12 @@ impl Netio {
         // The socket and its connection know each other.
         let connection = ConnectionKey::default();
         let socket = self.receivers.insert(Receiver { listener, connection, shelf });
-        let Some(key) = self.accept(Owner::Receive(socket), request) else {
-            self.receivers.remove(socket);
-            return;
+        let key = match self.accept(Owner::Receive(socket), request) {
+            Ok(key) => key,
+            Err(failed) => {
+                self.receivers.remove(socket);
+                return self.not_accepted(listener, failed);
+            }
         };
         self.receivers[socket].connection = key;
         self.listeners[listener].connections += 1;
@@ -287,12 +299,12 @@ impl Netio {
         self.events.push_back(Event::Accepted { listener, socket, from });
     }
 
-    /// Accepts a request on a new endpoint.
+    /// Accepts a request on a new endpoint, or returns it.
     pub(crate) fn accept(
         &mut self,
         owner: Owner,
         request: efa::ConnectionRequest,
-    ) -> Option<ConnectionKey> {
+    ) -> Result<ConnectionKey, NotAnswered> {
         let Self { link, connections, operations, returns, .. } = self;
         let (from, features) = (request.caller(), Features::of_request(request.data()));
         let made = connections.try_insert_with_key(|key| {
@@ -305,29 +317,49 @@ impl Netio {
         let key = match made {
             Ok(key) => key,
             Err(error) => {
-                tracing::warn!(%error, "a connection can't be accepted");
-                self.reject(request, Rejection::because(&error.into()));
-                return None;
+                return Err(NotAnswered { error: error.into(), request: Box::new(request) });
             }
         };
         let accepted = connections[key]
             .endpoint
             .as_ref()
             .map(|it| it.accept(request, &Features::acceptance()));
-        if let Some(Err(error)) = accepted {
-            tracing::warn!(error = %error.error, "a connection can't be accepted");
-            let reason = Rejection::because(&error.error);
-            self.reject(*error.request, reason);
+        if let Some(Err(failed)) = accepted {
             self.forget_silently(key);
-            return None;
+            return Err(failed);
         }
-        Some(key)
+        Ok(key)
     }
 
-    pub(crate) fn reject(&mut self, request: efa::ConnectionRequest, reason: Rejection) {
+    /// Tells a caller why it gets no connection.
+    pub(crate) fn reject(
+        &mut self,
+        socket: impl Into<AnySocket>,
+        request: efa::ConnectionRequest,
+        reason: Rejection,
+    ) {
+        self.refuse(socket.into(), request, reason, RefusedReason::Rejected(reason));
+    }
+
+    /// Tells a caller that no connection can begin.
+    pub(crate) fn not_accepted(&mut self, socket: impl Into<AnySocket>, failed: NotAnswered) {
+        let NotAnswered { error, request } = failed;
+        self.refuse(socket.into(), *request, Rejection::because(&error), error.into());
+    }
+
+    fn refuse(
+        &mut self,
+        socket: AnySocket,
+        request: efa::ConnectionRequest,
+        rejection: Rejection,
+        reason: RefusedReason,
+    ) {
         self.counts.rejected += 1;
+        let from = request.caller();
         // One byte is never too much.
-        let _ = request.reject(&reason.data());
+        let _ = request.reject(&rejection.data());
+        tracing::debug!(%from, %reason, "a caller is refused");
+        self.events.push_back(Event::CallerRefused { socket, from, reason });
     }
 
     // ---- receive sockets ------------------------------------------------------------------------

@@ -120,10 +120,10 @@ impl ReceivedBefore {
 #[non_exhaustive]
 pub enum Rejection {
     /// The listener doesn't speak this protocol, or gave no reason.
-    #[error("the listener is none of this protocol")]
+    #[error("the other side is none of this protocol")]
     NotNetio,
     /// It speaks another version of it.
-    #[error("the listener speaks another version of the protocol")]
+    #[error("the other side speaks another version of the protocol")]
     Version,
     /// It is a publisher and the caller a send socket, or the other way round.
     #[error(
@@ -138,7 +138,7 @@ pub enum Rejection {
     Lacking,
     /// Its device doesn't reach that of the caller.
     #[error(
-        "the listener's device does not reach this side's: both must be on one host of the link shm (the same name, \
+        "the listener's device does not reach the caller's: both must be on one host of the link shm (the same name, \
          directory and user), or on the link tcp, at addresses of one family, and of two hosts not at a loopback address"
     )]
     Unreachable,

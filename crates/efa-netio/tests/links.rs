@@ -12,7 +12,10 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use efa::{Access, Fabric, ForeignMemory, LocalAccess, LocalOptions, ShmOptions, TcpOptions};
+use efa::{
+    Access, Fabric, ForeignMemory, LocalAccess, LocalOptions, ShmOptions, StartConnectError,
+    TcpOptions,
+};
 use efa_netio::{
     Buffers, ClosedReason, Completion, Delivery, Event, ListenOptions, Message, Netio, Options,
     Pool, PublishOptions, PublishSocket, Published, RefusedReason, Rejection, SendOptions, Sent,
@@ -387,13 +390,20 @@ fn caller_that_the_device_of_the_listener_does_not_reach_is_rejected_with_that_r
         let send = caller.send_socket(SendOptions::default());
         caller.connect(send, HOST, port).unwrap();
         let begin = std::time::Instant::now();
-        let refused = loop {
+        let (mut there, mut here) = (None, None);
+        let (refused, told) = loop {
             assert!(begin.elapsed() < LONG);
-            assert!(listener.poll(Wait::No).unwrap().is_none(), "nobody is accepted");
-            if let Some(event) = caller.poll(Wait::No).unwrap() {
-                break event;
+            there = there.or_else(|| caller.poll(Wait::No).unwrap());
+            here = here.or_else(|| listener.poll(Wait::No).unwrap());
+            match (there, here) {
+                (Some(refused), Some(told)) => break (refused, told),
+                not_yet => (there, here) = not_yet,
             }
         };
+        let Event::CallerRefused { reason: RefusedReason::Start(told), .. } = told else {
+            panic!("{told:?}");
+        };
+        assert!(matches!(told, StartConnectError::Device(_)), "{told}");
         let Event::Refused { reason: RefusedReason::Rejected(reason), .. } = refused else {
             panic!("{refused:?}");
         };

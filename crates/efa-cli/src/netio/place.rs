@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use clap::builder::RangedU64ValueParser;
 use efa::Domain;
-use efa_netio::{AnySocket, Event, Netio, Options, Tag, Wait};
+use efa_netio::{AnySocket, Event, Netio, Options, RefusedReason, Tag, Wait};
 
 use super::NetioError;
 use crate::child::option;
@@ -256,6 +256,11 @@ pub(super) fn listens(
 /// Says where this side listens.
 pub(super) fn announce(address: SocketAddr) {
     output::print_error(format_args!("listening on {address}"));
+}
+
+/// Says that this side refused a caller.
+pub(super) fn warn_of_refused(from: SocketAddr, reason: &RefusedReason) {
+    output::print_error(format_args!("warning: refused a caller at {from}: {reason}"));
 }
 
 #[cfg(test)]

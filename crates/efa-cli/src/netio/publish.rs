@@ -159,6 +159,7 @@ impl Audience {
                     self.last_lost = Some(reason);
                 }
             }
+            Event::CallerRefused { from, reason, .. } => place::warn_of_refused(from, &reason),
             Event::Published { message, served, lost, .. } => {
                 self.totals.served += u64::from(served);
                 self.messages_lost += u64::from(lost);

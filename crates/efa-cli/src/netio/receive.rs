@@ -85,6 +85,9 @@ fn receive_all(
                 tracing::info!(%from, "a sender is connected");
                 netio.close(listener);
             }
+            Some(Event::CallerRefused { from, reason, .. }) => {
+                place::warn_of_refused(from, &reason);
+            }
             Some(Event::Received { message, .. }) => {
                 counter.add(message.len());
                 if !sink.put(0, &message)? {

@@ -99,7 +99,13 @@ fn program_of_another_protocol_or_version_is_rejected() {
         assert_eq!(refused, ConnectError::Rejected { data: vec![answer] }, "{hello:?}");
     }
     assert_eq!(world.netio(0).counts().rejected, 7);
-    assert!(world.nodes[0].events.is_empty());
+    let reasons = world.nodes[0].events.iter().map(|event| match event {
+        Event::CallerRefused { reason: RefusedReason::Rejected(reason), .. } => *reason,
+        other => panic!("{other:?}"),
+    });
+    use Rejection::{NotNetio, Version, WrongRole};
+    let expected = [NotNetio, NotNetio, NotNetio, NotNetio, Version, WrongRole, WrongRole];
+    assert_eq!(reasons.collect::<Vec<_>>(), expected);
 }
 
 #[test]

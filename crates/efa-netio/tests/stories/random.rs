@@ -42,6 +42,8 @@ struct Model {
     /// How many messages a session had when it was disconnected in order.
     totals: BTreeMap<u64, u64>,
     delivered: u64,
+    /// Callers that the listener refused.
+    refused: u64,
 }
 
 impl Model {
@@ -67,6 +69,7 @@ impl Model {
             receivers: BTreeMap::new(),
             totals: BTreeMap::new(),
             delivered: 0,
+            refused: 0,
         }
     }
 
@@ -191,6 +194,7 @@ impl Model {
                     assert_eq!(*total, received.count, "all that was sent");
                 }
             }
+            Event::CallerRefused { .. } => self.refused += 1,
             Event::Connected(_) | Event::Writable(_) => {}
             other => panic!("{other:?}"),
         }
@@ -221,6 +225,7 @@ impl Model {
             assert_eq!((counts.connections, counts.operations, counts.ignored), (0, 0, 0));
             assert_eq!(netio.next_timeout(), None);
         }
+        assert_eq!(self.world.netio(LISTENER).counts().rejected, self.refused);
         assert!(self.receivers.is_empty());
     }
 }

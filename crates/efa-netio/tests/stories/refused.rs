@@ -27,6 +27,22 @@ fn refused(world: &mut World, node: usize, of: impl Into<AnySocket>) -> RefusedR
     })
 }
 
+/// Why a socket refused the next caller.
+fn caller_refused(world: &mut World, node: usize, of: impl Into<AnySocket>) -> RefusedReason {
+    let of = of.into();
+    let is = |event: &Event| match event {
+        Event::CallerRefused { socket, from, .. } if *socket == of => Some(*from),
+        _ => None,
+    };
+    world.until("CallerRefused", |world| match world.take(node, is)? {
+        (Event::CallerRefused { reason, .. }, from) => {
+            assert!(from.port() != 0);
+            Some(reason)
+        }
+        _ => None,
+    })
+}
+
 fn connects(world: &mut World, node: usize, socket: SendSocket, port: u16) {
     world.netio(node).connect(socket, HOST, port).unwrap();
     world.event(node, "Connected", |event| {
@@ -139,13 +155,13 @@ fn socket_whose_host_is_looked_up_can_be_disconnected_and_closed() {
 #[test]
 fn socket_of_another_kind_than_the_listener_is_refused() {
     let mut world = rough_world(1, 2);
-    let (_, listens) = world.listener(RECEIVER, buffers(2, 1000));
+    let (listener, listens) = world.listener(RECEIVER, buffers(2, 1000));
     let of_publisher = pool(&mut world, RECEIVER, 10);
-    let publishes = world.until("memory", |world| {
+    let (publisher, publishes) = world.until("memory", |world| {
         let netio = world.netio(RECEIVER);
         let socket = netio.publish_socket(&of_publisher, PublishOptions::default()).ok()?;
         netio.publish_at(socket, HOST, 0).unwrap();
-        Some(netio.local_address(socket).unwrap().port())
+        Some((socket, netio.local_address(socket).unwrap().port()))
     });
     let netio = world.netio(SENDER);
     let send = netio.send_socket(SendOptions::default());
@@ -158,6 +174,11 @@ fn socket_of_another_kind_than_the_listener_is_refused() {
         assert!(is_expected, "{reason:?}");
     }
     assert_eq!(world.netio(RECEIVER).counts().rejected, 2);
+    for socket in [AnySocket::from(listener), publisher.into()] {
+        let reason = caller_refused(&mut world, RECEIVER, socket);
+        let is_expected = matches!(reason, RefusedReason::Rejected(Rejection::WrongRole));
+        assert!(is_expected, "{reason:?}");
+    }
     connects(&mut world, SENDER, send, listens);
 }
 
@@ -165,12 +186,14 @@ fn socket_of_another_kind_than_the_listener_is_refused() {
 fn full_listener_refuses_until_a_connection_ends() {
     for seed in 0..4 {
         let mut world = rough_world(seed, 3);
-        let (_, port) = world.listener(RECEIVER, buffers(2, 1000).connections(1));
+        let (listener, port) = world.listener(RECEIVER, buffers(2, 1000).connections(1));
         let first = world.netio(SENDER).send_socket(SendOptions::default());
         connects(&mut world, SENDER, first, port);
         let second = world.netio(2).send_socket(SendOptions::default());
         world.netio(2).connect(second, HOST, port).unwrap();
         let reason = refused(&mut world, 2, second);
+        assert!(matches!(reason, RefusedReason::Rejected(Rejection::Full)), "{reason:?}");
+        let reason = caller_refused(&mut world, RECEIVER, listener);
         assert!(matches!(reason, RefusedReason::Rejected(Rejection::Full)), "{reason:?}");
         world.netio(SENDER).disconnect(first).unwrap();
         crate::pairs::closed(&mut world, SENDER, first.into());
@@ -358,7 +381,7 @@ fn device_without_room_for_another_connection_refuses_it_and_takes_it_later() {
         options.seed = 1;
         options.max_queue_pairs = 1;
     });
-    let (_, port) = world.listener(RECEIVER, buffers(2, 100));
+    let (listener, port) = world.listener(RECEIVER, buffers(2, 100));
     let netio = world.netio(SENDER);
     let [first, second] = [(); 2].map(|()| netio.send_socket(SendOptions::default()));
     connects(&mut world, SENDER, first, port);
@@ -371,9 +394,36 @@ fn device_without_room_for_another_connection_refuses_it_and_takes_it_later() {
     world.netio(2).connect(third, HOST, port).unwrap();
     let reason = refused(&mut world, 2, third);
     assert!(matches!(reason, RefusedReason::Rejected(Rejection::Lacking)), "{reason:?}");
+    let reason = caller_refused(&mut world, RECEIVER, listener);
+    assert!(reason.to_string().contains("queue pair"), "{reason:?}");
+    assert!(matches!(reason, RefusedReason::Start(_)), "{reason:?}");
     assert_eq!(world.netio(RECEIVER).counts().connections, 1);
     world.netio(SENDER).disconnect(first).unwrap();
     crate::pairs::closed(&mut world, SENDER, first.into());
     world.rest();
     connects(&mut world, SENDER, second, port);
+}
+
+#[test]
+fn publisher_whose_device_has_no_room_for_a_subscriber_learns_that_and_takes_it_later() {
+    let mut world = World::with(3, Options::default(), |options| {
+        options.seed = 1;
+        options.max_queue_pairs = 1;
+    });
+    let of_publisher = pool(&mut world, 0, 10);
+    let (publisher, port) = world.publisher(0, &of_publisher, PublishOptions::default());
+    let first = world.subscriber(1, port, &[7], SubscribeOptions::default());
+    let netio = world.netio(2);
+    let second = netio.subscribe_socket(HOST, port, SubscribeOptions::default());
+    netio.subscribe(second, 7).unwrap();
+    let reason = refused(&mut world, 2, second);
+    assert!(matches!(reason, RefusedReason::Rejected(Rejection::Lacking)), "{reason:?}");
+    let reason = caller_refused(&mut world, 0, publisher);
+    assert!(matches!(reason, RefusedReason::Start(_)), "{reason:?}");
+    let counts = world.netio(0).counts();
+    assert_eq!((counts.rejected, counts.connections), (1, 1));
+    world.netio(1).unsubscribe(first, 7).unwrap();
+    world.rest();
+    world.netio(2).reconnect(second).unwrap();
+    world.subscribed(2, second, 7);
 }
