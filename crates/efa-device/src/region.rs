@@ -161,10 +161,19 @@ impl Region for NoRegion {
 }
 
 /// A refused registration, with the memory.
-#[derive(Debug)]
 pub struct RegisterError {
     /// The reason.
     pub error: DeviceError,
     /// The memory.
     pub memory: Box<[u8]>,
+}
+
+/// Prints the memory's length, and none of its bytes.
+impl fmt::Debug for RegisterError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegisterError")
+            .field("error", &self.error)
+            .field("length", &self.memory.len())
+            .finish()
+    }
 }

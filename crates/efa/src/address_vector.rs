@@ -146,10 +146,9 @@ const MOST_CONTEXT_BITS: u8 = 16;
 ///
 /// It may be bound to any number of endpoints. Endpoints also receive from peers that are not in it:
 /// the completion of such a message has an address but no [`FiAddr`].
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct AddressVector(Arc<Shared>);
 
-#[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) domain: Domain,
     options: AddressVectorOptions,
@@ -162,7 +161,20 @@ pub(crate) struct Shared {
     pub(crate) events: OnceLock<EventQueue>,
 }
 
-#[derive(Debug, Default)]
+impl fmt::Debug for AddressVector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("AddressVector");
+        debug.field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+#[derive(Default)]
 struct Table {
     slots: Vec<Slot>,
     /// Free slots below the end of `slots`.

@@ -16,6 +16,7 @@
 //! until entries are read. An endpoint that is dropped appends what it still has in any case.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -93,7 +94,7 @@ pub type Entry = Result<Completion, CompletionError>;
 /// Programs poll with [`read`](Self::read) or [`read_many`](Self::read_many), or block a thread in
 /// [`wait`](Self::wait). A queue of [`Domain::waitable_completion_queue`] sleeps meanwhile, and has a
 /// descriptor for poll, select and epoll; any other polls.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct CompletionQueue(Arc<Shared>);
 
 /// Why [`CompletionQueue::wait`] returned no completion.
@@ -141,7 +142,6 @@ impl Reader<'_> {
     }
 }
 
-#[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) domain: Domain,
     capacity: usize,
@@ -163,6 +163,21 @@ pub(crate) struct Shared {
     wait: Option<Arc<WaitObject>>,
     /// Waits in a row that slept after they had looked in vain.
     vain_looks: AtomicU32,
+}
+
+impl fmt::Debug for CompletionQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionQueue")
+            .field("capacity", &self.capacity)
+            .field("waiting", &self.waiting.load(Ordering::Relaxed))
+            .finish_non_exhaustive()
+    }
 }
 
 impl CompletionQueue {

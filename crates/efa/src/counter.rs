@@ -8,6 +8,7 @@
 //! An operation is counted when it completes, so at its completion level: with delivery complete, when
 //! the message is delivered. Packets of the protocol alone are never counted.
 
+use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -118,10 +119,9 @@ impl CounterOptions {
 /// assert_eq!((arrived.value(), arrived.errors()), (10, 0));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Counter(Arc<Shared>);
 
-#[derive(Debug)]
 struct Shared {
     domain: Domain,
     context: u64,
@@ -139,6 +139,21 @@ struct Shared {
     awaited: Mutex<Vec<Awaited>>,
     /// What threads sleep on, if the counter is waitable.
     wait: Option<Arc<WaitObject>>,
+}
+
+impl fmt::Debug for Counter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Counter")
+            .field("value", &self.value.load(Ordering::Relaxed))
+            .field("errors", &self.errors.load(Ordering::Relaxed))
+            .finish_non_exhaustive()
+    }
 }
 
 /// Why [`Counter::wait`] ended before the threshold was reached.

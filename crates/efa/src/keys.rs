@@ -46,13 +46,23 @@ pub enum KeyError {
 }
 
 /// A registration by key that failed; the memory comes back.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("registering {} bytes of memory failed: {error}", memory.len())]
 pub struct KeyedRegisterError {
     /// Why.
     pub error: KeyError,
     /// The memory.
     pub memory: Box<[u8]>,
+}
+
+/// Prints the memory's length, and none of its bytes.
+impl fmt::Debug for KeyedRegisterError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyedRegisterError")
+            .field("error", &self.error)
+            .field("length", &self.memory.len())
+            .finish()
+    }
 }
 
 /// The keys of a domain, and the memory of those that have some.

@@ -64,13 +64,23 @@ impl fmt::Display for LocalAccess {
 }
 
 /// A registration that failed; the memory comes back.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("registering {} bytes of memory failed: {error}", memory.len())]
 pub struct RegisterError {
     /// Why.
     pub error: DeviceError,
     /// The memory.
     pub memory: Box<[u8]>,
+}
+
+/// Prints the memory's length, and none of its bytes.
+impl fmt::Debug for RegisterError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegisterError")
+            .field("error", &self.error)
+            .field("length", &self.memory.len())
+            .finish()
+    }
 }
 
 /// A range that is not within its region.

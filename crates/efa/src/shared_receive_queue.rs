@@ -11,6 +11,7 @@
 //! receive is posted anew: its call hasn't returned, so no later receive was posted before it by this thread.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -121,10 +122,9 @@ impl SharedReceiveQueueOptions {
 /// assert_eq!((received.endpoint, received.context), (bob.id(), 1));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct SharedReceiveQueue(Arc<Shared>);
 
-#[derive(Debug)]
 struct Shared {
     domain: Domain,
     options: SharedReceiveQueueOptions,
@@ -134,7 +134,21 @@ struct Shared {
     state: Mutex<State>,
 }
 
-#[derive(Debug)]
+impl fmt::Debug for SharedReceiveQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedReceiveQueue")
+            .field("capacity", &self.options.capacity)
+            .field("len", &self.in_use.load(Ordering::Relaxed))
+            .finish_non_exhaustive()
+    }
+}
+
 struct State {
     receives: SharedReceives<Posted>,
     endpoints: HashMap<u32, Weak<Endpoint>>,

@@ -1,6 +1,7 @@
 //! The event queue: what happens to connections, and events of the program.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -73,7 +74,7 @@ impl EventQueueOptions {
 /// completion queues does.
 ///
 /// A queue that is full takes nothing from its sources; they wait, and nothing is lost.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct EventQueue(Arc<Shared>);
 
 /// Why [`EventQueue::wait`] returned no event.
@@ -99,7 +100,6 @@ pub struct EventQueueFull {
     pub capacity: usize,
 }
 
-#[derive(Debug)]
 pub(super) struct Shared {
     fabric: Fabric,
     capacity: usize,
@@ -114,6 +114,18 @@ pub(super) struct Shared {
     has_room_again: AtomicBool,
     /// Whether the program holds events besides.
     is_held: AtomicBool,
+}
+
+impl fmt::Debug for EventQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EventQueue").field("capacity", &self.capacity).finish_non_exhaustive()
+    }
 }
 
 /// Longest sleep while something has to be tried again, such as a completion queue that was full.

@@ -6,8 +6,9 @@ use efa::{
     Access, AddressVectorKind, AddressVectorOptions, AtomicOp, Class, CompletionQueueOptions,
     Counted, CounterOptions, Direction, DomainOptions, EndpointOptions, EventQueueOptions, Fabric,
     Hints, Info, Link, LocalOptions, LocalRegistration, Message, Mode, MsgEndpointOptions, Object,
-    Operation, PassiveEndpointOptions, Progress, Query, Receive, RegistrationMode, Rma, StartError,
-    TcpOptions, Version, Wanted, discover, info,
+    Operation, PassiveEndpointOptions, PollSet, Progress, Query, Receive, RegistrationMode, Rma,
+    ScalableOptions, SendBudgetOptions, SharedReceiveQueueOptions, StartError, TcpOptions, Version,
+    Wanted, discover, info,
 };
 
 // conformance: C17
@@ -179,4 +180,80 @@ fn domain_that_requires_registered_memory_takes_only_slices_of_regions() {
     }
     assert_eq!(region.slice(8..16).unwrap().to_vec(), [7; 8]);
     assert_eq!(region.slice(16..24).unwrap().to_vec(), b"injected");
+}
+
+#[test]
+fn debug_output_of_objects_is_short_and_has_no_message_while_much_is_under_way() {
+    const SECRET: &[u8; 8] = b"\xd7\xd7\xd7\xd7\xd7\xd7\xd7\xd7";
+    let fabric = Fabric::local(LocalOptions::default());
+    let domain = fabric.domain().unwrap();
+    let queue = domain.completion_queue(CompletionQueueOptions::default());
+    let counter = domain.counter(CounterOptions::default()).unwrap();
+    let addresses = domain.address_vector();
+    let events = fabric.event_queue(EventQueueOptions::default()).unwrap();
+    let shared = domain.shared_receive_queue(SharedReceiveQueueOptions::new());
+    let budget = domain.send_budget(SendBudgetOptions::default());
+    let builder = || {
+        domain
+            .endpoint(EndpointOptions::default())
+            .bind_completion_queue(&queue, Direction::Both)
+            .bind_address_vector(&addresses)
+            .bind_event_queue(&events)
+            .bind_counter(&counter, Counted::SEND)
+    };
+    let sharing = || builder().bind_shared_receive_queue(&shared).bind_send_budget(&budget);
+    let (sender, receiver) = (sharing().enable().unwrap(), builder().enable().unwrap());
+    let scalable = || {
+        let options = ScalableOptions::new().receive_contexts(2).transmit_contexts(2);
+        let scalable = domain.scalable_endpoint(options);
+        scalable.bind_completion_queue(&queue, Direction::Both).bind_address_vector(&addresses)
+    };
+    let contexts = scalable().enable().unwrap();
+    let connected = || {
+        let connected = domain.msg_endpoint(MsgEndpointOptions::new());
+        connected.bind_completion_queue(&queue, Direction::Both).bind_event_queue(&events)
+    };
+    let connection = connected().enable().unwrap();
+    let to = addresses.insert(receiver.address()).unwrap();
+    for n in 0..100 {
+        shared.receive(Receive::tagged(n), vec![0; 8], 0).unwrap();
+        receiver.receive(Receive::tagged(n), vec![0; 8], 0).unwrap();
+        sender.send(Message::to(to).tagged(100 + n), &SECRET[..], 0).unwrap();
+    }
+    while queue.read().is_some() {}
+    let mut members = PollSet::new();
+    members.add(&queue, 1);
+    members.add(&counter, 2);
+    let full = LocalOptions::default().with(|options| options.max_regions = 0);
+    let full = Fabric::local(full).domain().unwrap();
+    let refused = full.register(SECRET.repeat(1000), Access::default()).unwrap_err();
+    let keyed = full.with_registration(RegistrationMode::Scalable);
+    let keyed = keyed.register_keyed(SECRET.repeat(1000), 7, Access::default()).unwrap_err();
+    let objects: [&dyn std::fmt::Debug; 20] = [
+        &fabric,
+        &domain,
+        &queue,
+        &counter,
+        &addresses,
+        &events,
+        &shared,
+        &budget,
+        &sharing(),
+        &sender,
+        &receiver,
+        &scalable(),
+        &contexts,
+        &contexts.receive_context(0).unwrap(),
+        &contexts.transmit_context(0).unwrap(),
+        &connected(),
+        &connection,
+        &members,
+        &refused,
+        &keyed,
+    ];
+    for object in objects {
+        let text = format!("{object:?}");
+        assert!(text.len() < 4096, "{} bytes: {}", text.len(), &text[..4096]);
+        assert!(!text.contains("215, 215"), "{text}");
+    }
 }
