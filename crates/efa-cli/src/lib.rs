@@ -186,7 +186,7 @@ fn log_to_stderr() {
     };
     let filter = std::env::var(variable).unwrap_or_default();
     let filter = EnvFilter::try_new(&filter).unwrap_or_else(|error| {
-        output::print_error(format_args!("warning: {variable}: {error}"));
+        output::print_error(format_args!("warning: {variable}={filter:?}: {error}"));
         EnvFilter::new("warn")
     });
     tracing_subscriber::fmt()

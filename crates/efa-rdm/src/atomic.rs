@@ -12,7 +12,8 @@
 //! | CompareSwapLe, …Lt, …Ge, …Gt         | yes     | yes  |         |       |       | yes     |
 //! | MaskedSwap                           | yes     |      |         |       |       | yes     |
 
-use core::cmp::Ordering;
+use std::cmp::Ordering;
+use std::fmt;
 
 use rustc_apfloat::Float;
 
@@ -199,6 +200,17 @@ pub enum AtomicKind {
     Fetch,
     /// An operand and a comparand; returns the target's previous values (`fi_compare_atomic`).
     Compare,
+}
+
+/// As in `no atomic without a result does …`.
+impl fmt::Display for AtomicKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Write => "without a result",
+            Self::Fetch => "with a result and no comparand",
+            Self::Compare => "with a result and a comparand",
+        })
+    }
 }
 
 impl AtomicKind {

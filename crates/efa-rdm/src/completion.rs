@@ -172,7 +172,7 @@ pub enum OperationError {
         /// Length of the buffer.
         capacity: u64,
     },
-    /// The application cancelled it (`FI_ECANCELED`).
+    /// The application cancelled it or closed the endpoint, or its connection ended (`FI_ECANCELED`).
     #[error("cancelled")]
     Cancelled,
     /// The device failed to deliver a packet, or the endpoint's queue pair failed.
@@ -278,7 +278,7 @@ pub enum StartError {
         limit: usize,
     },
     /// There is no such atomic.
-    #[error("no {kind:?} atomic does {op:?} on {datatype:?}")]
+    #[error("no atomic {kind} does {op:?} on {datatype:?}")]
     NoSuchAtomic {
         /// The kind.
         kind: AtomicKind,

@@ -290,6 +290,10 @@ impl<W: Write + Send> Sink for Capture<W> {
             self.keep(written);
         }
     }
+
+    fn flush(&mut self) {
+        Self::flush(self);
+    }
 }
 
 /// The pseudo header, and up to `most` bytes of the packet.

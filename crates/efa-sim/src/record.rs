@@ -4,7 +4,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use efa_device::{Gid, Qpn, QueuePairAddress, Status, Time};
 
@@ -74,6 +74,9 @@ impl Record<'_> {
 pub trait Sink: Send {
     /// Receives one record. A sink that fails must not disturb the link: it keeps the error.
     fn record(&mut self, record: &Record<'_>);
+
+    /// Writes out what the sink still has in memory. One that keeps an error keeps it here, too.
+    fn flush(&mut self) {}
 }
 
 /// Records kept in memory. Clones share them.
@@ -112,6 +115,15 @@ impl SharedSink {
     pub fn new(sink: impl Sink + 'static) -> Self {
         Self(Arc::new(Mutex::new(sink)))
     }
+
+    /// Has the sink write out what it still has in memory: of a capture file up to 8 KiB, which a process that is killed loses.
+    pub fn flush(&self) {
+        self.lock().flush();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, dyn Sink + 'static> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Whether both are the same sink.
@@ -129,6 +141,10 @@ impl fmt::Debug for SharedSink {
 
 impl Sink for SharedSink {
     fn record(&mut self, record: &Record<'_>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).record(record);
+        self.lock().record(record);
+    }
+
+    fn flush(&mut self) {
+        SharedSink::flush(self);
     }
 }

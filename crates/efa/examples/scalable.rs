@@ -88,8 +88,8 @@ fn client(domain: &Domain, address: &[u8]) -> Result<(), Box<dyn Error>> {
         .bind_transmit_queue(1, &own[1])
         .enable()?;
     let server = addresses.insert_scalable(&ScalableAddress::from_bytes(address)?)?;
-    let to_requests = addresses.receive_context(server, REQUESTS as u32)?;
-    let to_data = addresses.receive_context(server, DATA as u32)?;
+    let to_requests = addresses.receive_context(server, REQUESTS)?;
+    let to_data = addresses.receive_context(server, DATA)?;
 
     // Mistakes are named.
     if let Err(error) = endpoint.transmit_context(2) {

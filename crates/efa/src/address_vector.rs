@@ -315,7 +315,8 @@ impl AddressVector {
         &self.0.options
     }
 
-    /// Inserts a peer (`fi_av_insert`). An address that is in the table already keeps its index.
+    /// Inserts a peer (`fi_av_insert`). An address that is in the table already keeps its index. One that was
+    /// [removed](Self::remove) is a new peer, and has to start anew as well.
     ///
     /// # Errors
     /// [`DeviceError::BadAddress`] for an address with GID zero; [`DeviceError::LimitReached`] beyond 2³¹ peers, or the

@@ -91,7 +91,7 @@ impl Endpoint {
     /// # let to_bob = addresses.insert(bob.address())?;
     /// alice.send(Message::to(to_bob).tagged(7), "of any length", 1)?;
     /// let claim = loop {
-    ///     queue.wait(Duration::from_micros(1)).ok();
+    ///     queue.progress();
     ///     if let Some(claim) = bob.claim(Receive::tagged(7))? {
     ///         break claim;
     ///     }

@@ -86,7 +86,7 @@ impl CounterOptions {
 ///
 /// It may be bound to any number of endpoints, and to each for several kinds of operations. Reading it
 /// progresses those endpoints, as reading their completion queues does. The operations also complete on
-/// their queues, which must be read.
+/// their queues, which must be read unless they are [queues that nobody reads](crate::Domain::unread_completion_queue).
 ///
 /// ```
 /// use std::time::Duration;
@@ -171,7 +171,7 @@ pub enum CounterError {
         timeout: Duration,
     },
     /// An operation failed (`FI_EAVAIL`). The completion queue has its error.
-    #[error("{errors} operations failed")]
+    #[error("operations that failed: {errors}")]
     Failed {
         /// Failed operations in all.
         errors: u64,

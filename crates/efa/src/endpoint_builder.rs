@@ -180,6 +180,11 @@ impl EndpointBuilder {
     }
 
     #[cfg(feature = "tokio")]
+    pub(crate) fn has_completion_queue(&self) -> bool {
+        self.transmit.is_some() || self.receive.is_some()
+    }
+
+    #[cfg(feature = "tokio")]
     pub(crate) fn send_budget(&self) -> Option<&SendBudget> {
         self.send_budget.as_ref()
     }

@@ -222,9 +222,9 @@ pub enum Bound {
     EventQueue,
 }
 
-/// An endpoint was closed before all its packets were delivered.
+/// An endpoint was closed before all that it had sent was delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not all packets were delivered within {timeout:?}")]
+#[error("operations were still under way after {timeout:?}")]
 pub struct CloseError {
     /// The timeout of the call.
     pub timeout: Duration,

@@ -168,16 +168,30 @@ mod wait;
 #[cfg(feature = "tokio")]
 pub mod with_tokio;
 
-/// The software device: options of its links, and faults of the simulated network. The rest of it is in
-/// the crate `efa-sim`.
+/// The software device: options of its links, faults of the simulated network, and captures (feature `capture`). The rest
+/// of it is in the crate `efa-sim`.
+///
+/// ```no_run
+/// # #[cfg(feature = "capture")] {
+/// use efa::Fabric;
+/// use efa::sim::{Capture, SharedSink, ShmOptions};
+///
+/// let capture = SharedSink::new(Capture::create("run.pcapng", "alice")?);
+/// let options = ShmOptions::default().with(|options| options.capture = Some(capture.clone()));
+/// let domain = Fabric::shm(options).domain()?;
+/// // … and when a reader shall find all packets so far:
+/// capture.flush();
+/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[cfg(feature = "sim")]
 pub mod sim {
     pub use efa_device::Rdma;
     #[cfg(feature = "capture")]
-    pub use efa_sim::capture::{Capture, CaptureError};
+    pub use efa_sim::capture::{Capture, CaptureError, CaptureReader, Captured};
     pub use efa_sim::faults::{FaultOptions, Refusals};
     pub use efa_sim::local::{Faults, LocalFabric, LocalOptions, Reorder, Statistics};
-    pub use efa_sim::record::{QueuePairId, SharedSink};
+    pub use efa_sim::record::{PacketEvent, QueuePairId, Record, SharedSink, Sink, Trace};
     pub use efa_sim::shm::ShmOptions;
     pub use efa_sim::tcp::TcpOptions;
 }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::reader::{MOST_DESCRIBED, parse, to_time};
 use super::*;
-use crate::record::QueuePairId;
+use crate::record::{QueuePairId, SharedSink};
 
 fn status() -> impl Strategy<Value = Status> {
     (1..=15u8).prop_map(|code| Status::from_code(code).unwrap())
@@ -119,8 +119,12 @@ fn flushed_capture_can_be_read_while_it_is_written() {
     capture.flush();
     assert_eq!(CaptureReader::open(&path).unwrap().count(), 1);
     capture.record(&sample());
-    capture.finish().unwrap();
+    let shared = SharedSink::new(capture);
+    shared.flush();
     assert_eq!(CaptureReader::open(&path).unwrap().count(), 2);
+    shared.clone().record(&sample());
+    drop(shared);
+    assert_eq!(CaptureReader::open(&path).unwrap().count(), 3);
     std::fs::remove_file(&path).unwrap();
 }
 

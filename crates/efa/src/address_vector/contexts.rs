@@ -13,6 +13,9 @@ use crate::address::Address;
 use crate::address_vector::AddressVectorOptions;
 use crate::scalable_address::ScalableAddress;
 
+/// What an address vector has no space for.
+const CONTEXT: &str = "receive context of a peer (AddressVectorOptions::receive_context_bits)";
+
 /// There is no such receive context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -24,9 +27,9 @@ pub enum ContextError {
     #[error("receive context {context}, {contexts} are possible")]
     TooGreat {
         /// The number.
-        context: u32,
+        context: usize,
         /// How many contexts the reserved bits can name.
-        contexts: u32,
+        contexts: usize,
     },
 }
 
@@ -82,10 +85,10 @@ impl AddressVector {
     ) -> Result<FiAddr, DeviceError> {
         let limit = 1 << self.0.options.receive_context_bits;
         let [first, others @ ..] = addresses else {
-            return Err(DeviceError::LimitReached { object: "receive context", limit });
+            return Err(DeviceError::LimitReached { object: CONTEXT, limit });
         };
         if receive > limit {
-            return Err(DeviceError::LimitReached { object: "receive context", limit });
+            return Err(DeviceError::LimitReached { object: CONTEXT, limit });
         }
         if let Some(zero) = others.iter().find(|other| other.gid() == Gid::ZERO) {
             return Err(DeviceError::BadAddress { gid: zero.gid() });
@@ -112,7 +115,7 @@ impl AddressVector {
     /// # Errors
     /// There is no such peer, or the [reserved bits](AddressVectorOptions::receive_context_bits) can't name the
     /// context.
-    pub fn receive_context(&self, peer: FiAddr, context: u32) -> Result<FiAddr, ContextError> {
+    pub fn receive_context(&self, peer: FiAddr, context: usize) -> Result<FiAddr, ContextError> {
         let bits = self.0.options.receive_context_bits;
         let contexts = 1 << bits;
         if self.address(peer).is_none() {
@@ -121,7 +124,8 @@ impl AddressVector {
         if context >= contexts {
             return Err(ContextError::TooGreat { context, contexts });
         }
-        Ok(peer.receive_context(context, bits))
+        // At most 16 bits are reserved.
+        Ok(peer.receive_context(context as u32, bits))
     }
 }
 

@@ -50,6 +50,11 @@ pub enum EnableAsyncError {
     /// There is no runtime.
     #[error(transparent)]
     Stream(#[from] StreamError),
+    /// A completion queue is bound.
+    #[error(
+        "an endpoint whose operations are futures has a completion queue of its own, and none can be bound"
+    )]
+    CompletionQueue,
     /// The endpoint is bound to a shared receive queue, whose receives belong to no future of it.
     #[error("an endpoint whose operations are futures can't be bound to a shared receive queue")]
     SharedReceives,
@@ -63,7 +68,7 @@ pub enum AsyncError {
     /// [`QueueFull`](StartError::QueueFull): the future waits instead.
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// It failed; the buffer is in the completion.
+    /// It failed; the buffer is in the completion, whose context is a number of the endpoint's own.
     #[error(transparent)]
     Failed(#[from] CompletionError),
     /// Nobody reads the endpoint's completions any more. The buffer stays with the endpoint if the operation was
@@ -228,6 +233,9 @@ impl Futures {
     pub(super) fn new(builder: &EndpointBuilder) -> Result<Self, EnableAsyncError> {
         if builder.shares_receives() {
             return Err(EnableAsyncError::SharedReceives);
+        }
+        if builder.has_completion_queue() {
+            return Err(EnableAsyncError::CompletionQueue);
         }
         let options = CompletionQueueOptions::default().capacity(2 * UNDER_WAY);
         let queue = builder.domain().waitable_completion_queue(options, Wait::Fd)?;

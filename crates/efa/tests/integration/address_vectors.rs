@@ -146,12 +146,12 @@ fn two_context_bits_steer_sends_to_four_receive_contexts_of_a_peer() {
         assert_eq!(vector.insert_contexts(&addresses), Ok(peer), "only once");
         assert_eq!(vector.len(), 2);
         for round in 0..2 {
-            for context in 0..4 {
+            for (context, address) in addresses.iter().enumerate() {
                 let to = vector.receive_context(peer, context).unwrap();
                 assert_eq!(to, of_context(peer, context));
-                assert_eq!(to.0, peer.0 | u64::from(context) << 62);
-                assert_eq!(vector.address(to), Some(addresses[context as usize]));
-                let end = context as usize + 1;
+                assert_eq!(to.0, peer.0 | (context as u64) << 62);
+                assert_eq!(vector.address(to), Some(*address));
+                let end = context + 1;
                 world.end(end).receive(Receive::tagged(1), vec![0; 4], 5).unwrap();
                 let data = [context as u8, round, 7, 7];
                 world.end(ALICE).send(Message::to(to).tagged(1), data.to_vec(), 6).unwrap();
@@ -163,7 +163,11 @@ fn two_context_bits_steer_sends_to_four_receive_contexts_of_a_peer() {
         assert_eq!(vector.receive_context(peer, 4), Err(error));
         assert_eq!(vector.insert_contexts(&[address(1); 5]).unwrap_err().to_string(), {
             let limit = 4;
-            DeviceError::LimitReached { object: "receive context", limit }.to_string()
+            DeviceError::LimitReached {
+                object: "receive context of a peer (AddressVectorOptions::receive_context_bits)",
+                limit,
+            }
+            .to_string()
         });
         assert!(vector.insert_contexts(&[]).is_err());
         // A peer of one context has no other.
@@ -566,6 +570,6 @@ fn long_asynchronous_insertion_is_done_in_parts_and_none_of_a_dropped_vector_is_
 }
 
 /// A receive context of a peer of a vector with 2 bits for them.
-fn of_context(peer: FiAddr, context: u32) -> FiAddr {
-    FiAddr(peer.0 | u64::from(context) << 62)
+fn of_context(peer: FiAddr, context: usize) -> FiAddr {
+    FiAddr(peer.0 | (context as u64) << 62)
 }

@@ -105,7 +105,7 @@ fn every_transmit_context_reaches_every_receive_context_of_one_address_and_compl
             let tag = u64::MAX - salt;
             let context = bob.endpoint.receive_context(receiver).unwrap();
             context.receive(Receive::tagged(tag), vec![0; length], salt).unwrap();
-            let to = alice.addresses.receive_context(to_bob, receiver as u32).unwrap();
+            let to = alice.addresses.receive_context(to_bob, receiver).unwrap();
             let transmit = alice.endpoint.transmit_context(sender).unwrap();
             transmit.send(Message::to(to).tagged(tag), pattern(length, salt), 100 + salt).unwrap();
 
@@ -217,7 +217,7 @@ fn receive_context_has_a_least_rest_of_multi_receive_buffers_of_its_own() {
             let flags = OperationFlags::COMPLETION;
             let posted = context.receive_many_flags(None, flags, vec![0; 10_000], 1).unwrap();
             assert_eq!(context.receives_left(), most - 1);
-            let to = alice.addresses.receive_context(to_bob, index as u32).unwrap();
+            let to = alice.addresses.receive_context(to_bob, index).unwrap();
             alice.endpoint.send(Message::to(to), pattern(100, 1), 2).unwrap();
             let entries = drive(&world, &[&alice, &bob]).split_off(3 + index).remove(0);
             context.cancel(posted);
@@ -394,7 +394,7 @@ fn address_vector_names_the_receive_contexts_of_a_scalable_endpoint_and_no_other
     assert_eq!(alice.addresses.insert_scalable(address), Ok(peer), "only once");
     assert_eq!(alice.addresses.len(), 1);
     for (index, queue_pair) in address.queue_pairs().iter().enumerate() {
-        let context = alice.addresses.receive_context(peer, index as u32).unwrap();
+        let context = alice.addresses.receive_context(peer, index).unwrap();
         assert_eq!(alice.addresses.find(queue_pair), Some(peer));
         let known = alice.addresses.address(context);
         assert_eq!(known, (index < 3).then_some(*queue_pair), "the last only sends");
@@ -406,7 +406,10 @@ fn address_vector_names_the_receive_contexts_of_a_scalable_endpoint_and_no_other
     assert_eq!(alice.addresses.remove(peer), Some(address.queue_pairs()[0]));
     assert!(address.queue_pairs().iter().all(|pair| alice.addresses.find(pair).is_none()));
     let one_bit = alice.domain.address_vector_with(context_bits(1)).unwrap();
-    let limit = DeviceError::LimitReached { object: "receive context", limit: 2 };
+    let limit = DeviceError::LimitReached {
+        object: "receive context of a peer (AddressVectorOptions::receive_context_bits)",
+        limit: 2,
+    };
     assert_eq!(one_bit.insert_scalable(address), Err(limit));
 }
 
@@ -456,7 +459,7 @@ fn directed_receive_takes_messages_of_the_transmit_context_that_it_names() {
     for context in [1, 0] {
         let source = bob.addresses.receive_context(from_alice, context).unwrap();
         let receive = Receive::untagged().from(source);
-        bob.endpoint.receive(receive, vec![0; 1], context.into()).unwrap();
+        bob.endpoint.receive(receive, vec![0; 1], context as u64).unwrap();
     }
     for context in [0, 1] {
         let transmit = alice.endpoint.transmit_context(context).unwrap();
@@ -561,7 +564,7 @@ fn receive_contexts_of_a_scalable_endpoint_take_receives_of_one_queue() {
         let to = alice.addresses.receive_context(to_bob, context).unwrap();
         alice.endpoint.send(Message::to(to), "x", 9).unwrap();
         let entries = drive(&world, &[&alice, &bob]);
-        let received = entries[2 + context as usize].front().unwrap().clone().unwrap();
+        let received = entries[2 + context].front().unwrap().clone().unwrap();
         assert_eq!(received.context, order as u64);
     }
     let direct = bob.endpoint.receive_context(0).unwrap();
