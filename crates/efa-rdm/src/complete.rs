@@ -85,6 +85,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         if !is_copied || !matches!(send.memory, Memory::Buffer(_)) {
             return;
         }
+        send.memory.deregister();
         let Send { context, peer, tag, length, subprotocol, role, .. } = *send;
         let memory = core::mem::replace(&mut send.memory, Memory::Values(Vec::new()));
         let Memory::Buffer(buffer) = memory else { return };

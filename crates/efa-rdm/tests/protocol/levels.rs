@@ -5,10 +5,11 @@ use efa_proto::PacketType;
 use efa_rdm::{Config, Event, Level, Message, OperationError, Remote, Subprotocol, Write};
 use efa_sim::local::LocalOptions;
 
+use crate::buffer::Buffer;
 use crate::longread::Memory;
 use crate::peer_end::operations::{EAGER, Kind, LONG, MEDIUM, Operation, operations, registered};
 use crate::rma::{bytes_of, expose};
-use crate::world::{World, pattern, place};
+use crate::world::{Net, World, pattern, place};
 
 const LEVELS: [Level; 2] = [Level::Inject, Level::Transmit];
 
@@ -192,5 +193,23 @@ fn message_that_the_peer_reads_keeps_its_buffer_until_it_is_read() {
         world.drive();
         assert_eq!(world.send_done(0).result, Ok(()));
         assert!(world.receive_done(1).buffer.bytes() == pattern(operation.length, 3));
+    }
+}
+
+#[test]
+fn buffer_registered_for_a_runt_of_the_whole_message_is_deregistered_at_the_injected_level() {
+    let config = config().with(|config| (config.min_read, config.runt_size) = (Some(1), 1000));
+    let mut world = Net::<Buffer>::pair_with(5, config.clone(), config);
+    for (context, subprotocol) in [(0, Subprotocol::Eager), (1, Subprotocol::RuntRead)] {
+        world.receive_into(1, vec![0; 100].into(), context);
+        let (peer, level, tag) = (world.peer(0, 1), Level::Inject, None);
+        let buffer = pattern(100, context).into();
+        let message = Message { peer, tag, cq_data: None, level, buffer, context };
+        world.endpoint(0).send(message).unwrap();
+        world.drive();
+        let sent = world.send_done(0);
+        assert_eq!((sent.result, sent.subprotocol), (Ok(()), Some(subprotocol)));
+        assert_eq!(sent.buffer.unwrap().bytes, pattern(100, context));
+        assert_eq!(world.receive_done(1).buffer.bytes, pattern(100, context));
     }
 }
