@@ -68,7 +68,7 @@ pub struct RmaCompletion<B> {
     pub context: u64,
     /// The peer.
     pub peer: PeerId,
-    /// Its length in bytes.
+    /// Its length in bytes; of a read that failed, the bytes that arrived from the beginning without a hole.
     pub length: u64,
     /// Its subprotocol; `None` if none was selected before it ended.
     pub subprotocol: Option<Subprotocol>,
