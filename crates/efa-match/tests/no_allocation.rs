@@ -1,41 +1,12 @@
 //! Matcher and window allocate nothing once their tables have grown.
 
-use std::{
-    alloc::{GlobalAlloc, Layout, System},
-    cell::Cell,
-};
-
+use efa_counted_heap::allocations;
 use efa_match::{Admit, Arrived, Matcher, Pattern, Posted, Source, Window};
 
-thread_local! {
-    static CALLS: Cell<u64> = const { Cell::new(0) };
-}
-
-/// Counts the calls of each thread, as tests run in parallel.
-struct Counting;
-
-// SAFETY: every call goes to the system's allocator unchanged; counting neither allocates (the
-// thread-local is const and needs no drop) nor unwinds.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        CALLS.set(CALLS.get() + 1);
-        // SAFETY: the caller upholds `alloc`'s contract, which is the system allocator's.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the pointer came from `alloc` above, so from the system's allocator.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-fn calls_in(work: impl FnOnce()) -> u64 {
-    let before = CALLS.get();
+fn allocations_in(work: impl FnOnce()) -> u64 {
+    let before = allocations();
     work();
-    CALLS.get() - before
+    allocations() - before
 }
 
 /// Receives and messages of three classes, up to some hundred deep on both sides.
@@ -70,17 +41,12 @@ fn exercise(matcher: &mut Matcher<u32, u32>, seed: u64) {
 }
 
 #[test]
-fn allocation_counter_counts_allocations() {
-    assert_eq!(calls_in(|| drop(std::hint::black_box(Box::new(1)))), 1);
-}
-
-#[test]
 fn matcher_allocates_nothing_on_second_run() {
     let mut matcher = Matcher::with_seed(3);
     exercise(&mut matcher, 3);
     drop(matcher.drain());
     // The same again needs no more space than the first time.
-    let calls = calls_in(|| exercise(&mut matcher, 3));
+    let calls = allocations_in(|| exercise(&mut matcher, 3));
     assert_eq!(calls, 0);
 }
 
@@ -99,7 +65,7 @@ fn post_and_match_allocate_nothing_at_any_depth() {
         for _ in 0..=depth {
             post(&mut matcher);
         }
-        let calls = calls_in(|| {
+        let calls = allocations_in(|| {
             for tag in 0..50_000 {
                 assert!(matches!(matcher.arrive(Source(0), tag, 0), Arrived::Matched(_)));
                 post(&mut matcher);
@@ -112,7 +78,7 @@ fn post_and_match_allocate_nothing_at_any_depth() {
 #[test]
 fn window_allocates_nothing_in_order_and_only_once_out_of_order() {
     let mut window = Window::new(64);
-    let in_order = calls_in(|| {
+    let in_order = allocations_in(|| {
         for id in 0..10_000u32 {
             assert_eq!(window.admit(id, id), Admit::InOrder(id));
             assert_eq!(window.pop_ready(), None);
@@ -130,6 +96,6 @@ fn window_allocates_nothing_in_order_and_only_once_out_of_order() {
         }
     };
     reverse_stretches(200, 201);
-    assert_eq!(calls_in(|| reverse_stretches(201, 400)), 0);
+    assert_eq!(allocations_in(|| reverse_stretches(201, 400)), 0);
     assert_eq!(window.expected(), 400 * 50);
 }

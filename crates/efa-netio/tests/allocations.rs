@@ -2,54 +2,21 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use efa::{Fabric, ManualClock, ShmOptions};
+use efa_counted_heap as heap;
 use efa_netio::{
     Buffers, Event, Lookup, Message, Netio, Options, PublishOptions, Published, SubscribeOptions,
     Wait,
 };
 use tempfile::TempDir;
 
-thread_local! {
-    static CALLS: Cell<u64> = const { Cell::new(0) };
-}
-
-/// Counts the calls of each thread, as tests run in parallel.
-struct Counting;
-
-// SAFETY: every call goes to the system's allocator unchanged; counting neither allocates (the thread-local is const and
-// needs no drop) nor unwinds.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        CALLS.set(CALLS.get() + 1);
-        // SAFETY: the caller upholds `alloc`'s contract, which is the system allocator's.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the pointer came from `alloc` above, so from the system's allocator.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
 const HOST: &str = "127.0.0.1";
 const TAG: u64 = 9;
 const SUBSCRIBERS: usize = 8;
 /// Publications in which tables grow to their size, and then such that count.
 const PUBLICATIONS: u32 = 1000;
-
-#[test]
-fn counter_counts_allocations() {
-    let before = CALLS.get();
-    drop(std::hint::black_box(Box::new(1)));
-    assert_eq!(CALLS.get() - before, 1);
-}
 
 fn all(netio: &mut Netio) -> Vec<Event> {
     std::iter::from_fn(|| netio.poll(Wait::No).unwrap()).collect()
@@ -84,22 +51,22 @@ fn allocations(length: usize) -> u64 {
     let mut lookup = Lookup::new(TAG);
     let mut calls = 0;
     for number in 0..2 * PUBLICATIONS {
-        let before = CALLS.get();
+        let before = heap::allocations();
         let published = publisher.publish_by(socket, &mut lookup, message.take().unwrap());
         assert!(matches!(published, Published::UnderWay));
         let mut received = 0;
-        calls += if number >= PUBLICATIONS { CALLS.get() - before } else { 0 };
+        calls += if number >= PUBLICATIONS { heap::allocations() - before } else { 0 };
         while message.is_none() || received < SUBSCRIBERS {
             assert!(Instant::now() < deadline, "a publication doesn't end");
             let of_others = all(&mut others).into_iter();
             received += of_others.filter(|it| matches!(it, Event::Message { .. })).count();
-            let before = CALLS.get();
+            let before = heap::allocations();
             while let Some(event) = publisher.poll(Wait::No).unwrap() {
                 if let Event::Published { message: back, lost: 0, .. } = event {
                     message = Some(back);
                 }
             }
-            calls += if number >= PUBLICATIONS { CALLS.get() - before } else { 0 };
+            calls += if number >= PUBLICATIONS { heap::allocations() - before } else { 0 };
         }
     }
     calls

@@ -6,40 +6,13 @@
 
 mod null;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::time::Duration;
 
+use efa_counted_heap::allocations;
 use efa_device::Time;
 use efa_rdm::{Accept, Completion, Config, Endpoint, Level, Message, PeerId};
 
 use crate::null::{Direct, Order};
-
-thread_local! {
-    static CALLS: Cell<u64> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-// SAFETY: every call is passed on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        CALLS.with(|calls| calls.set(calls.get() + 1));
-        // SAFETY: the caller keeps the contract of `alloc`.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps the contract of `dealloc`.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-fn calls() -> u64 {
-    CALLS.with(Cell::get)
-}
 
 type End = Endpoint<Direct, Vec<u8>>;
 
@@ -112,9 +85,9 @@ fn steady_state_of_messages_and_rma_allocates_nothing() {
                 }
             };
             run(200);
-            let before = calls();
+            let before = allocations();
             run(100);
-            assert_eq!(calls() - before, 0, "{length} bytes, expected: {expected}");
+            assert_eq!(allocations() - before, 0, "{length} bytes, expected: {expected}");
         }
     }
 }

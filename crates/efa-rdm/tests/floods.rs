@@ -2,10 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::time::Duration;
 
+use efa_counted_heap::live_bytes;
 use efa_device::{
     Access, Completion as Done, Device, Qkey, QueuePair, QueuePairOptions, Region, Time,
 };
@@ -20,34 +19,6 @@ use efa_rdm::{
 
 use efa_sim::local::{LocalFabric, LocalOptions, LocalQueuePair, Reorder};
 
-thread_local! {
-    static LIVE: Cell<usize> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-fn count(by: impl Fn(usize) -> usize) {
-    // Memory of other threads, or after the end of this one, doesn't matter.
-    let _ = LIVE.try_with(|live| live.set(by(live.get())));
-}
-
-// SAFETY: every call is passed on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(|live| live.wrapping_add(layout.size()));
-        // SAFETY: the caller keeps the contract of `alloc`.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        count(|live| live.wrapping_sub(layout.size()));
-        // SAFETY: the caller keeps the contract of `dealloc`.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
 /// Key of the hostile queue pair, which is also its true connid.
 const KEY: u32 = 1000;
 
@@ -58,7 +29,7 @@ struct Siege {
     flooder: LocalQueuePair,
     connid: u32,
     now: Time,
-    before: usize,
+    before: i64,
     /// Without repetitions.
     events: Vec<Event>,
 }
@@ -82,13 +53,13 @@ impl Siege {
             config.max_receive_buffers = 64;
         });
         let endpoint = Endpoint::new(queue_pair(2), config).unwrap();
-        let (now, before) = (Time::ZERO, LIVE.get());
+        let (now, before) = (Time::ZERO, live_bytes());
         Self { network, endpoint, flooder, connid: KEY, now, before, events: Vec::new() }
     }
 
     /// Growth of the heap since the start, in bytes.
     fn grown(&self) -> usize {
-        LIVE.get().saturating_sub(self.before)
+        usize::try_from(live_bytes() - self.before).unwrap_or(0)
     }
 
     fn address(&self) -> RawAddress {

@@ -7,41 +7,12 @@
 
 mod null;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
+use efa_counted_heap::live_bytes;
 use efa_device::{NoRegion, QueuePair};
 use efa_proto::{Connid, RawAddress};
 use efa_rdm::{Accept, Config, Endpoint, Level, Message, Payload};
 
 use crate::null::{Direct, Order};
-
-thread_local! {
-    static LIVE: Cell<i64> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-fn count(bytes: i64) {
-    LIVE.with(|live| live.set(live.get() + bytes));
-}
-
-// SAFETY: every call is passed on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as i64);
-        // SAFETY: the caller keeps the contract of `alloc`.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        count(-(layout.size() as i64));
-        // SAFETY: the caller keeps the contract of `dealloc`.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// A buffer of zeros without memory or a handle, which are those of the application.
 #[derive(Debug)]
@@ -72,9 +43,9 @@ fn ends<const LENGTH: u64>() -> [End<LENGTH>; 2] {
 /// Heap bytes for each of `count` calls, without those that only the first call needs.
 fn each(count: u64, mut call: impl FnMut(u64)) -> f64 {
     call(0);
-    let before = LIVE.with(Cell::get);
+    let before = live_bytes();
     (1..count).for_each(&mut call);
-    (LIVE.with(Cell::get) - before) as f64 / (count - 1) as f64
+    (live_bytes() - before) as f64 / (count - 1) as f64
 }
 
 fn assert_at_most(limit: f64, what: &str, measured: f64) {

@@ -2,8 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -16,36 +14,10 @@ use efa::{
     MsgEndpointBuilder, MsgEndpointOptions, PassiveEndpointOptions, Receive, ShmOptions,
     TcpOptions,
 };
+use efa_counted_heap::live_bytes;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use tempfile::TempDir;
-
-thread_local! {
-    static LIVE: Cell<i64> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-fn count(bytes: i64) {
-    LIVE.with(|live| live.set(live.get() + bytes));
-}
-
-// SAFETY: every call is passed on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as i64);
-        // SAFETY: the caller keeps the contract of `alloc`.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        count(-(layout.size() as i64));
-        // SAFETY: the caller keeps the contract of `dealloc`.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// Held by each test: they count what the process has.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -209,7 +181,7 @@ fn footprint(link: &str, fabric: &Fabric, clock: ManualClock, mapped: impl Fn() 
     world.close();
     world.idle();
     world.connections.reserve(CONNECTIONS as usize);
-    let before = (LIVE.with(Cell::get), mapped());
+    let before = (live_bytes(), mapped());
     (0..CONNECTIONS).for_each(|_| world.connect());
     for load in ["no", "some", "much"] {
         match load {
@@ -218,7 +190,7 @@ fn footprint(link: &str, fabric: &Fabric, clock: ManualClock, mapped: impl Fn() 
             _ => {}
         }
         world.idle();
-        let heap = (LIVE.with(Cell::get) - before.0) as u64 / (2 * CONNECTIONS);
+        let heap = (live_bytes() - before.0) as u64 / (2 * CONNECTIONS);
         let mapped = (mapped() - before.1) / (2 * CONNECTIONS);
         println!("{link}, after {load} load: {heap} bytes of heap, {mapped} mapped, a side");
         assert!(heap + mapped <= LIMIT, "{link}, after {load} load: {heap} + {mapped} bytes");

@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result};
 use efa::{Address, AddressVector};
+use efa_counted_heap::live_bytes;
 
-use crate::heap;
 use crate::world::World;
 use crate::{counted, say};
 
@@ -28,9 +28,9 @@ pub(crate) fn heap(count: usize) -> Result<()> {
     let world = World::new();
     let program = world.program()?;
     fill(&program.addresses, 1)?;
-    let live = heap::live();
+    let live = live_bytes();
     fill(&program.addresses, count)?;
-    say("addresses", count, "bytes", (heap::live() - live) as f64 / (count - 1) as f64);
+    say("addresses", count, "bytes", (live_bytes() - live) as f64 / (count - 1) as f64);
     Ok(())
 }
 

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use efa::{Address, Fabric, FiAddr, Kind, Message, Receive, ShmOptions};
+use efa_counted_heap::live_bytes;
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::heap;
 use crate::say;
 use crate::world::Program;
 
@@ -122,7 +122,7 @@ pub(crate) fn process(directory: &Path, rank: usize, count: usize) -> Result<()>
         let seconds = begin.elapsed().as_secs_f64();
         let now = clock_gettime(ClockId::ProcessCPUTime);
         let used = (now.tv_sec - used.tv_sec) as f64 + (now.tv_nsec - used.tv_nsec) as f64 / 1e9;
-        let values = [seconds, used, heap::live() as f64, resident()?];
+        let values = [seconds, used, live_bytes() as f64, resident()?];
         for (measure, value) in MEASURES.into_iter().zip(values) {
             println!("{phase} {measure} {value}");
         }

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use efa::{EndpointOptions, Fabric, LocalOptions, ShmOptions, TcpOptions};
+use efa_counted_heap::live_bytes;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::heap::{self, Shared};
+use crate::shared::Shared;
 use crate::world::{Program, World};
 use crate::{counted, say};
 
@@ -54,7 +55,7 @@ fn endpoints(link: &str, count: usize, what: &str, options: EndpointOptions) -> 
     let first = program.endpoint(options.clone(), 0)?;
     while program.queue.read().is_some() {}
     let mut endpoints = Vec::with_capacity(count);
-    let (shared, live, open) = (Shared::now(&hosts)?, heap::live(), descriptors()?);
+    let (shared, live, open) = (Shared::now(&hosts)?, live_bytes(), descriptors()?);
     for number in 1..=count {
         endpoints.push(program.endpoint(options.clone(), number)?);
     }
@@ -63,7 +64,7 @@ fn endpoints(link: &str, count: usize, what: &str, options: EndpointOptions) -> 
     }
     let each = |bytes: f64| bytes / count as f64;
     let what = format!("{what}-{link}");
-    say(&what, count, "bytes", each((heap::live() - live) as f64));
+    say(&what, count, "bytes", each((live_bytes() - live) as f64));
     say(&what, count, "shared", each((Shared::now(&hosts)?.bytes - shared.bytes) as f64));
     say(&what, count, "descriptors", each(descriptors()? as f64 - open as f64));
     drop((endpoints, first));

@@ -14,8 +14,8 @@
 mod addresses;
 mod all_to_all;
 mod endpoints;
-mod heap;
 mod peers;
+mod shared;
 mod threads;
 mod world;
 

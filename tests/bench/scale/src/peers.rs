@@ -11,9 +11,10 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use efa::{Endpoint, Fabric, FiAddr, Message, Receive, ShmOptions};
+use efa_counted_heap::live_bytes;
 
 use crate::endpoints::few_buffers;
-use crate::heap::{self, Shared};
+use crate::shared::Shared;
 use crate::world::{Program, World};
 use crate::{counted, say};
 
@@ -86,10 +87,10 @@ impl Speaker {
 pub(crate) fn heap(count: usize) -> Result<()> {
     let mut speaker = Speaker::new()?;
     speaker.speak_to_many(2 * WAVE, |speak| speak())?;
-    let live = heap::live();
+    let live = live_bytes();
     let begin = Instant::now();
     speaker.speak_to_many(count, |speak| speak())?;
-    let bytes = (heap::live() - live) as f64 / count as f64;
+    let bytes = (live_bytes() - live) as f64 / count as f64;
     say("peers", count, "bytes", bytes);
     say("peers", count, "microseconds", begin.elapsed().as_secs_f64() * 1e6 / count as f64);
     Ok(())
