@@ -254,15 +254,13 @@ mod tests {
 
     #[test]
     fn manifest_without_workspace_lints_is_reported() {
-        let directory = std::env::temp_dir().join(format!("efa-lints-{}", std::process::id()));
-        fs::create_dir_all(&directory).unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let mut package = metadata("1.60").packages.remove(0);
-        package.manifest_path = directory.join("Cargo.toml");
+        package.manifest_path = directory.path().join("Cargo.toml");
         fs::write(&package.manifest_path, "[package]\n\n[lints]\nworkspace = true\n").unwrap();
         assert_eq!(package.lints_of_its_own().unwrap(), None);
         fs::write(&package.manifest_path, "[package]\n").unwrap();
         let problem = package.lints_of_its_own().unwrap();
         assert_eq!(problem.as_deref(), Some("efa-proto: no `[lints] workspace = true`"));
-        fs::remove_dir_all(&directory).unwrap();
     }
 }

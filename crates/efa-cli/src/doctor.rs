@@ -510,37 +510,31 @@ fn locked_memory() -> Line {
 
 #[cfg(test)]
 mod tests {
+    use tempfile::TempDir;
+
     use super::*;
 
-    /// A root directory of its own, removed on drop.
-    struct Root(PathBuf);
+    /// A root directory.
+    struct Root(TempDir);
 
     impl Root {
         fn new(files: &[(&str, &str)]) -> Self {
-            let name = format!("efa-doctor-{}-{:016x}", std::process::id(), fastrand::u64(..));
-            let root = std::env::temp_dir().join(name);
+            let root = TempDir::new().unwrap();
             for (path, text) in files {
-                let path = root.join(path);
+                let path = root.path().join(path);
                 fs::create_dir_all(path.parent().unwrap()).unwrap();
                 fs::write(path, text).unwrap();
             }
-            fs::create_dir_all(&root).unwrap();
             Self(root)
         }
 
         fn machine(&self) -> Machine {
-            Machine { root: self.0.clone(), directory: None }
+            Machine { root: self.0.path().into(), directory: None }
         }
 
         fn lines(&self) -> Vec<Line> {
             let machine = self.machine();
             [machine.hardware(), vec![machine.provider()], machine.system()].concat()
-        }
-    }
-
-    impl Drop for Root {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
         }
     }
 
@@ -617,13 +611,13 @@ mod tests {
     fn free_space_is_that_of_the_given_directory() {
         let root = Root::new(&[("dev/shm", "not a directory"), ("devices/.keep", "")]);
         let memory = |directory: &str| {
-            let directory = Some(root.0.join(directory));
+            let directory = Some(root.0.path().join(directory));
             let line = Machine { directory, ..root.machine() }.shared_memory();
             (line.state, line.found)
         };
         // How much is free depends on the machine of the test.
         let found = |(_, found): (State, String)| found;
-        let devices = format!("in {}", root.0.join("devices").display());
+        let devices = format!("in {}", root.0.path().join("devices").display());
         assert!(found(memory("devices")).ends_with(&devices));
         assert!(found(memory("devices/to-be-made")).ends_with(&devices));
         let (state, found) = memory("absent/to-be-made");

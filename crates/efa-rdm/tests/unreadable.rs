@@ -9,7 +9,7 @@
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{ChildStdout, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -22,6 +22,7 @@ use efa_rdm::{
 use efa_sim::SoftRegion;
 use efa_sim::shm::{ShmDevice, ShmOptions, ShmQueuePair};
 use rustix::process::{DumpableBehavior, geteuid, set_dumpable_behavior};
+use tempfile::TempDir;
 
 /// Limit for a hanging test; a passing test takes a small fraction of it.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -211,7 +212,7 @@ impl Child {
         }
         let mut process = command
             .args(["child_endpoint", "--exact", "--ignored", "--nocapture"])
-            .env("EFA_RDM_DIRECTORY", directory)
+            .env("EFA_RDM_DIRECTORY", directory.join("hosts"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -247,36 +248,23 @@ impl Drop for Child {
     }
 }
 
-/// A directory that the children may use; removed at the end.
-struct Directory(PathBuf);
-
-impl Directory {
-    fn new() -> Self {
-        let name = format!("efa-rdm-{}-{:016x}", std::process::id(), fastrand::u64(..));
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir(&path).unwrap();
-        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o700))
-            .unwrap();
-        if geteuid().is_root() {
-            chown(&path, Some(USER), Some(USER)).unwrap();
-        }
-        Self(path)
+/// A directory that the children may use.
+fn directory_of_children() -> TempDir {
+    let directory = TempDir::new().unwrap();
+    if geteuid().is_root() {
+        chown(directory.path(), Some(USER), Some(USER)).unwrap();
     }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+    directory
 }
 
 #[test]
 fn message_whose_memory_the_system_forbids_to_read_is_requested_from_its_sender() {
-    let directory = Directory::new();
-    if !is_possible(&directory.0) {
+    let directory = directory_of_children();
+    if !is_possible(directory.path()) {
         return;
     }
-    let (mut sender, mut receiver) = (Child::start(&directory.0), Child::start(&directory.0));
+    let (mut sender, mut receiver) =
+        (Child::start(directory.path()), Child::start(directory.path()));
     let [from, to] = [&sender, &receiver].map(|child| format!("peer {}", child.address));
     assert_eq!([sender.ask(&to), receiver.ask(&from)], ["done", "done"]);
     exchange(&mut sender, &mut receiver, 8, 0);

@@ -11,6 +11,7 @@ use efa_device::{
     Time, WorkId,
 };
 use efa_sim::shm::{ShmDevice, ShmOptions, ShmQueuePair};
+use tempfile::TempDir;
 
 /// Sets how many descriptors the process may have; `None`: no more than it has.
 #[allow(unsafe_code, reason = "calls of the C library")]
@@ -38,9 +39,10 @@ fn send(from: &mut ShmQueuePair, to: &ShmQueuePair) -> Result<(), efa_device::De
 
 #[test]
 fn queue_pairs_without_descriptors_try_again_when_there_are_some() {
-    let name = format!("efa-descriptors-{}", std::process::id());
-    let base = std::env::temp_dir().join(name);
-    let options = || ShmOptions::new("host").with(|options| options.directory = Some(base.clone()));
+    let base = TempDir::new().unwrap();
+    let options = || {
+        ShmOptions::new("host").with(|options| options.directory = Some(base.path().join("hosts")))
+    };
     let [one, two] = std::array::from_fn(|_| ShmDevice::open(options()).unwrap());
     let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(1));
     let mut sender = one.create_queue_pair(options).unwrap();
@@ -79,5 +81,4 @@ fn queue_pairs_without_descriptors_try_again_when_there_are_some() {
     }
     assert!(arrived);
     drop((sender, receiver, one, two));
-    std::fs::remove_dir_all(base).unwrap();
 }

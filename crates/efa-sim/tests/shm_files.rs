@@ -6,34 +6,28 @@ use std::path::{Path, PathBuf};
 
 use efa_device::{Destination, Device, DeviceError, QueuePair, QueuePairOptions};
 use efa_sim::shm::{ShmDevice, ShmOptions};
+use tempfile::TempDir;
 
 /// The directory of a host, removed when dropped.
-struct Host(PathBuf);
+struct Host(TempDir);
 
 impl Host {
     fn new() -> Self {
-        let name = format!("efa-files-{}-{:016x}", std::process::id(), fastrand::u64(..));
-        Self(std::env::temp_dir().join(name))
+        Self(TempDir::new().unwrap())
     }
 
     fn open(&self) -> ShmDevice {
-        let options =
-            ShmOptions::new("host").with(|options| options.directory = Some(self.0.clone()));
+        let options = ShmOptions::new("host")
+            .with(|options| options.directory = Some(self.0.path().join("hosts")));
         ShmDevice::open(options).unwrap()
     }
 
     /// Puts a FIFO in the place of a file.
     fn make_fifo(&self, name: &str) -> PathBuf {
-        let path = self.0.join("host").join(name);
+        let path = self.0.path().join("hosts/host").join(name);
         let _ = std::fs::remove_file(&path);
         make_fifo(&path);
         path
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 

@@ -20,6 +20,7 @@ use efa_sim::shm::{ShmDevice, ShmOptions};
 use efa_sim::tcp::{TcpDevice, TcpOptions};
 use efa_sim::{SoftDevice, SoftQueuePair};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tempfile::TempDir;
 
 /// Longer than any wake-up takes, on a busy machine too. The links look by themselves once a second; these
 /// tests don't.
@@ -32,36 +33,27 @@ fn rounds() -> u64 {
 /// A pair of devices that reach each other, and what they need.
 struct Pair {
     devices: [SoftDevice; 2],
-    directory: Option<std::path::PathBuf>,
-}
-
-impl Drop for Pair {
-    fn drop(&mut self) {
-        if let Some(directory) = &self.directory {
-            let _ = std::fs::remove_dir_all(directory);
-        }
-    }
+    _directory: Option<TempDir>,
 }
 
 fn shm() -> Pair {
-    let name = format!("efa-waiting-{}-{:016x}", std::process::id(), fastrand::u64(..));
-    let directory = std::env::temp_dir().join(name);
+    let directory = TempDir::new().unwrap();
     let open = || {
         let mut options = ShmOptions::new("host");
-        options.directory = Some(directory.clone());
+        options.directory = Some(directory.path().join("hosts"));
         ShmDevice::open(options).unwrap().into()
     };
-    Pair { devices: [open(), open()], directory: Some(directory.clone()) }
+    Pair { devices: [open(), open()], _directory: Some(directory) }
 }
 
 fn tcp() -> Pair {
     let open = || TcpDevice::open(TcpOptions::new(std::net::Ipv4Addr::LOCALHOST)).unwrap().into();
-    Pair { devices: [open(), open()], directory: None }
+    Pair { devices: [open(), open()], _directory: None }
 }
 
 fn local() -> Pair {
     let fabric = LocalFabric::new(LocalOptions::default());
-    Pair { devices: [fabric.open().into(), fabric.open().into()], directory: None }
+    Pair { devices: [fabric.open().into(), fabric.open().into()], _directory: None }
 }
 
 /// A queue pair, driven by one thread.
@@ -362,15 +354,14 @@ impl Drop for SetOnDrop<'_> {
 #[test]
 fn requests_wake_the_process_with_the_memory_and_its_answers_the_requester() {
     const LENGTH: usize = 3 << 20;
-    let name = format!("efa-waiting-{}-{:016x}", std::process::id(), fastrand::u64(..));
-    let directory = std::env::temp_dir().join(name);
+    let directory = TempDir::new().unwrap();
     let open = || -> SoftDevice {
         let mut options = ShmOptions::new("host");
-        options.directory = Some(directory.clone());
+        options.directory = Some(directory.path().join("hosts"));
         options.kernel_copies = false;
         ShmDevice::open(options).unwrap().into()
     };
-    let pair = Pair { devices: [open(), open()], directory: Some(directory.clone()) };
+    let pair = Pair { devices: [open(), open()], _directory: Some(directory) };
     let begin = Instant::now();
     let mut requester = Driven::new(&pair.devices[0], begin);
     let options = QueuePairOptions::default().with(|options| options.waitable = true);

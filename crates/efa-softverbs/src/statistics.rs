@@ -203,6 +203,7 @@ impl fmt::Display for Statistics {
 #[cfg(test)]
 mod tests {
     use efa_soft_names::counters::totals;
+    use tempfile::TempDir;
 
     use super::*;
     use crate::abi::IBV_WC_SEND;
@@ -218,15 +219,14 @@ mod tests {
 
     #[test]
     fn statistics_of_two_openings_of_a_device_are_added_up_in_the_file_and_apart_in_text() {
-        let directory =
-            std::env::temp_dir().join(format!("efa-counters-{:016x}", fastrand::u64(..)));
-        std::fs::create_dir(&directory).unwrap();
+        let temporary = TempDir::new().unwrap();
+        let directory = temporary.path();
         let counting = Counting { index: 3, mtu: 1000, has_both_ends: true };
-        let own = Statistics::shared(Some(&directory), counting).unwrap();
+        let own = Statistics::shared(Some(directory), counting).unwrap();
         assert!(own.file.is_none(), "there is no file");
         std::fs::write(directory.join(FILE), "").unwrap();
         let [first, second] =
-            [0; 2].map(|_| Statistics::shared(Some(&directory), counting).unwrap());
+            [0; 2].map(|_| Statistics::shared(Some(directory), counting).unwrap());
         first.sent(5);
         second.sent(6);
         second.read(7);
@@ -241,6 +241,5 @@ mod tests {
             assert!(totals[&3].port.contains(&file), "{file:?} of {totals:?}");
         }
         assert!(totals[&3].device.contains(&("reg_mr_err", 1)));
-        std::fs::remove_dir_all(&directory).unwrap();
     }
 }

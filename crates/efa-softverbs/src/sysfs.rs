@@ -193,29 +193,14 @@ fn remove_stale_trees(base: &Path) {
 
 #[cfg(test)]
 mod tests {
+    use tempfile::TempDir;
+
     use super::*;
-
-    struct Base(PathBuf);
-
-    impl Base {
-        fn new() -> Self {
-            let name = format!("efa-sysfs-test-{:016x}", fastrand::u64(..));
-            let path = std::env::temp_dir().join(name);
-            fs::create_dir(&path).unwrap();
-            Self(path)
-        }
-    }
-
-    impl Drop for Base {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
 
     #[test]
     fn sysfs_links_resolve_to_pci_address_and_driver() {
-        let base = Base::new();
-        let sysfs = Sysfs::create(&base.0, ["efa_soft0", "efa_soft1"].into_iter()).unwrap();
+        let base = TempDir::new().unwrap();
+        let sysfs = Sysfs::create(base.path(), ["efa_soft0", "efa_soft1"].into_iter()).unwrap();
         let addresses = pci_addresses(Path::new(PCI_DEVICES), 2);
         for (name, address) in ["efa_soft0", "efa_soft1"].into_iter().zip(addresses) {
             let device = fs::canonicalize(sysfs.device(name).join("device")).unwrap();
@@ -226,39 +211,39 @@ mod tests {
         let version = sysfs.root().join("class/infiniband_verbs/abi_version");
         assert_eq!(fs::read_to_string(version).unwrap(), "6\n");
         sysfs.remove();
-        assert_eq!(fs::read_dir(&base.0).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(base.path()).unwrap().count(), 0);
     }
 
     #[test]
     fn pci_addresses_of_the_machine_come_before_unused_ones() {
-        let base = Base::new();
+        let base = TempDir::new().unwrap();
         for (address, class) in [
             ("0000:00:00.0", "0x060000\n"),
             ("0000:00:07.0", "0x018000\n"),
             ("0000:3a:00.1", "0x020000\n"),
             ("10000:00:01.0", "0x020000\n"),
         ] {
-            fs::create_dir(base.0.join(address)).unwrap();
-            fs::write(base.0.join(address).join("class"), class).unwrap();
+            fs::create_dir(base.path().join(address)).unwrap();
+            fs::write(base.path().join(address).join("class"), class).unwrap();
         }
         let expected =
             ["0000:3a:00.1", "0000:00:07.0", "0000:00:00.0", "0000:00:06.0", "0000:00:08.0"];
         for count in 0..=expected.len() {
-            assert_eq!(pci_addresses(&base.0, count), expected[..count]);
+            assert_eq!(pci_addresses(base.path(), count), expected[..count]);
         }
-        assert_eq!(pci_addresses(&base.0.join("none"), 1), ["0000:00:06.0"]);
+        assert_eq!(pci_addresses(&base.path().join("none"), 1), ["0000:00:06.0"]);
     }
 
     /// Other users can create files in the temporary directory. Opening a pipe waits for its writer.
     #[test]
     fn removal_of_stale_trees_does_not_open_files_of_others() {
-        let base = Base::new();
-        let other = base.0.join("somebody-else");
+        let base = TempDir::new().unwrap();
+        let other = base.path().join("somebody-else");
         fs::create_dir(&other).unwrap();
         let (pipe, mode) = (other.join(LOCK), rustix::fs::Mode::RWXU);
         rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, mode).unwrap();
         std::thread::scope(|scope| {
-            let created = scope.spawn(|| Sysfs::create(&base.0, ["a"].into_iter()).unwrap());
+            let created = scope.spawn(|| Sysfs::create(base.path(), ["a"].into_iter()).unwrap());
             while !created.is_finished() {
                 // Fails unless another thread reads it.
                 let flags = rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::NONBLOCK;
@@ -270,13 +255,13 @@ mod tests {
 
     #[test]
     fn trees_of_ended_processes_are_removed_and_others_stay() {
-        let base = Base::new();
-        let dead = Sysfs::create(&base.0, ["a"].into_iter()).unwrap();
+        let base = TempDir::new().unwrap();
+        let dead = Sysfs::create(base.path(), ["a"].into_iter()).unwrap();
         let dead_root = dead.root().to_path_buf();
         drop(dead);
         assert!(dead_root.is_dir());
-        let first = Sysfs::create(&base.0, ["a"].into_iter()).unwrap();
-        let second = Sysfs::create(&base.0, ["a"].into_iter()).unwrap();
+        let first = Sysfs::create(base.path(), ["a"].into_iter()).unwrap();
+        let second = Sysfs::create(base.path(), ["a"].into_iter()).unwrap();
         assert!(!dead_root.exists());
         assert!(first.root().is_dir() && second.root().is_dir());
     }

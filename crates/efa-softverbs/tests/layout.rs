@@ -13,8 +13,9 @@ use std::io::Write as _;
 use std::mem::{offset_of, size_of};
 use std::process::{Command, Stdio};
 
-use common::{Directory, is_missing, library};
+use common::{is_missing, library};
 use efa_soft::abi::*;
+use tempfile::TempDir;
 
 /// A size, offset or constant: its C expression, and its value here.
 struct Number {
@@ -178,7 +179,7 @@ fn structures_and_constants_match_c_headers() {
     }
     source.push_str("}\n");
 
-    let directory = Directory::new();
+    let directory = TempDir::new().unwrap();
     let program = directory.path().join("layout");
     let mut compiler = Command::new("cc");
     compiler.args(["-x", "c", "-", "-o"]).arg(&program);

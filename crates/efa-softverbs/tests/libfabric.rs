@@ -15,7 +15,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use common::{Directory, hang, is_missing, library, loopback, with_c_packages};
+use common::{hang, is_missing, library, loopback, with_c_packages};
+use tempfile::TempDir;
 
 /// Arguments of `timeout`: SIGTERM after 120 s, SIGKILL 5 s later. Programs take far less.
 const TIMEOUT: [&str; 3] = ["-k", "5", "120"];
@@ -55,7 +56,7 @@ fn repeated_starts_do_not_hang() {
         return;
     }
     let starts = std::env::var("EFA_SOFT_STARTS").map_or(20, |count| count.parse().unwrap());
-    let directory = Directory::new();
+    let directory = TempDir::new().unwrap();
     for start in 0..starts {
         let text = pingpong_of("1", "64", &["-e", "rdm"], &[]);
         assert!(text.contains("=1"), "start {start}: {text}");
@@ -72,7 +73,7 @@ fn fi_info_lists_both_endpoint_types() {
     if !is_installed("fi_info") {
         return;
     }
-    let directory = Directory::new();
+    let directory = TempDir::new().unwrap();
     let settings = [("EFA_SOFT_DEVICES", "2")];
     let output = command(directory.path(), "fi_info", &["-p", "efa"], &settings).output().unwrap();
     let text = text_of(&output);
@@ -105,7 +106,7 @@ fn provider_ended_by_a_signal_under_traffic_never_waits_in_the_library() {
 
 /// Sends a signal to a client under traffic. Returns whether it ends; panics if it waits in the library.
 fn ends_by_signal(link: &str, number: usize) -> bool {
-    let directory = Directory::new();
+    let directory = TempDir::new().unwrap();
     let hosts = directory.path().join("hosts");
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
     let host = if link == "tcp" { [2, 3] } else { [1, 1] };
@@ -184,7 +185,7 @@ fn pingpong(arguments: &[&str], settings: &[(&str, &str)]) -> String {
 }
 
 fn pingpong_of(times: &str, size: &str, arguments: &[&str], settings: &[(&str, &str)]) -> String {
-    let directory = Directory::new();
+    let directory = TempDir::new().unwrap();
     // A free port. If another process takes it meanwhile, the test fails.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let number = port.to_string();

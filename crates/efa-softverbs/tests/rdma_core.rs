@@ -10,7 +10,8 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use common::{Directory, is_missing, library, loopback, with_c_packages};
+use common::{is_missing, library, loopback, with_c_packages};
+use tempfile::TempDir;
 
 /// A program that is killed when dropped.
 struct Killed(Child);
@@ -33,7 +34,7 @@ fn ud_pingpong_sleeps_on_a_completion_channel() {
         return is_missing("ibverbs-utils");
     }
     for link in ["shm", "tcp"] {
-        let directory = Directory::new();
+        let directory = TempDir::new().unwrap();
         // A free port. If another process takes it meanwhile, the test fails.
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let command = |host| {

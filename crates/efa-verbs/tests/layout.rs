@@ -15,8 +15,9 @@ use std::io::Write as _;
 use std::mem::offset_of;
 use std::process::{Command, Stdio};
 
-use common::{Directory, is_missing};
+use common::is_missing;
 use efa_verbs::abi::*;
+use tempfile::TempDir;
 
 const HEADERS: [&str; 2] = ["/usr/include/infiniband/verbs.h", "/usr/include/infiniband/efadv.h"];
 
@@ -200,7 +201,7 @@ fn declarations_agree_with_the_installed_c_headers() {
         writeln!(source, "printf(\"%llu\\n\", (unsigned long long)({}));", number.c).unwrap();
     }
     source.push_str("}\n");
-    let directory = Directory::new();
+    let directory = TempDir::new().unwrap();
     let program = directory.path().join("layout");
     let mut compiler = Command::new("cc");
     compiler.args(["-x", "c", "-", "-o"]).arg(&program).stdin(Stdio::piped());

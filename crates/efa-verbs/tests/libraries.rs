@@ -8,14 +8,15 @@ mod common;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use common::{Directory, in_child, on_soft_device, soft_library, soft_settings};
+use common::{in_child, on_soft_device, soft_library, soft_settings};
 use efa_device::{Device, DeviceError};
 use efa_verbs::{LoadError, Presence, VerbsDevice, library_reports, presence};
+use tempfile::TempDir;
 
 /// Runs the body where the loader finds these files under the names of the libraries.
 #[track_caller]
 fn with_libraries(name: &str, ibverbs: &Path, efa: &Path, body: fn()) {
-    let directory = Directory::new();
+    let directory = TempDir::new().unwrap();
     symlink(ibverbs, directory.path().join("libibverbs.so.1")).unwrap();
     symlink(efa, directory.path().join("libefa.so.1")).unwrap();
     in_child(name, body, |command| {
@@ -32,7 +33,7 @@ fn other_library() -> PathBuf {
 }
 
 /// A file that is no library.
-fn text_file(directory: &Directory) -> PathBuf {
+fn text_file(directory: &TempDir) -> PathBuf {
     let path = directory.path().join("text");
     std::fs::write(&path, "no library").unwrap();
     path
@@ -69,7 +70,7 @@ fn preloaded_library_takes_precedence() {
 #[test]
 fn unloadable_library_is_an_error_that_names_the_package() {
     let name = "unloadable_library_is_an_error_that_names_the_package";
-    let directory = Directory::new();
+    let directory = TempDir::new().unwrap();
     let text = text_file(&directory);
     with_libraries(name, &text, &text, || {
         let Presence::NoLibrary(error) = presence() else { panic!() };
@@ -88,7 +89,7 @@ fn unloadable_library_is_an_error_that_names_the_package() {
 #[test]
 fn unloadable_libefa_is_an_error_that_names_its_package() {
     let name = "unloadable_libefa_is_an_error_that_names_its_package";
-    let directory = Directory::new();
+    let directory = TempDir::new().unwrap();
     with_libraries(name, &soft_library(), &text_file(&directory), || {
         let reason = open_error();
         assert!(reason.contains("libefa.so.1: "), "{reason}");

@@ -120,11 +120,14 @@ impl Format {
 
 #[cfg(test)]
 mod tests {
+    use tempfile::TempDir;
+
     use super::*;
 
     #[test]
     fn file_keeps_what_it_had_until_the_first_message_or_the_end() {
-        let path = std::env::temp_dir().join(format!("efa-cli-sink-{:016x}", fastrand::u64(..)));
+        let directory = TempDir::new().unwrap();
+        let path = directory.path().join("sink");
         let has = || std::fs::read_to_string(&path).unwrap();
         let sink = || {
             std::fs::write(&path, "before").unwrap();
@@ -141,7 +144,6 @@ mod tests {
         assert_eq!(has(), "ab");
         sink().end(Ok(())).unwrap();
         assert_eq!(has(), "", "no message was received, up to the end");
-        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

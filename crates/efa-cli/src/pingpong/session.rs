@@ -328,6 +328,7 @@ mod tests {
 
     use efa::{AddressVector, Fabric, LocalOptions};
     use efa_sim::capture::CaptureReader;
+    use tempfile::TempDir;
 
     use super::super::control::Stream;
     use super::super::plan::{Mode, Step};
@@ -398,10 +399,10 @@ mod tests {
 
     #[test]
     fn capture_holds_its_packets_while_the_session_waits() {
-        let name = format!("efa-cli-session-{:016x}", fastrand::u64(..));
-        let directory = std::env::temp_dir().join(name);
-        let file = directory.with_extension("pcapng");
-        let soft = SoftArgs { device_name: None, directory: Some(directory.clone()) };
+        let directory = TempDir::new().unwrap();
+        let file = directory.path().join("capture.pcapng");
+        let hosts = Some(directory.path().join("hosts"));
+        let soft = SoftArgs { device_name: None, directory: hosts };
         let capture = CaptureFile::default();
         let domain = soft.open(&PropertyArgs::default(), Some(&capture)).unwrap();
         capture.start(&file, "test", usize::MAX).unwrap();
@@ -419,9 +420,6 @@ mod tests {
         assert!(matches!(error, Problem::Stalled { .. }), "{error}");
         let records: Result<Vec<_>, _> = CaptureReader::open(&file).unwrap().collect();
         assert_ne!(records.unwrap(), []);
-        drop((session, domain));
-        std::fs::remove_dir_all(&directory).unwrap();
-        std::fs::remove_file(&file).unwrap();
     }
 
     #[test]

@@ -74,22 +74,23 @@ fn write_changed(
 #[cfg(test)]
 mod tests {
     use efa_soft_names::counters::Word;
+    use tempfile::TempDir;
 
     use super::*;
 
     #[test]
     fn files_have_zeros_first_and_then_what_was_counted() {
-        let place = std::env::temp_dir().join(format!("efa-files-test-{:016x}", fastrand::u64(..)));
-        fs::create_dir(&place).unwrap();
+        let temporary = TempDir::new().unwrap();
+        let place = temporary.path();
         let read = |file: &str| {
             fs::read_to_string(place.join("class/infiniband").join(file)).map_err(|e| e.kind())
         };
-        Counters::create(&place, 2).unwrap();
+        Counters::create(place, 2).unwrap();
         for file in ["ports/1/hw_counters/rx_drops", "hw_counters/submitted_cmds"] {
             assert_eq!(read(&format!("efa_soft1/{file}")).as_deref(), Ok("0\n"));
             assert_eq!(read(&format!("efa_soft2/{file}")), Err(io::ErrorKind::NotFound));
         }
-        let mut counters = Counters::of(&place);
+        let mut counters = Counters::of(place);
         counters.write().unwrap();
         for count in [7_u64, 12_345] {
             let mut block = counters::empty_block(1);
@@ -99,6 +100,5 @@ mod tests {
             let expected = format!("{count}\n");
             assert_eq!(read("efa_soft1/ports/1/hw_counters/tx_bytes").as_deref(), Ok(&*expected));
         }
-        fs::remove_dir_all(&place).unwrap();
     }
 }

@@ -96,6 +96,8 @@ fn searchable(path: &Path) -> Result<&str, LibraryError> {
 
 #[cfg(test)]
 mod tests {
+    use tempfile::TempDir;
+
     use super::*;
 
     #[test]
@@ -109,15 +111,14 @@ mod tests {
 
     #[test]
     fn directory_comes_before_those_that_are_searched_already() {
-        let base = std::env::temp_dir().join(format!("efa-offer-test-{:016x}", fastrand::u64(..)));
-        fs::create_dir(&base).unwrap();
+        let base = TempDir::new().unwrap();
+        let [one, two] = ["1", "2"].map(|name| base.path().join(name));
         let device = Path::new("/d/libefa_soft.so");
-        let first = offer(&base.join("1"), device, None).unwrap();
-        assert_eq!(first, base.join("1"));
-        let second = offer(&base.join("2"), device, Some(OsStr::new("/x:/y"))).unwrap();
-        assert_eq!(second.to_str().unwrap(), format!("{}:/x:/y", base.join("2").display()));
-        let error = offer(&base.join("2"), device, None).unwrap_err();
+        let first = offer(&one, device, None).unwrap();
+        assert_eq!(first, one);
+        let second = offer(&two, device, Some(OsStr::new("/x:/y"))).unwrap();
+        assert_eq!(second.to_str().unwrap(), format!("{}:/x:/y", two.display()));
+        let error = offer(&two, device, None).unwrap_err();
         assert!(matches!(error, LibraryError::Write { .. }), "{error}");
-        fs::remove_dir_all(&base).unwrap();
     }
 }

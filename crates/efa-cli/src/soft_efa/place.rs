@@ -136,27 +136,27 @@ fn sweep(base: &Path) {
 
 #[cfg(test)]
 mod tests {
+    use tempfile::TempDir;
+
     use super::*;
 
     #[test]
     fn directory_is_removed_when_no_process_holds_its_lock() {
-        let base = std::env::temp_dir().join(format!("efa-place-test-{:016x}", fastrand::u64(..)));
-        fs::create_dir(&base).unwrap();
+        let base = TempDir::new().unwrap();
         let [dead, held, alien] =
             [format!("{PREFIX}dead"), format!("{PREFIX}held"), "other".into()].map(|name| {
-                let place = base.join(name);
+                let place = base.path().join(name);
                 fs::create_dir(&place).unwrap();
                 File::create(place.join(LOCK)).unwrap();
                 place
             });
         let lock = File::open(held.join(LOCK)).unwrap();
         flock(&lock, FlockOperation::LockExclusive).unwrap();
-        sweep(&base);
+        sweep(base.path());
         assert_eq!([&dead, &held, &alien].map(|place| place.exists()), [false, true, true]);
         drop(lock);
         attend(&held).unwrap();
         assert!(!held.exists());
         assert!(attend(&dead).is_err());
-        fs::remove_dir_all(&base).unwrap();
     }
 }

@@ -3,6 +3,7 @@
 use efa_device::{Gid, Qpn, Status, Time};
 use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketBlock;
 use proptest::prelude::*;
+use tempfile::TempDir;
 
 use super::reader::{MOST_DESCRIBED, parse, to_time};
 use super::*;
@@ -98,7 +99,8 @@ fn each_invalid_packet_has_its_error() {
 
 #[test]
 fn second_capture_to_the_same_file_is_refused() {
-    let path = std::env::temp_dir().join(format!("efa-sim-capture-{:016x}", fastrand::u64(..)));
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("capture");
     let mut first = Capture::create(&path, "first").unwrap();
     let refused = Capture::create(&path, "second").err().unwrap();
     assert_eq!(refused.to_string(), "another process writes to it");
@@ -107,12 +109,12 @@ fn second_capture_to_the_same_file_is_refused() {
     assert_eq!(CaptureReader::open(&path).unwrap().count(), 1);
     Capture::create(&path, "second").unwrap().finish().unwrap();
     assert_eq!(CaptureReader::open(&path).unwrap().count(), 0);
-    std::fs::remove_file(&path).unwrap();
 }
 
 #[test]
 fn flushed_capture_can_be_read_while_it_is_written() {
-    let path = std::env::temp_dir().join(format!("efa-sim-capture-{:016x}", fastrand::u64(..)));
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("capture");
     let mut capture = Capture::create(&path, "flushed").unwrap();
     capture.record(&sample());
     assert!(CaptureReader::open(&path).is_err(), "it is in memory");
@@ -125,7 +127,6 @@ fn flushed_capture_can_be_read_while_it_is_written() {
     shared.clone().record(&sample());
     drop(shared);
     assert_eq!(CaptureReader::open(&path).unwrap().count(), 3);
-    std::fs::remove_file(&path).unwrap();
 }
 
 /// A packet of another interface, of one that isn't described, of another pseudo header's version, of one that is

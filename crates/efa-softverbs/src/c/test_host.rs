@@ -1,7 +1,8 @@
 //! A device for unit tests.
 
-use std::path::PathBuf;
 use std::sync::Arc;
+
+use tempfile::TempDir;
 
 use super::completion_queue::create_cq_ex;
 use super::context::ibv_open_device;
@@ -12,16 +13,17 @@ use crate::device::DeviceList;
 use crate::queue_pair::QueuePair;
 
 /// A host of its own, removed when dropped. A process can have one, as it reads its settings once.
-pub(crate) struct TestHost(PathBuf);
+pub(crate) struct TestHost {
+    _directory: TempDir,
+}
 
 impl TestHost {
     pub(crate) fn new() -> Self {
-        let name = format!("efa-softverbs-unit-{:016x}", fastrand::u64(..));
-        let directory = std::env::temp_dir().join(name);
+        let directory = TempDir::new().unwrap();
         // SAFETY: the one test that creates a host does so once, and other tests read the environment
         // only through the standard library, which locks it.
-        unsafe { std::env::set_var("EFA_SOFT_DIRECTORY", &directory) };
-        Self(directory)
+        unsafe { std::env::set_var("EFA_SOFT_DIRECTORY", directory.path().join("hosts")) };
+        Self { _directory: directory }
     }
 
     /// A domain, and a UD queue pair in it in the state RESET.
@@ -41,11 +43,5 @@ impl TestHost {
         // SAFETY: the queue pair was just created.
         let queue_pair = unsafe { Arc::clone(&(*qp.cast::<QueuePairObject>()).queue_pair) };
         (domain, qp, queue_pair)
-    }
-}
-
-impl Drop for TestHost {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }

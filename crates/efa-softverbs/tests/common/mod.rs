@@ -9,40 +9,20 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// A new directory, removed when dropped.
-pub(crate) struct Directory(PathBuf);
-
-impl Directory {
-    pub(crate) fn new() -> Self {
-        let name = format!("efa-softverbs-{}-{:016x}", std::process::id(), fastrand::u64(..));
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir(&path).unwrap();
-        Self(path)
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
+use tempfile::TempDir;
 
 /// A directory for all tests of this process, removed when it exits: what statics hold is not dropped.
 pub(crate) fn directory_of_process() -> &'static Path {
-    static DIRECTORY: OnceLock<Directory> = OnceLock::new();
+    static DIRECTORY: OnceLock<TempDir> = OnceLock::new();
     extern "C" fn remove() {
-        if let Some(Directory(path)) = DIRECTORY.get() {
-            let _ = std::fs::remove_dir_all(path);
+        if let Some(directory) = DIRECTORY.get() {
+            let _ = std::fs::remove_dir_all(directory.path());
         }
     }
     let make = || {
         // SAFETY: `remove` has no preconditions.
         assert_eq!(unsafe { libc::atexit(remove) }, 0);
-        Directory::new()
+        TempDir::new().unwrap()
     };
     DIRECTORY.get_or_init(make).path()
 }

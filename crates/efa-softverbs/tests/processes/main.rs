@@ -26,8 +26,9 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use common::{Directory, loopback};
+use common::loopback;
 use efa_soft::abi::*;
+use tempfile::TempDir;
 
 /// Marks the lines that a child prints, among those of the test harness.
 const MARK: &str = "child prints ";
@@ -41,7 +42,7 @@ const LINKS: [&str; 2] = ["shm", "tcp"];
 /// A host that no other test has.
 struct Host {
     link: &'static str,
-    directory: Directory,
+    directory: TempDir,
     /// On the tcp link; each host has another loopback address.
     address: String,
 }
@@ -51,7 +52,7 @@ impl Host {
         static NUMBER: AtomicU8 = AtomicU8::new(1);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let address = loopback(number).to_string();
-        let directory = Directory::new();
+        let directory = TempDir::new().unwrap();
         std::fs::create_dir(directory.path().join("sysfs")).unwrap();
         Self { link, directory, address }
     }

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use tempfile::TempDir;
+
 /// Set to the name of the test in the child.
 const CHILD: &str = "EFA_VERBS_TEST";
 /// Far longer than any test takes, so that only a hang reaches it.
@@ -19,7 +21,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// `settings` are variables of the device.
 #[track_caller]
 pub(crate) fn on_soft_device(name: &str, settings: &[(&str, &str)], body: fn()) {
-    let directory = Directory::new();
+    let directory = TempDir::new().unwrap();
     in_child(name, body, |command| {
         command.env("LD_PRELOAD", soft_library()).envs(settings.iter().copied());
         soft_settings(command, directory.path());
@@ -62,28 +64,6 @@ impl Drop for Killed {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
-    }
-}
-
-/// A directory of its own, removed on drop.
-pub(crate) struct Directory(PathBuf);
-
-impl Directory {
-    pub(crate) fn new() -> Self {
-        let name = format!("efa-verbs-{}-{:016x}", std::process::id(), fastrand::u64(..));
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir(&path).unwrap();
-        Self(path)
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 

@@ -1,4 +1,10 @@
+use tempfile::TempDir;
+
 use super::*;
+
+fn open(base: &TempDir) -> HostDirectory {
+    HostDirectory::open(Some(&base.path().join("hosts")), "host").unwrap()
+}
 
 #[test]
 fn file_names_parse_back() {
@@ -21,8 +27,8 @@ fn file_names_parse_back() {
 
 #[test]
 fn ring_without_a_receiver_is_removed_after_some_queue_pairs_and_others_are_kept() {
-    let base = std::env::temp_dir().join(format!("efa-ring-{:016x}", fastrand::u64(..)));
-    let directory = HostDirectory::open(Some(&base), "host").unwrap();
+    let base = TempDir::new().unwrap();
+    let directory = open(&base);
     let create = || directory.create_queue_pair(4096, |_| Ok(()), |(), _| {}).unwrap();
     let (_file, (), there) = create();
     let gone = Qpn(there.0 ^ 0x8000);
@@ -31,30 +37,28 @@ fn ring_without_a_receiver_is_removed_after_some_queue_pairs_and_others_are_kept
     (0..=SWEEP_AFTER).for_each(|_| drop(create()));
     let found = rings.map(|ring| directory.find(ring).unwrap().is_some());
     assert_eq!(found, [true, false]);
-    std::fs::remove_dir_all(&base).unwrap();
 }
 
 #[test]
 fn fifo_of_a_dead_process_is_removed_by_the_next_that_opens_the_host() {
-    let base = std::env::temp_dir().join(format!("efa-fifo-{:016x}", fastrand::u64(..)));
-    let directory = HostDirectory::open(Some(&base), "host").unwrap();
+    let base = TempDir::new().unwrap();
+    let directory = open(&base);
     let (name, file) = directory.create_fifo().unwrap();
-    let again = HostDirectory::open(Some(&base), "host").unwrap();
+    let again = open(&base);
     assert!(again.find_fifo(name).unwrap().is_some(), "its process lives");
     let wrong = directory.check_kind(FileType::RegularFile, "x", &fstat(&file).unwrap());
     let words = wrong.unwrap_err().to_string();
     assert!(words.ends_with("x: is a FIFO, not a regular file; remove it"), "{words}");
     // The lock ends with the process.
     drop(file);
-    let again = HostDirectory::open(Some(&base), "host").unwrap();
+    let again = open(&base);
     assert!(again.find_fifo(name).unwrap().is_none());
-    std::fs::remove_dir_all(base).unwrap();
 }
 
 #[test]
 fn fifo_that_is_not_locked_stays_while_the_file_beside_it_is() {
-    let base = std::env::temp_dir().join(format!("efa-made-{:016x}", fastrand::u64(..)));
-    let directory = HostDirectory::open(Some(&base), "host").unwrap();
+    let base = TempDir::new().unwrap();
+    let directory = open(&base);
     let (beside, guard) = directory.create_locked(FileName::New, 0).unwrap();
     let FileName::New(nonce) = beside else { unreachable!() };
     let fifo = FileName::Wake(nonce);
@@ -64,13 +68,12 @@ fn fifo_that_is_not_locked_stays_while_the_file_beside_it_is() {
     drop(guard);
     directory.sweep().unwrap();
     assert_eq!(directory.names().unwrap(), []);
-    std::fs::remove_dir_all(base).unwrap();
 }
 
 #[test]
 fn fifo_that_another_process_removes_before_it_is_locked_is_made_anew() {
-    let base = std::env::temp_dir().join(format!("efa-swept-{:016x}", fastrand::u64(..)));
-    let directory = HostDirectory::open(Some(&base), "host").unwrap();
+    let base = TempDir::new().unwrap();
+    let directory = open(&base);
     let makers = AtomicUsize::new(4);
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -86,13 +89,12 @@ fn fifo_that_another_process_removes_before_it_is_locked_is_made_anew() {
             });
         }
     });
-    std::fs::remove_dir_all(base).unwrap();
 }
 
 #[test]
 fn files_and_fifos_of_two_generators_with_the_same_seed_get_different_numbers() {
-    let base = std::env::temp_dir().join(format!("efa-alike-{:016x}", fastrand::u64(..)));
-    let directory = HostDirectory::open(Some(&base), "host").unwrap();
+    let base = TempDir::new().unwrap();
+    let directory = open(&base);
     let made = [(); 2].map(|()| {
         fastrand::seed(7);
         let file = directory.create_locked(FileName::Memory, 4096).unwrap();
@@ -100,13 +102,12 @@ fn files_and_fifos_of_two_generators_with_the_same_seed_get_different_numbers() 
     });
     let [((first, _), (fifo, _)), ((second, _), (other, _))] = &made;
     assert!(first != second && fifo != other, "{made:?}");
-    std::fs::remove_dir_all(base).unwrap();
 }
 
 #[test]
 fn host_has_one_gid_by_any_path_and_hosts_of_one_name_in_two_directories_have_two() {
-    let base = std::env::temp_dir().join(format!("efa-gid-{:016x}", fastrand::u64(..)));
-    let [real, link] = ["real", "link"].map(|name| base.join(name));
+    let base = TempDir::new().unwrap();
+    let [real, link] = ["real", "link"].map(|name| base.path().join(name));
     std::fs::create_dir_all(&real).unwrap();
     std::os::unix::fs::symlink(&real, &link).unwrap();
     let gid = |at: PathBuf| HostDirectory::open(Some(&at), "host").unwrap().gid();
@@ -115,7 +116,6 @@ fn host_has_one_gid_by_any_path_and_hosts_of_one_name_in_two_directories_have_tw
     assert_eq!(gid(link.join("one")), first);
     assert_eq!(gid(real.join("one")), first, "after its last process");
     assert_ne!(gid(real.join("other")), first);
-    std::fs::remove_dir_all(base).unwrap();
 }
 
 #[test]

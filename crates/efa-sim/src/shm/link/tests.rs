@@ -7,6 +7,7 @@ use efa_device::{
     WorkId,
 };
 use rustix::param::page_size;
+use tempfile::TempDir;
 
 use super::super::mailbox::{EntryState, PeerMailbox};
 use super::*;
@@ -15,17 +16,20 @@ use crate::map::Map;
 mod sharing;
 
 /// A host for this test, removed at the end.
-struct Host(std::path::PathBuf);
+struct Host(TempDir);
 
 impl Host {
     fn new() -> Self {
-        let name = format!("efa-sim-{}-{:016x}", std::process::id(), fastrand::u64(..));
-        Self(std::env::temp_dir().join(name))
+        Self(TempDir::new().unwrap())
+    }
+
+    fn directory(&self) -> std::path::PathBuf {
+        self.0.path().join("hosts")
     }
 
     fn device(&self) -> ShmDevice {
         let mut options = ShmOptions::new("host");
-        options.directory = Some(self.0.clone());
+        options.directory = Some(self.directory());
         options.ring_slots = 4;
         options.mtu = 64;
         options.max_peers = 2;
@@ -35,7 +39,7 @@ impl Host {
 
 impl Host {
     fn map(&self, name: &str) -> Option<Map> {
-        let path = self.0.join("host").join(name);
+        let path = self.directory().join("host").join(name);
         let file = std::fs::File::options().read(true).write(true).open(path).ok()?;
         let length = file.metadata().unwrap().len() as usize;
         Some(Map::new(&file, length).unwrap())
@@ -43,17 +47,11 @@ impl Host {
 
     /// A ring that is not attached yet.
     fn ring(&self) -> Option<Map> {
-        let mut entries = std::fs::read_dir(self.0.join("host")).unwrap();
+        let mut entries = std::fs::read_dir(self.directory().join("host")).unwrap();
         entries.find_map(|entry| {
             let name = entry.unwrap().file_name().into_string().unwrap();
             name.starts_with("ring-").then(|| self.map(&name)).flatten()
         })
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
@@ -341,7 +339,7 @@ fn scribble(seed: u64) {
 fn forged_requests_end_and_reach_no_memory_without_access() {
     let host = Host::new();
     let mut options = ShmOptions::new("host");
-    (options.directory, options.kernel_copies) = (Some(host.0.clone()), false);
+    (options.directory, options.kernel_copies) = (Some(host.directory()), false);
     let device = ShmDevice::open(options).unwrap();
     let mut rng = fastrand::Rng::with_seed(3);
     for round in 0..100 {

@@ -1,5 +1,6 @@
 use efa_device::{Access, Region as _};
 use rustix::fs::{FlockOperation, flock};
+use tempfile::TempDir;
 
 use super::*;
 use crate::keys::{HEADER_NAMESPACE, HEADER_PROCESS, SLOT_WORDS};
@@ -9,15 +10,15 @@ use crate::region::SoftRegion;
 const ALL: Access = Access { remote_read: true, remote_write: true };
 
 /// A host of its own, removed at the end.
-struct Host(std::path::PathBuf);
+struct Host(TempDir);
 
 impl Host {
     fn new() -> Self {
-        Self(std::env::temp_dir().join(format!("efa-memory-{:016x}", fastrand::u64(..))))
+        Self(TempDir::new().unwrap())
     }
 
     fn open(&self) -> HostMemory {
-        let directory = HostDirectory::open(Some(&self.0), "host").unwrap();
+        let directory = HostDirectory::open(Some(&self.0.path().join("hosts")), "host").unwrap();
         let memory = HostMemory::new(&Arc::new(directory), 100, 1 << 20, true).unwrap();
         memory.keys().slots().unwrap().set_knows_host(true);
         memory
@@ -25,15 +26,9 @@ impl Host {
 
     /// The number of files with memory keys.
     fn names(&self) -> usize {
-        let entries = std::fs::read_dir(self.0.join("host")).unwrap();
+        let entries = std::fs::read_dir(self.0.path().join("hosts/host")).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
         names.filter(|name| name.starts_with("mem-")).count()
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 

@@ -25,7 +25,7 @@ struct Pair {
 
 fn device(host: &Host) -> ShmDevice {
     let mut options = ShmOptions::new("host");
-    (options.directory, options.mtu) = (Some(host.0.clone()), 64);
+    (options.directory, options.mtu) = (Some(host.directory()), 64);
     ShmDevice::open(options).unwrap()
 }
 
