@@ -6,6 +6,7 @@
 //!            auto    verbs, unless there is no interface or an option of the software device is given
 //! ```
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -20,6 +21,8 @@ use efa_device::Rdma;
 use efa_sim::capture::{Capture, CaptureError};
 use efa_sim::faults::FaultOptions;
 use efa_sim::record::{Record, SharedSink, Sink};
+
+use crate::child::option;
 
 /// Options that choose a device.
 #[derive(Clone, Debug, clap::Args)]
@@ -281,6 +284,31 @@ impl DeviceArgs {
             Kind::Auto => Kind::Verbs,
             kind => kind,
         }
+    }
+
+    /// The options for a process that uses the same device.
+    pub(crate) fn for_child(
+        &self,
+        kind: Kind,
+        link: Option<SoftLink>,
+        address: Option<IpAddr>,
+        properties: &PropertyArgs,
+    ) -> Vec<OsString> {
+        let is_named = kind != Kind::Verbs && link != Some(SoftLink::Tcp);
+        let PropertyArgs { device_rdma, reorder, rnr } = properties;
+        let options: [(_, Option<OsString>); 9] = [
+            ("--device", Some(kind.setting().into())),
+            ("--interface", self.interface.as_ref().map(Into::into)),
+            ("--device-name", is_named.then(|| self.soft.name().into())),
+            ("--directory", self.soft.directory.as_ref().map(Into::into)),
+            ("--link", link.map(|link| link.setting().into())),
+            ("--address", address.map(|address| address.to_string().into())),
+            ("--device-rdma", device_rdma.map(|which| which.setting().into())),
+            ("--reorder", reorder.map(|seed| seed.to_string().into())),
+            ("--rnr", rnr.map(|rate| rate.to_string().into())),
+        ];
+        let given = options.into_iter().filter_map(|(name, value)| Some(option(name, value?)));
+        given.collect()
     }
 
     /// Opens an interface of this machine.

@@ -203,31 +203,9 @@ impl LinkArgs {
 
     /// The options for a process that uses the same device.
     pub(super) fn for_child(&self) -> Vec<OsString> {
-        let DeviceArgs { interface, soft, .. } = &self.device;
         let kind = self.device.kind(&self.properties, self.of_soft());
-        let mut arguments: Vec<OsString> = ["--device".into(), kind.setting().into()].into();
-        if let Some(interface) = interface {
-            arguments.push(option("--interface", interface));
-        }
-        if kind != Kind::Verbs && self.link != Some(SoftLink::Tcp) {
-            arguments.push(option("--device-name", soft.name()));
-        }
-        if let Some(directory) = &soft.directory {
-            arguments.push(option("--directory", directory));
-        }
-        let PropertyArgs { device_rdma, reorder, rnr } = &self.properties;
-        for (option, value) in [
-            ("--link", self.link.map(|link| link.setting().to_owned())),
-            ("--address", self.address.map(|address| address.to_string())),
-            ("--timeout", Some(self.timeout.to_string())),
-            ("--device-rdma", device_rdma.map(|which| which.setting().to_owned())),
-            ("--reorder", reorder.map(|seed| seed.to_string())),
-            ("--rnr", rnr.map(|rate| rate.to_string())),
-        ] {
-            if let Some(value) = value {
-                arguments.extend([option.into(), value.into()]);
-            }
-        }
+        let mut arguments = self.device.for_child(kind, self.link, self.address, &self.properties);
+        arguments.push(option("--timeout", self.timeout.to_string()));
         arguments
     }
 }

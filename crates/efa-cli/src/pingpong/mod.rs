@@ -343,32 +343,10 @@ impl Args {
 
     /// The arguments for the server process of this client.
     fn for_server(&self) -> Vec<OsString> {
-        let DeviceArgs { interface, soft, .. } = &self.device;
-        let kind = self.kind();
         let mut arguments: Vec<OsString> = ["pingpong", "--serve-inherited"].map(Into::into).into();
-        arguments.extend(["--timeout".into(), self.timeout.to_string().into()]);
-        arguments.extend(["--device".into(), kind.setting().into()]);
-        if let Some(interface) = interface {
-            arguments.push(option("--interface", interface));
-        }
-        if kind != Kind::Verbs && self.link != Some(SoftLink::Tcp) {
-            arguments.push(option("--device-name", soft.name()));
-        }
-        if let Some(directory) = &soft.directory {
-            arguments.push(option("--directory", directory));
-        }
-        let PropertyArgs { device_rdma, reorder, rnr } = &self.properties;
-        for (option, value) in [
-            ("--device-rdma", device_rdma.map(|which| which.setting().to_owned())),
-            ("--reorder", reorder.map(|seed| seed.to_string())),
-            ("--rnr", rnr.map(|rate| rate.to_string())),
-            ("--link", self.link.map(|link| link.setting().to_owned())),
-            ("--address", self.address.map(|address| address.to_string())),
-        ] {
-            if let Some(value) = value {
-                arguments.extend([option.into(), value.into()]);
-            }
-        }
+        arguments.push(option("--timeout", self.timeout.to_string()));
+        let Self { link, address, device, properties, .. } = self;
+        arguments.extend(device.for_child(self.kind(), *link, *address, properties));
         arguments
     }
 }
