@@ -19,14 +19,14 @@
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use crate::abi::{FI_EBADF, FI_EBUSY, fi_ops, fid};
-use crate::boundary::{Errno, INVALID, Outcome, leave_closed};
+use crate::boundary::{Errno, INVALID, Outcome, leave_closed, status};
 use crate::{fork, threads};
 
 /// A class of objects.
@@ -44,7 +44,7 @@ pub(crate) unsafe trait Class: Send + Sync + Sized + 'static {
     const IS_USED: bool = true;
 
     /// The table of every open object of this class: no other class has the same.
-    fn table() -> &'static fi_ops;
+    const OPS: &'static fi_ops;
 
     /// The structure of an open object.
     fn open(fid: fid) -> Self::C;
@@ -120,6 +120,28 @@ fn closed<T: Class>() -> T::C {
     T::closed(fid { fclass: T::NUMBER, context: std::ptr::null_mut(), ops: &TABLE })
 }
 
+/// Opens an object on another, with attributes: what the functions do that a program calls for it.
+///
+/// # Safety
+/// `on` came through a table of its class. The other pointers are null or valid for the call.
+pub(crate) unsafe fn open_on<P: Class, A, T: Class>(
+    on: *mut P::C,
+    attr: *mut A,
+    to: *mut *mut T::C,
+    context: *mut c_void,
+    open: impl FnOnce(&Object<P>, &mut A) -> Outcome<T>,
+) -> c_int {
+    status(|| {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (attr, to) = (attr.as_mut().ok_or(INVALID)?, to.as_mut().ok_or(INVALID)?);
+            let opened = open(Object::of(on), attr)?;
+            *to = Object::create(opened, context).as_ref().address();
+        }
+        Ok(())
+    })
+}
+
 /// How many uses a closed object has.
 const CLOSED: usize = usize::MAX;
 
@@ -136,7 +158,7 @@ pub(crate) struct Object<T: Class> {
 impl<T: Class> Object<T> {
     /// A new object with this value. It is the program's until [`close`](Self::close).
     pub(crate) fn create(value: T, context: *mut c_void) -> NonNull<Self> {
-        let fid = fid { fclass: T::NUMBER, context, ops: T::table() };
+        let fid = fid { fclass: T::NUMBER, context, ops: T::OPS };
         let free = T::pool().free().and_then(|mut free| free.pop());
         let c = UnsafeCell::new(T::open(fid));
         let value = UnsafeCell::new(Some(value));
@@ -179,7 +201,7 @@ impl<T: Class> Object<T> {
     pub(crate) unsafe fn argument<'a>(at: *const fid) -> Outcome<&'a Self> {
         // SAFETY: the caller promises that it is readable if it isn't null.
         let fid = unsafe { at.as_ref() }.ok_or(INVALID)?;
-        if fid.fclass != T::NUMBER || !std::ptr::eq(fid.ops, T::table()) {
+        if fid.fclass != T::NUMBER || !std::ptr::eq(fid.ops, T::OPS) {
             return Err(INVALID);
         }
         // SAFETY: only open objects of this class have this table.
@@ -332,9 +354,7 @@ mod tests {
 
         const NUMBER: usize = 99;
 
-        fn table() -> &'static fi_ops {
-            &TABLE
-        }
+        const OPS: &'static fi_ops = &TABLE;
 
         fn open(fid: fid) -> fid {
             fid

@@ -52,9 +52,7 @@ unsafe impl Class for AddressVector {
 
     const NUMBER: usize = FI_CLASS_AV;
 
-    fn table() -> &'static fi_ops {
-        &FID
-    }
+    const OPS: &'static fi_ops = &FID;
 
     fn open(fid: fid) -> fid_av {
         fid_av { fid, ops: &TABLE }

@@ -43,9 +43,7 @@ unsafe impl Class for RequestHandle {
     // Its value is used by `take` alone, which closes it.
     const IS_USED: bool = false;
 
-    fn table() -> &'static fi_ops {
-        &FID
-    }
+    const OPS: &'static fi_ops = &FID;
 
     fn open(fid: fid) -> fid {
         fid

@@ -7,13 +7,13 @@ use efa::{Counted, CounterError, CounterOptions};
 
 use crate::abi::*;
 use crate::bits;
-use crate::boundary::{Errno, INVALID, Outcome, status, value};
+use crate::boundary::{Errno, Outcome, status, value};
 use crate::c::cq::timeout_of;
 use crate::c::domain::Domain;
 use crate::c::vain::VainPolls;
 use crate::c::wait::{self, WaitFor};
 use crate::errors;
-use crate::object::{Class, Object, Pool, Use};
+use crate::object::{Class, Object, Pool, Use, open_on};
 use crate::threads;
 
 /// A counter.
@@ -51,9 +51,7 @@ unsafe impl Class for Counter {
 
     const NUMBER: usize = FI_CLASS_CNTR;
 
-    fn table() -> &'static fi_ops {
-        &FID
-    }
+    const OPS: &'static fi_ops = &FID;
 
     fn open(fid: fid) -> fid_cntr {
         fid_cntr { fid, ops: &TABLE }
@@ -76,17 +74,8 @@ pub(crate) unsafe extern "C" fn open(
     cntr: *mut *mut fid_cntr,
     context: *mut c_void,
 ) -> c_int {
-    status(|| {
-        // SAFETY: the table is that of a domain; the program passes attributes and a place for the object.
-        unsafe {
-            let domain = Object::<Domain>::of(domain);
-            let attr = attr.as_mut().ok_or(INVALID)?;
-            let to = cntr.as_mut().ok_or(INVALID)?;
-            let opened = Counter::new(domain, attr)?;
-            *to = Object::create(opened, context).as_ref().address();
-        }
-        Ok(())
-    })
+    // SAFETY: the table is that of a domain; the program passes attributes and a place for the object.
+    unsafe { open_on(domain, attr, cntr, context, |domain, attr| Counter::new(domain, attr)) }
 }
 
 impl Counter {

@@ -16,7 +16,7 @@ use crate::c::vain::VainPolls;
 use crate::c::wait::{self, WaitFor};
 use crate::errors;
 use crate::memory;
-use crate::object::{Class, Object, Pool, Use};
+use crate::object::{Class, Object, Pool, Use, open_on};
 use crate::threads::{self, InCall};
 
 /// A completion queue.
@@ -65,9 +65,7 @@ unsafe impl Class for CompletionQueue {
 
     const NUMBER: usize = FI_CLASS_CQ;
 
-    fn table() -> &'static fi_ops {
-        &FID
-    }
+    const OPS: &'static fi_ops = &FID;
 
     fn open(fid: fid) -> fid_cq {
         fid_cq { fid, ops: &TABLE }
@@ -90,18 +88,8 @@ pub(crate) unsafe extern "C" fn open(
     cq: *mut *mut fid_cq,
     context: *mut c_void,
 ) -> c_int {
-    status(|| {
-        // SAFETY: the table is that of a domain; the program passes attributes and a place for the object.
-        unsafe {
-            let domain = Object::<Domain>::of(domain);
-            let attr = attr.as_mut().ok_or(INVALID)?;
-            let to = cq.as_mut().ok_or(INVALID)?;
-            let opened = CompletionQueue::new(domain, attr)?;
-            (attr.format, attr.wait_obj) = (opened.format, opened.wait.kind());
-            *to = Object::create(opened, context).as_ref().address();
-        }
-        Ok(())
-    })
+    // SAFETY: the table is that of a domain; the program passes attributes and a place for the object.
+    unsafe { open_on(domain, attr, cq, context, CompletionQueue::new) }
 }
 
 /// Options of a queue with room for `size` entries: a program says what it needs at least. Operations that an endpoint
@@ -115,7 +103,8 @@ fn capacity(environment: &Environment, size: usize) -> CompletionQueueOptions {
 }
 
 impl CompletionQueue {
-    fn new(domain: &Object<Domain>, attr: &fi_cq_attr) -> Outcome<Self> {
+    /// Opens one, and sets its format and kind of wait object in the attributes.
+    fn new(domain: &Object<Domain>, attr: &mut fi_cq_attr) -> Outcome<Self> {
         if attr.flags & !FI_AFFINITY != 0 {
             return Err(Errno(FI_EBADFLAGS));
         }
@@ -144,6 +133,7 @@ impl CompletionQueue {
                 .waitable_completion_queue(options, object)
                 .map_err(|error| errors::of_error(&error))?,
         };
+        (attr.format, attr.wait_obj) = (format, wait.kind());
         Ok(Self {
             queue,
             domain: Use::new(domain),

@@ -43,9 +43,7 @@ unsafe impl Class for Domain {
 
     const NUMBER: usize = FI_CLASS_DOMAIN;
 
-    fn table() -> &'static fi_ops {
-        &FID
-    }
+    const OPS: &'static fi_ops = &FID;
 
     fn open(fid: fid) -> fid_domain {
         fid_domain { fid, ops: &TABLE, mr: &mr::TABLE }

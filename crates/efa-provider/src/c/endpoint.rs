@@ -132,9 +132,7 @@ unsafe impl Class for Endpoint {
 
     const NUMBER: usize = FI_CLASS_EP;
 
-    fn table() -> &'static fi_ops {
-        &FID
-    }
+    const OPS: &'static fi_ops = &FID;
 
     fn open(fid: fid) -> fid_ep {
         fid_ep {

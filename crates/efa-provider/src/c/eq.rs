@@ -28,7 +28,7 @@ use crate::c::wait::{self, WaitFor};
 use crate::errors;
 use crate::libfabric;
 use crate::memory;
-use crate::object::{Class, Object, Pool, Use};
+use crate::object::{Class, Object, Pool, Use, open_on};
 use crate::threads;
 
 /// An event queue.
@@ -78,9 +78,7 @@ unsafe impl Class for EventQueue {
 
     const NUMBER: usize = FI_CLASS_EQ;
 
-    fn table() -> &'static fi_ops {
-        &FID
-    }
+    const OPS: &'static fi_ops = &FID;
 
     fn open(fid: fid) -> fid_eq {
         fid_eq { fid, ops: &TABLE }
@@ -103,17 +101,8 @@ pub(crate) unsafe extern "C" fn open(
     eq: *mut *mut fid_eq,
     context: *mut c_void,
 ) -> c_int {
-    status(|| {
-        // SAFETY: the table is that of a fabric; the program passes attributes and a place for the object.
-        unsafe {
-            let fabric = Object::<Fabric>::of(fabric);
-            let attr = attr.as_mut().ok_or(INVALID)?;
-            let to = eq.as_mut().ok_or(INVALID)?;
-            let opened = EventQueue::new(fabric, attr)?;
-            *to = Object::create(opened, context).as_ref().address();
-        }
-        Ok(())
-    })
+    // SAFETY: the table is that of a fabric; the program passes attributes and a place for the object.
+    unsafe { open_on(fabric, attr, eq, context, |fabric, attr| EventQueue::new(fabric, attr)) }
 }
 
 /// A number that no other object or call of this process has.

@@ -31,9 +31,7 @@ unsafe impl Class for Fabric {
 
     const NUMBER: usize = FI_CLASS_FABRIC;
 
-    fn table() -> &'static fi_ops {
-        &FID
-    }
+    const OPS: &'static fi_ops = &FID;
 
     fn open(fid: fid) -> fid_fabric {
         fid_fabric { fid, ops: &TABLE, api_version: 0 }

@@ -47,9 +47,7 @@ unsafe impl Class for Region {
 
     const NUMBER: usize = FI_CLASS_MR;
 
-    fn table() -> &'static fi_ops {
-        &FID
-    }
+    const OPS: &'static fi_ops = &FID;
 
     fn open(fid: fid) -> fid_mr {
         fid_mr { fid, mem_desc: std::ptr::null_mut(), key: FI_KEY_NOTAVAIL }

@@ -57,9 +57,7 @@ unsafe impl Class for Passive {
 
     const NUMBER: usize = FI_CLASS_PEP;
 
-    fn table() -> &'static fi_ops {
-        &FID
-    }
+    const OPS: &'static fi_ops = &FID;
 
     fn open(fid: fid) -> fid_pep {
         fid_pep { fid, ops: &OPTIONS, cm: &TABLE }

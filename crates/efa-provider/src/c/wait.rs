@@ -7,6 +7,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::ptr::null_mut;
 use std::sync::Mutex;
 
 use efa::{TryWaitError, Wait, Waitable};
@@ -19,7 +20,7 @@ use crate::c::domain::{self, Domain};
 use crate::c::eq::EventQueue;
 use crate::c::fabric::Fabric;
 use crate::errors;
-use crate::object::{Class, Object, Pool, Use};
+use crate::object::{Class, Object, Pool, Use, open_on};
 use crate::threads;
 
 // ---- how an object is waited on -----------------------------------------------------------------
@@ -237,9 +238,7 @@ unsafe impl Class for WaitSet {
 
     const NUMBER: usize = FI_CLASS_WAIT;
 
-    fn table() -> &'static fi_ops {
-        &WAIT_FID
-    }
+    const OPS: &'static fi_ops = &WAIT_FID;
 
     fn open(fid: fid) -> fid_wait {
         fid_wait { fid, ops: &WAIT }
@@ -255,32 +254,29 @@ unsafe impl Class for WaitSet {
     }
 }
 
+impl WaitSet {
+    fn new(fabric: &Object<Fabric>, attr: &fi_wait_attr) -> Outcome<Self> {
+        if attr.flags != 0 {
+            return Err(Errno(FI_EBADFLAGS));
+        }
+        let kind = match attr.wait_obj {
+            FI_WAIT_UNSPEC | FI_WAIT_YIELD | FI_WAIT_FD => attr.wait_obj,
+            FI_WAIT_MUTEX_COND | FI_WAIT_POLLFD => return Err(Errno(FI_ENOSYS)),
+            _ => return Err(INVALID),
+        };
+        let set = fabric.fabric.wait_set().map_err(|error| errors::of_error(&error))?;
+        Ok(Self { set, fabric: Use::new(fabric), kind })
+    }
+}
+
 /// `fi_wait_open`.
 pub(crate) unsafe extern "C" fn open_wait_set(
     fabric: *mut fid_fabric,
     attr: *mut fi_wait_attr,
     waitset: *mut *mut fid_wait,
 ) -> c_int {
-    status(|| {
-        // SAFETY: the table is that of a fabric; the program passes attributes and a place for the object.
-        unsafe {
-            let fabric = Object::<Fabric>::of(fabric);
-            let attr = attr.as_mut().ok_or(INVALID)?;
-            let to = waitset.as_mut().ok_or(INVALID)?;
-            if attr.flags != 0 {
-                return Err(Errno(FI_EBADFLAGS));
-            }
-            let kind = match attr.wait_obj {
-                FI_WAIT_UNSPEC | FI_WAIT_YIELD | FI_WAIT_FD => attr.wait_obj,
-                FI_WAIT_MUTEX_COND | FI_WAIT_POLLFD => return Err(Errno(FI_ENOSYS)),
-                _ => return Err(INVALID),
-            };
-            let set = fabric.fabric.wait_set().map_err(|error| errors::of_error(&error))?;
-            let opened = WaitSet { set, fabric: Use::new(fabric), kind };
-            *to = Object::create(opened, std::ptr::null_mut()).as_ref().address();
-        }
-        Ok(())
-    })
+    // SAFETY: the table is that of a fabric; the program passes attributes and a place for the object.
+    unsafe { open_on(fabric, attr, waitset, null_mut(), |fabric, attr| WaitSet::new(fabric, attr)) }
 }
 
 unsafe extern "C" fn wait(waitset: *mut fid_wait, timeout: c_int) -> c_int {
@@ -337,9 +333,7 @@ unsafe impl Class for PollSet {
 
     const NUMBER: usize = FI_CLASS_POLL;
 
-    fn table() -> &'static fi_ops {
-        &POLL_FID
-    }
+    const OPS: &'static fi_ops = &POLL_FID;
 
     fn open(fid: fid) -> fid_poll {
         fid_poll { fid, ops: &POLL }
@@ -355,26 +349,23 @@ unsafe impl Class for PollSet {
     }
 }
 
+impl PollSet {
+    fn new(domain: &Object<Domain>, attr: &fi_poll_attr) -> Outcome<Self> {
+        if attr.flags != 0 {
+            return Err(Errno(FI_EBADFLAGS));
+        }
+        Ok(Self { members: Mutex::default(), domain: Use::new(domain) })
+    }
+}
+
 /// `fi_poll_open`.
 pub(crate) unsafe extern "C" fn open_poll_set(
     domain: *mut fid_domain,
     attr: *mut fi_poll_attr,
     pollset: *mut *mut fid_poll,
 ) -> c_int {
-    status(|| {
-        // SAFETY: the table is that of a domain; the program passes attributes and a place for the object.
-        unsafe {
-            let domain = Object::<Domain>::of(domain);
-            let attr = attr.as_ref().ok_or(INVALID)?;
-            let to = pollset.as_mut().ok_or(INVALID)?;
-            if attr.flags != 0 {
-                return Err(Errno(FI_EBADFLAGS));
-            }
-            let opened = PollSet { members: Mutex::default(), domain: Use::new(domain) };
-            *to = Object::create(opened, std::ptr::null_mut()).as_ref().address();
-        }
-        Ok(())
-    })
+    // SAFETY: the table is that of a domain; the program passes attributes and a place for the object.
+    unsafe { open_on(domain, attr, pollset, null_mut(), |domain, attr| PollSet::new(domain, attr)) }
 }
 
 /// `fi_poll`: the contexts of the objects that have something to be read, and their number.
