@@ -105,6 +105,18 @@ pub(crate) fn output_of(command: &mut Command) -> Result<String> {
         .with_context(|| format!("`{}` printed something else than UTF-8", shown(command)))
 }
 
+/// Compiles files of C.
+pub(crate) fn compile(
+    compiler: &str,
+    sources: impl IntoIterator<Item = PathBuf>,
+    libraries: &[&str],
+    program: &Path,
+) -> Result<()> {
+    let mut cc = Command::new(compiler);
+    cc.args(["-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-Wall", "-Wextra", "-Werror"]);
+    run(cc.args(sources).args(libraries).arg("-o").arg(program))
+}
+
 /// Parses a deadline of the command line: 1 second to a day.
 pub(crate) fn seconds() -> RangedU64ValueParser {
     RangedU64ValueParser::new().range(1..=86_400)

@@ -69,9 +69,7 @@ fn build(workspace: &Workspace) -> Result<Vec<Contestant>> {
     let target = workspace.metadata()?.target_directory;
     let libfabric = target.join("asleep-libfabric");
     let source = workspace.root().join("tests/bench/asleep/libfabric.c");
-    let mut cc = Command::new("cc");
-    cc.args(["-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror"]);
-    process::run(cc.arg(source).args(["-lfabric", "-o"]).arg(&libfabric))?;
+    process::compile("cc", [source], &["-lfabric"], &libfabric)?;
     let of = |name: &str, program: &PathBuf, arguments: &[&'static str]| Contestant {
         name: name.to_owned(),
         program: program.clone(),

@@ -202,8 +202,6 @@ struct Range {
 
 impl Range {
     fn build(workspace: &Workspace, args: &Args) -> Result<Self> {
-        let there = process::find_in_path("taskset").is_some();
-        ensure!(there, "there is no taskset on PATH; Debian has it in util-linux");
         let target = workspace.metadata()?.target_directory;
         let scratch = target.join("bench-provider");
         std::fs::create_dir_all(&scratch)
@@ -212,16 +210,13 @@ impl Range {
         provider::copy(&counting::build(workspace)?, &directory)?;
         let program = scratch.join("provider");
         let source = workspace.root().join("tests/bench/provider/provider.c");
-        let mut cc = Command::new("cc");
-        cc.args(["-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-Wall", "-Wextra", "-Werror"]);
-        process::run(cc.arg(source).args(["-lfabric", "-o"]).arg(&program))?;
-        let status = std::fs::read_to_string("/proc/self/status")?;
+        process::compile("cc", [source], &["-lfabric"], &program)?;
         Ok(Self {
             soft_efa: verbs::soft_library(workspace)?,
             directory,
             program,
             scratch,
-            processors: two_processors(&status).context("this needs two processors")?,
+            processors: two_processors()?,
             deadline: Duration::from_secs(args.deadline),
         })
     }

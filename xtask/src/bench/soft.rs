@@ -192,25 +192,14 @@ struct Range {
 
 impl Range {
     fn build(workspace: &Workspace, args: &Args) -> Result<Self> {
-        let programs = match args.real_time {
-            true => ["taskset", "chrt"].as_slice(),
-            false => &["taskset"],
-        };
-        for program in programs {
-            ensure!(
-                process::find_in_path(program).is_some(),
-                "there is no {program} on PATH; Debian has it in util-linux"
-            );
-        }
         let mut cargo = workspace.cargo();
         cargo.args(["build", "--quiet", Profile::Release.argument(), "--package=efa-softverbs"]);
         process::run(cargo.args(["--lib", "--example=latency"]))?;
         let built = Profile::Release.directory(workspace)?;
-        let status = std::fs::read_to_string("/proc/self/status")?;
         Ok(Self {
             library: built.join("libefa_soft.so"),
             latency: built.join("examples/latency"),
-            processors: two_processors(&status).context("this needs two processors")?,
+            processors: two_processors()?,
             iterations: args.iterations,
             deadline: Duration::from_secs(args.deadline),
             real_time: args.real_time,
@@ -284,8 +273,15 @@ fn usec_per_transfer(said: &str) -> Option<f64> {
     lines.next()?.split_whitespace().nth(column)?.parse().ok()
 }
 
-/// The first two processors that we may run on.
-pub(super) fn two_processors(status: &str) -> Option<[String; 2]> {
+/// The first two processors that we may run on, for `taskset`.
+pub(super) fn two_processors() -> Result<[String; 2]> {
+    let there = process::find_in_path("taskset").is_some();
+    ensure!(there, "there is no taskset on PATH; Debian has it in util-linux");
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    first_two(&status).context("this needs two processors")
+}
+
+fn first_two(status: &str) -> Option<[String; 2]> {
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
     let ranges = list.trim().split(',').filter_map(|range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -491,7 +487,7 @@ mod tests {
 
     #[test]
     fn processors_are_those_of_the_affinity_mask() {
-        let two = |list: &str| two_processors(&format!("Name:\tx\nCpus_allowed_list:\t{list}\n"));
+        let two = |list: &str| first_two(&format!("Name:\tx\nCpus_allowed_list:\t{list}\n"));
         assert_eq!(two("0-3").unwrap(), ["0", "1"]);
         assert_eq!(two("2,5-6").unwrap(), ["2", "5"]);
         assert_eq!(two("7"), None);

@@ -163,8 +163,6 @@ struct Range {
 
 impl Range {
     fn build(workspace: &Workspace, args: &Args) -> Result<Self> {
-        let there = process::find_in_path("taskset").is_some();
-        ensure!(there, "there is no taskset on PATH; Debian has it in util-linux");
         let ours = counting::build(workspace)?.join(OURS);
         let target = workspace.metadata()?.target_directory;
         let scratch = target.join("vs-libfabric");
@@ -172,16 +170,13 @@ impl Range {
             .with_context(|| format!("cannot make {}", scratch.display()))?;
         let libfabric = scratch.join("libfabric");
         let source = workspace.root().join("tests/bench/vs-libfabric/libfabric.c");
-        let mut cc = Command::new("cc");
-        cc.args(["-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-Wall", "-Wextra", "-Werror"]);
-        process::run(cc.arg(source).args(["-lfabric", "-o"]).arg(&libfabric))?;
-        let status = std::fs::read_to_string("/proc/self/status")?;
+        process::compile("cc", [source], &["-lfabric"], &libfabric)?;
         Ok(Self {
             library: verbs::soft_library(workspace)?,
             ours,
             libfabric,
             scratch,
-            processors: two_processors(&status).context("this needs two processors")?,
+            processors: two_processors()?,
             deadline: Duration::from_secs(args.deadline),
         })
     }

@@ -105,9 +105,7 @@ fn compile(sources: &Path, program: &Path) -> Result<()> {
         }
     }
     files.sort();
-    let mut cc = Command::new("cc");
-    cc.args(["-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-Wall", "-Wextra", "-Werror"]);
-    process::run(cc.args(files).args(["-lfabric", "-o"]).arg(program))
+    process::compile("cc", files, &["-lfabric"], program)
 }
 
 #[cfg(test)]

@@ -217,20 +217,17 @@ impl Range {
         least: Duration,
         deadline: Duration,
     ) -> Result<Self> {
-        let there = process::find_in_path("taskset").is_some();
-        ensure!(there, "there is no taskset on PATH; Debian has it in util-linux");
         let target = workspace.metadata()?.target_directory;
         let ours = profile.program(workspace, "efa-bench-peers")?;
         let built = target.join("bench/peers");
         std::fs::create_dir_all(&built)
             .with_context(|| format!("cannot make {}", built.display()))?;
-        let status = std::fs::read_to_string("/proc/self/status")?;
         let mut range = Self {
             there: Vec::new(),
             missing: Vec::new(),
             ours,
             built,
-            processors: two_processors(&status).context("this needs two processors")?,
+            processors: two_processors()?,
             hosts: Namespaces::new(),
             least,
             deadline,
@@ -255,10 +252,8 @@ impl Range {
             Contestant::Mpi => ("mpicc.openmpi", MPI, &[][..]),
             _ => return Ok(()),
         };
-        let mut cc = Command::new(compiler);
-        cc.args(["-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror"]);
-        cc.arg(sources.join(program).with_extension("c")).args(libraries);
-        process::run(cc.arg("-o").arg(self.built.join(program)))
+        let source = sources.join(program).with_extension("c");
+        process::compile(compiler, [source], libraries, &self.built.join(program))
     }
 
     /// Measures points, one after the other.
