@@ -3,64 +3,27 @@
 //! Needs `cc` and the Debian package libfabric-dev. Without them the test is skipped, or fails if
 //! `EFA_INTEROP=1` is set.
 
-#![allow(clippy::unwrap_used)]
+use std::mem::offset_of;
 
-use std::fmt::Write as _;
-use std::io::Write as _;
-use std::mem::{offset_of, size_of};
-use std::process::{Command, Stdio};
-
+use efa_c_layout::{Number, assert_same, constants, layouts, number};
 use efars_fi::abi::{later, *};
 
-/// A size, offset or constant: its C expression, and its value here.
-struct Number {
-    c: String,
-    here: u64,
-}
-
-/// A number as C converts it to 64 bits without a sign.
-trait Bits {
-    fn bits(self) -> u64;
-}
-
-macro_rules! bits {
-    ($($type:ty)*) => {
-        $(impl Bits for $type {
-            fn bits(self) -> u64 {
-                self as u64
-            }
-        })*
-    };
-}
-bits! { i32 u32 u64 usize }
-
-fn number(c: impl Into<String>, here: impl Bits) -> Number {
-    Number { c: c.into(), here: here.bits() }
-}
-
-/// Lists sizes and offsets of structures; `member = "other"` where the C name differs.
-macro_rules! layouts {
-    ($($type:ident { $($member:ident $(= $c:literal)?),* $(,)? })*) => {{
-        let mut numbers = Vec::new();
-        $(
-            let c = format!("sizeof(struct {})", stringify!($type));
-            numbers.push(number(c, size_of::<$type>()));
-            $(
-                let name = [$($c,)? stringify!($member)][0];
-                let c = format!("offsetof(struct {}, {name})", stringify!($type));
-                numbers.push(number(c, offset_of!($type, $member)));
-            )*
-        )*
-        numbers
-    }};
-}
-
-/// Lists constants by their C names.
-macro_rules! constants {
-    ($($name:ident)*) => {
-        vec![$(number(stringify!($name), $name)),*]
-    };
-}
+const HEADERS: [&str; 14] = [
+    "rdma/fabric.h",
+    "rdma/fi_atomic.h",
+    "rdma/fi_cm.h",
+    "rdma/fi_collective.h",
+    "rdma/fi_domain.h",
+    "rdma/fi_endpoint.h",
+    "rdma/fi_eq.h",
+    "rdma/fi_errno.h",
+    "rdma/fi_ext.h",
+    "rdma/fi_rma.h",
+    "rdma/fi_tagged.h",
+    "rdma/fi_trigger.h",
+    "rdma/providers/fi_log.h",
+    "rdma/providers/fi_prov.h",
+];
 
 fn layouts() -> Vec<Number> {
     layouts! {
@@ -315,79 +278,11 @@ fn of_later_releases() -> Vec<Number> {
 const GROWN: [&str; 5] =
     ["fi_cq_err_entry", "fi_mr_attr", "fi_mr_modify", "fi_domain_attr", "fi_ops_av"];
 
-/// Asks a C program for the numbers. `None` if something isn't installed.
-fn in_c(numbers: &[Number]) -> Option<Vec<u64>> {
-    let mut source = String::from("#include <stddef.h>\n#include <stdio.h>\n");
-    for header in [
-        "fabric",
-        "fi_atomic",
-        "fi_cm",
-        "fi_collective",
-        "fi_domain",
-        "fi_endpoint",
-        "fi_eq",
-        "fi_errno",
-        "fi_ext",
-        "fi_rma",
-        "fi_tagged",
-        "fi_trigger",
-        "providers/fi_log",
-        "providers/fi_prov",
-    ] {
-        writeln!(source, "#include <rdma/{header}.h>").unwrap();
-    }
-    source.push_str("int main(void) {\n");
-    for number in numbers {
-        writeln!(source, "printf(\"%llu\\n\", (unsigned long long)({}));", number.c).unwrap();
-    }
-    source.push_str("}\n");
-
-    let directory = tempfile::tempdir().unwrap();
-    let program = directory.path().join("layout");
-    let mut compiler = Command::new("cc");
-    compiler.args(["-w", "-x", "c", "-", "-o"]).arg(&program);
-    compiler.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let Ok(mut compiler) = compiler.spawn() else {
-        is_missing("cc");
-        return None;
-    };
-    compiler.stdin.take().unwrap().write_all(source.as_bytes()).unwrap();
-    let compiled = compiler.wait_with_output().unwrap();
-    if !compiled.status.success() {
-        let message = String::from_utf8_lossy(&compiled.stderr);
-        assert!(message.contains("fatal error: rdma/fabric.h"), "{message}");
-        is_missing("libfabric-dev");
-        return None;
-    }
-    let output = Command::new(&program).output().unwrap();
-    assert!(output.status.success());
-    let text = String::from_utf8(output.stdout).unwrap();
-    Some(text.lines().map(|line| line.parse().unwrap()).collect())
-}
-
-fn is_missing(what: &str) {
-    let needed = std::env::var_os("EFA_INTEROP").is_some_and(|value| value == "1");
-    assert!(!needed, "{what} is missing although EFA_INTEROP=1 is set");
-    eprintln!("skipped: {what} is not installed");
-}
-
-fn assert_same(numbers: &[Number]) {
-    let Some(in_c) = in_c(numbers) else { return };
-    assert_eq!(in_c.len(), numbers.len());
-    let differing: Vec<_> = numbers
-        .iter()
-        .zip(in_c)
-        .filter(|(number, in_c)| number.here != *in_c)
-        .map(|(number, in_c)| format!("{}: {in_c} in C, {} here", number.c, number.here))
-        .collect();
-    assert!(differing.is_empty(), "{differing:#?}");
-}
-
 #[test]
 fn structures_tables_and_constants_match_c_headers() {
     let mut numbers = layouts();
     numbers.extend(constants());
-    assert_same(&numbers);
+    assert_same(&numbers, &HEADERS, "libfabric-dev");
 }
 
 /// `C_INCLUDE_PATH=…/libfabric-2.6.0/include cargo test -p efa-provider --test layout -- --ignored`
@@ -399,5 +294,5 @@ fn appended_members_and_later_constants_match_headers_of_libfabric_2_6() {
     let mut numbers = layouts();
     numbers.retain(|number| !grown(number));
     numbers.extend(of_later_releases());
-    assert_same(&numbers);
+    assert_same(&numbers, &HEADERS, "libfabric-dev");
 }

@@ -8,44 +8,11 @@
 mod common;
 
 use std::ffi::CString;
-use std::fmt::Write as _;
-use std::io::Write as _;
-use std::mem::{offset_of, size_of};
-use std::process::{Command, Stdio};
+use std::mem::offset_of;
 
-use common::{is_missing, library};
+use common::library;
+use efa_c_layout::{Number, assert_same, constants, layouts, number};
 use efa_soft::abi::*;
-use tempfile::TempDir;
-
-/// A size, offset or constant: its C expression, and its value here.
-struct Number {
-    c: String,
-    here: usize,
-}
-
-/// Lists sizes and offsets of structures; `member = "other"` where the C name differs.
-macro_rules! layouts {
-    ($($type:ident { $($member:ident $(= $c:literal)?),* $(,)? })*) => {{
-        let mut numbers = Vec::new();
-        $(
-            let c = format!("sizeof(struct {})", stringify!($type));
-            numbers.push(Number { c, here: size_of::<$type>() });
-            $(
-                let name = [$($c,)? stringify!($member)][0];
-                let c = format!("offsetof(struct {}, {name})", stringify!($type));
-                numbers.push(Number { c, here: offset_of!($type, $member) });
-            )*
-        )*
-        numbers
-    }};
-}
-
-/// Lists constants by their C names.
-macro_rules! constants {
-    ($($name:ident)*) => {
-        [$(Number { c: stringify!($name).to_owned(), here: $name as usize }),*]
-    };
-}
 
 fn numbers() -> Vec<Number> {
     let mut numbers = layouts! {
@@ -133,7 +100,7 @@ fn numbers() -> Vec<Number> {
         efadv_cq { comp_mask, wc_read_sgid }
         efadv_cq_init_attr { comp_mask, wc_flags }
     };
-    numbers.push(Number { c: "sizeof(union ibv_gid)".into(), here: size_of::<ibv_gid>() });
+    numbers.push(number("sizeof(union ibv_gid)", size_of::<ibv_gid>()));
     let target = offset_of!(ibv_send_wr, wr);
     for (c, here) in [
         ("wr.ud.ah", offset_of!(ibv_ud_target, ah)),
@@ -141,7 +108,7 @@ fn numbers() -> Vec<Number> {
         ("wr.ud.remote_qkey", offset_of!(ibv_ud_target, remote_qkey)),
     ] {
         let c = format!("offsetof(struct ibv_send_wr, {c})");
-        numbers.push(Number { c, here: target + here });
+        numbers.push(number(c, target + here));
     }
     numbers.extend(constants! {
         IBV_SYSFS_NAME_MAX IBV_SYSFS_PATH_MAX IBV_NODE_UNSPECIFIED IBV_TRANSPORT_UNSPECIFIED
@@ -162,48 +129,13 @@ fn numbers() -> Vec<Number> {
         EFADV_QP_DRIVER_TYPE_SRD EFADV_DEVICE_ATTR_CAPS_RDMA_READ EFADV_DEVICE_ATTR_CAPS_RNR_RETRY
         EFADV_DEVICE_ATTR_CAPS_CQ_WITH_SGID EFADV_WC_EX_WITH_SGID
     });
-    let c = "IBV_ACCESS_OPTIONAL_RANGE".into();
-    numbers.push(Number { c, here: IBV_ACCESS_OPTIONAL as usize });
+    numbers.push(number("IBV_ACCESS_OPTIONAL_RANGE", IBV_ACCESS_OPTIONAL as usize));
     numbers
 }
 
 #[test]
 fn structures_and_constants_match_c_headers() {
-    let numbers = numbers();
-    let mut source = String::from(
-        "#include <stddef.h>\n#include <stdio.h>\n\
-         #include <infiniband/verbs.h>\n#include <infiniband/efadv.h>\nint main(void) {\n",
-    );
-    for number in &numbers {
-        writeln!(source, "printf(\"%zu\\n\", (size_t)({}));", number.c).unwrap();
-    }
-    source.push_str("}\n");
-
-    let directory = TempDir::new().unwrap();
-    let program = directory.path().join("layout");
-    let mut compiler = Command::new("cc");
-    compiler.args(["-x", "c", "-", "-o"]).arg(&program);
-    compiler.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let Ok(mut compiler) = compiler.spawn() else { return is_missing("cc") };
-    compiler.stdin.take().unwrap().write_all(source.as_bytes()).unwrap();
-    let compiled = compiler.wait_with_output().unwrap();
-    if !compiled.status.success() {
-        let message = String::from_utf8_lossy(&compiled.stderr);
-        assert!(message.contains("infiniband/verbs.h"), "{message}");
-        return is_missing("libibverbs-dev");
-    }
-    let output = Command::new(&program).output().unwrap();
-    assert!(output.status.success());
-    let in_c = String::from_utf8(output.stdout).unwrap();
-    let in_c: Vec<usize> = in_c.lines().map(|line| line.parse().unwrap()).collect();
-    assert_eq!(in_c.len(), numbers.len());
-    let differing: Vec<_> = numbers
-        .iter()
-        .zip(in_c)
-        .filter(|(number, in_c)| number.here != *in_c)
-        .map(|(number, in_c)| format!("{}: {in_c} in C, {} here", number.c, number.here))
-        .collect();
-    assert!(differing.is_empty(), "{differing:#?}");
+    assert_same(&numbers(), &["infiniband/verbs.h", "infiniband/efadv.h"], "libibverbs-dev");
 }
 
 /// The functions of libibverbs 64 and libefa 64 that take or return an object of the library. If one were
