@@ -19,6 +19,7 @@ pub(crate) enum Value {
 }
 
 /// Decodes an instruction of x86-64; `byte` reads its bytes. It reads none behind its end.
+#[cfg(any(test, target_arch = "x86_64"))]
 pub(crate) fn x86_64(byte: impl Fn(usize) -> u8) -> Option<Store> {
     const REX: u8 = 0x40;
     const WIDE: u8 = 8;
