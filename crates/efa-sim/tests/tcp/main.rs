@@ -711,6 +711,30 @@ fn packets_are_acknowledged_by_the_poll_that_receives_them() {
 }
 
 #[test]
+fn packet_is_received_by_the_next_poll_of_a_program_that_sleeps_between_its_polls() {
+    let mut world = World::new(3);
+    let to = [0, 1].map(|sender| world.destination(sender, 2));
+    world.post_receives(2, 8);
+    // By turns, as one that sent last is looked at in each poll.
+    for (id, sender) in [0, 1, 0, 1, 0, 1].into_iter().enumerate() {
+        world.assert_idle();
+        world.send(sender, to[sender], id as u64, b"found");
+        let now = world.now;
+        let early = world.qp(sender).poll(now);
+        assert!(early.is_none(), "{early:?}");
+        if id < 2 {
+            // It connects.
+            world.received(2, 1);
+        } else {
+            std::thread::sleep(Duration::from_millis(1));
+            let found = world.qp(2).poll(now);
+            assert!(matches!(found, Some(Completion::Receive { .. })), "{id}: {found:?}");
+        }
+        assert_eq!(world.ended(sender, 1), [(id as u64, Ok(()))]);
+    }
+}
+
+#[test]
 fn device_address_and_port_range_are_checked() {
     let error = |address: [u8; 4]| TcpDevice::open(TcpOptions::new(address)).unwrap_err();
     assert!(matches!(error([0, 0, 0, 0]), DeviceError::BadAddress { .. }));
