@@ -9,6 +9,7 @@
 //!       ──► interop      scenarios between libfabric and this stack
 //!       ──► soak         random operations under faults, for minutes or hours
 //!       ──► fuzz         hostile input for every part that reads untrusted bytes
+//!       ──► aarch64      the workspace for 64-bit ARM, and tests under emulation
 //!       ──► conformance  checklist rows and the tests that show them
 //!       ──► verbs        efa-verbs with rdma-core, and on the software device
 //!       ──► package      crates can be published; their oldest Rust; `no_std`
@@ -21,6 +22,7 @@
 #[macro_use]
 mod output;
 
+mod aarch64;
 mod ahead;
 mod bench;
 mod checked;
@@ -79,6 +81,8 @@ enum Task {
     Soak(soak::Args),
     /// Fuzz every part that reads untrusted bytes
     Fuzz(fuzz::Args),
+    /// Build for 64-bit ARM, and run tests under emulation
+    Aarch64(aarch64::Args),
     /// Collect the tests of each checklist row into docs/conformance.md
     Conformance(conformance::Args),
 }
@@ -108,6 +112,7 @@ fn run(cli: Cli) -> Result<()> {
         Task::Interop(args) => interop::run(&workspace, &args),
         Task::Soak(args) => soak::run(&workspace, &args),
         Task::Fuzz(args) => fuzz::run(&workspace, &args),
+        Task::Aarch64(args) => aarch64::run(&workspace, &args),
         Task::Conformance(args) => conformance::run(&workspace, &args),
     }
 }

@@ -7,6 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use crate::aarch64;
 use crate::process;
 use crate::steps::Step;
 use crate::workspace::Workspace;
@@ -66,12 +67,18 @@ pub(crate) enum Tool {
     Valgrind,
     /// The runner of the instruction benches, of exactly the version of the crate.
     GungraunRunner,
+    /// Rust's libraries, a linker and the system's libraries for 64-bit ARM, and QEMU, which runs its programs.
+    Aarch64Target,
+    Aarch64Compiler,
+    Aarch64Libc,
+    Qemu,
 }
 
 /// Where a tool comes from.
 enum Source {
     Debian(DebianPackage),
     Rustup { subcommand: &'static str, component: &'static str },
+    Target(&'static str),
     CargoInstall(Program),
     PyPi { name: &'static str, packages: &'static [&'static str] },
 }
@@ -179,6 +186,16 @@ impl Tool {
             Self::Valgrind => Source::Debian(DebianPackage::program("valgrind", "valgrind")),
             Self::GungraunRunner => Source::CargoInstall(Program::GungraunRunner),
             Self::CargoFuzz => Source::CargoInstall(Program::CargoFuzz),
+            Self::Aarch64Target => Source::Target(aarch64::TARGET),
+            Self::Aarch64Compiler => Source::Debian(DebianPackage::program(
+                "gcc-aarch64-linux-gnu",
+                "aarch64-linux-gnu-gcc",
+            )),
+            Self::Aarch64Libc => Source::Debian(DebianPackage::file(
+                "libc6-dev-arm64-cross",
+                "/usr/aarch64-linux-gnu/lib/libc.so.6",
+            )),
+            Self::Qemu => Source::Debian(DebianPackage::program("qemu-user", "qemu-aarch64")),
         }
     }
 }
@@ -200,7 +217,10 @@ pub(crate) fn provide_all(workspace: &Workspace) -> Result<()> {
 pub(crate) fn are_installed(tools: &[Tool]) -> bool {
     tools.iter().all(|tool| match tool.source() {
         Source::Debian(package) => package.is_there(),
-        Source::Rustup { .. } | Source::CargoInstall(_) | Source::PyPi { .. } => true,
+        Source::Rustup { .. }
+        | Source::Target(_)
+        | Source::CargoInstall(_)
+        | Source::PyPi { .. } => true,
     })
 }
 
@@ -226,6 +246,7 @@ pub(crate) fn provide(workspace: &Workspace, tools: impl IntoIterator<Item = Too
                     components.push(component);
                 }
             }
+            Source::Target(target) => add_target(workspace, target)?,
             Source::CargoInstall(program) => programs.push(program),
             Source::PyPi { name, packages } => environments.push((name, packages)),
         }
@@ -252,6 +273,20 @@ pub(crate) fn provide(workspace: &Workspace, tools: impl IntoIterator<Item = Too
         python_environment(workspace, name, packages)?;
     }
     Ok(())
+}
+
+/// Adds a target of the toolchain, if it isn't there.
+fn add_target(workspace: &Workspace, target: &str) -> Result<()> {
+    let rustup = || {
+        let mut rustup = Command::new("rustup");
+        rustup.arg("target").current_dir(workspace.root());
+        rustup
+    };
+    let installed = process::output_of(rustup().args(["list", "--installed"]))?;
+    if installed.lines().any(|line| line == target) {
+        return Ok(());
+    }
+    process::run(rustup().args(["add", target]))
 }
 
 /// Where the Python environments are.
