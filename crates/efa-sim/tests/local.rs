@@ -635,3 +635,12 @@ fn look_finds_nothing_until_an_event_is_scheduled() {
     assert!(!b.has_no_arrivals());
     assert!(b.await_arrivals() && b.has_no_arrivals());
 }
+
+#[test]
+fn packet_for_which_there_is_no_memory_is_an_error() {
+    let options = LocalOptions::default().with(|options| options.mtu = usize::MAX);
+    let device = LocalFabric::new(options).open();
+    let mut queue_pair = device.create_queue_pair(QueuePairOptions::default()).unwrap();
+    let error = queue_pair.allocate_packet().unwrap_err();
+    assert_eq!(error.shortage(), Some(Shortage::Memory), "{error}");
+}

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use efa_device::{
     AddressHandle, Completion, Destination, DeviceError, Gid, PostError, Qpn, QueuePairOptions,
-    RdmaRequest, RegionRange, SendRequest, Source, Status, Time, WorkId,
+    RdmaRequest, RegionRange, SendRequest, Source, Status, Time, WorkId, zeroed,
 };
 use fastrand::Rng;
 
@@ -250,7 +250,7 @@ impl Network {
             let limit = self.options.max_regions;
             return Err(DeviceError::LimitReached { object: "packet buffer", limit });
         }
-        Ok(vec![0; self.options.mtu].into())
+        zeroed(self.options.mtu)
     }
 
     // ---- queue pairs -------------------------------------------------------------------------

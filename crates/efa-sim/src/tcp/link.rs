@@ -683,7 +683,10 @@ fn listen(options: &TcpOptions) -> Result<Listener, DeviceError> {
     let mut refused = Errno::ADDRINUSE;
     let at = |port| endpoint(options.address, port, options.scope_id);
     let ports = options.ports.clone().unwrap_or(0..=0);
-    for port in ports {
+    if ports.is_empty() {
+        return Err(DeviceError::LimitReached { object: "queue pair", limit: 0 });
+    }
+    for port in ports.clone() {
         match Listener::bind(at(port), WAITING) {
             Ok(listener) => return Ok(listener),
             Err(errno) => refused = errno,
@@ -692,5 +695,9 @@ fn listen(options: &TcpOptions) -> Result<Listener, DeviceError> {
             break;
         }
     }
-    Err(system(format!("listening on {}", options.address), refused))
+    let place = match &options.ports {
+        Some(ports) => format!("{}, ports {} to {}", options.address, ports.start(), ports.end()),
+        None => options.address.to_string(),
+    };
+    Err(system(format!("listening on {place}"), refused))
 }

@@ -744,6 +744,12 @@ fn device_address_and_port_range_are_checked() {
     let long = TcpDevice::open(options(1).with(|options| options.mtu = 65537)).unwrap_err();
     assert_eq!(long, DeviceError::TooLong { length: 65537, limit: 65536 });
 
+    #[allow(clippy::reversed_empty_ranges, reason = "the subject")]
+    let none = options(1).with(|options| options.ports = Some(9..=3));
+    let none = TcpDevice::open(none).unwrap();
+    let error = none.create_queue_pair(infinite_retry_options()).unwrap_err();
+    assert_eq!(error, DeviceError::LimitReached { object: "queue pair", limit: 0 });
+
     let deep = infinite_retry_options().with(|options| options.send_depth = 5000);
     let error = device(1).create_queue_pair(deep).unwrap_err();
     assert_eq!(error, DeviceError::TooLong { length: 5000, limit: 4096 });
