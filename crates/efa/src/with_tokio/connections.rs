@@ -33,7 +33,14 @@ pub enum ConnectAsyncError {
     Failed(#[from] ConnectError),
     /// Nobody watches the attempt any more. It was given up.
     #[error("the connection is watched no more: {0}")]
-    Ended(#[from] Ended),
+    Ended(Ended),
+}
+
+// Not `#[from]`, as in `AsyncError`.
+impl From<Ended> for ConnectAsyncError {
+    fn from(ended: Ended) -> Self {
+        Self::Ended(ended)
+    }
 }
 
 /// A request that was to be accepted, and led to no connection.

@@ -74,7 +74,14 @@ pub enum AsyncError {
     /// Nobody reads the endpoint's completions any more. The buffer stays with the endpoint if the operation was
     /// under way.
     #[error("the completions are read no more: {0}")]
-    Ended(#[from] Ended),
+    Ended(Ended),
+}
+
+// Not `#[from]`, which would make it the source as well: a report of the whole chain would say it twice.
+impl From<Ended> for AsyncError {
+    fn from(ended: Ended) -> Self {
+        Self::Ended(ended)
+    }
 }
 
 /// Why nothing happens any more at an [`AsyncEndpoint`], a connection or a listener.

@@ -23,6 +23,29 @@ fn objects_are_send_and_sync() {
     shared::<efa::MemoryRegion>();
     shared::<efa::Buffer>();
     shared::<efa::Completion>();
+    shared::<efa::CompletionError>();
+    shared::<efa::Refused>();
+    shared::<efa::Counter>();
+    shared::<efa::EventQueue>();
+    shared::<efa::ControlEvent>();
+    shared::<efa::PassiveEndpoint>();
+    shared::<efa::Listener>();
+    shared::<efa::ConnectionRequest>();
+    shared::<efa::MsgEndpoint>();
+    shared::<efa::MsgEndpointBuilder>();
+    shared::<efa::ScalableEndpoint>();
+    shared::<efa::ScalableEndpointBuilder>();
+    shared::<efa::TransmitContext>();
+    shared::<efa::ReceiveContext>();
+    shared::<efa::SharedReceiveQueue>();
+    shared::<efa::SendBudget>();
+    shared::<efa::WaitSet>();
+    shared::<efa::PollSet>();
+    shared::<efa::Claim>();
+    shared::<efa::Packet>();
+    shared::<efa::RegionSlice>();
+    shared::<efa::Reservation>();
+    shared::<efa::Info>();
     shared::<efa::ManualClock>();
 }
 
