@@ -28,8 +28,8 @@ pub(crate) struct Args {
     keep_going: bool,
 }
 
-/// A feature that is off by default and has tests, examples and documentation of its own.
-pub(crate) const TOKIO: &str = "--features=efa/tokio";
+/// Features that are off by default and have tests, examples or documentation of their own.
+pub(crate) const OFF_BY_DEFAULT: &str = "--features=efa/tokio,efa/capture";
 
 /// One step of `cargo xtask test`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -198,7 +198,7 @@ impl Step {
                 "clippy",
                 "--workspace",
                 "--all-targets",
-                TOKIO,
+                OFF_BY_DEFAULT,
                 "--",
                 "--deny=warnings",
             ])),
@@ -209,11 +209,11 @@ impl Step {
                     "build",
                     "--workspace",
                     "--examples",
-                    TOKIO,
+                    OFF_BY_DEFAULT,
                 ]))?;
                 cargo.args(["test", "--workspace", "--no-fail-fast", "--lib", "--bins", "--tests"]);
                 // C programs run in steps of their own.
-                cargo.arg(TOKIO).env("EFA_INTEROP", "0");
+                cargo.arg(OFF_BY_DEFAULT).env("EFA_INTEROP", "0");
                 // A snapshot that differs is a failure.
                 run_tests(cargo.env("INSTA_UPDATE", "no"), tests)
             }
@@ -239,7 +239,7 @@ impl Step {
             }
             Self::Verbs => verbs::step(workspace, |cargo| run_tests(cargo, tests)),
             Self::Doctests => {
-                cargo.args(["test", "--workspace", "--no-fail-fast", TOKIO]);
+                cargo.args(["test", "--workspace", "--no-fail-fast", OFF_BY_DEFAULT]);
                 run_tests(cargo.arg("--doc"), tests)
             }
             Self::Doc => process::run(cargo.env("RUSTDOCFLAGS", "-D warnings").args([
@@ -379,7 +379,7 @@ impl fmt::Display for Report {
 /// The files of tests with these names. All packages are selected, as in the step `tests`, whose build is theirs then:
 /// features depend on the selection.
 fn with_packages<'a>(cargo: &'a mut Command, files: &[&str]) -> &'a mut Command {
-    cargo.args(["test", "--workspace", "--no-fail-fast", TOKIO]);
+    cargo.args(["test", "--workspace", "--no-fail-fast", OFF_BY_DEFAULT]);
     cargo.args(files.iter().map(|file| format!("--test={file}")));
     // The Debian packages are installed, so no test is skipped.
     cargo.env("EFA_INTEROP", "1")

@@ -15,7 +15,7 @@ use crate::checked;
 use crate::process;
 use crate::setup::{self, Tool};
 use crate::soak;
-use crate::steps::TOKIO;
+use crate::steps::OFF_BY_DEFAULT;
 use crate::workspace::Workspace;
 
 /// What the step needs.
@@ -99,7 +99,8 @@ pub(crate) fn step(
         compared.and(built.map(drop))
     })?;
     let interface = SoftInterface::new(workspace)?;
-    let tests = ["test", "--workspace", TOKIO, "--test=on_verbs", "--", "--test-threads=1"];
+    let tests =
+        ["test", "--workspace", OFF_BY_DEFAULT, "--test=on_verbs", "--", "--test-threads=1"];
     test(workspace.cargo().args(interface.runner()).args(tests))?;
     drop(interface);
     soak::verbs_gate(workspace)?;

@@ -79,6 +79,10 @@
 //! ```
 
 #![deny(unsafe_code)]
+#![cfg_attr(
+    not(feature = "capture"),
+    allow(rustdoc::broken_intra_doc_links, reason = "they lead to captures")
+)]
 
 pub mod address_table;
 mod book;

@@ -96,8 +96,9 @@ impl Endpoint {
     ///         break claim;
     ///     }
     /// };
-    /// let buffer = vec![0; claim.message().length as usize];
-    /// claim.receive(buffer, 2)?;
+    /// // The sender says how long it is: allocate at most what this program wants to receive.
+    /// let length = claim.message().length.min(1 << 20) as usize;
+    /// claim.receive(vec![0; length], 2)?;
     /// # loop {
     /// #     let completion = queue.wait(Duration::from_secs(10))?;
     /// #     if completion.is_received() {

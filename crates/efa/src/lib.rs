@@ -109,6 +109,10 @@
 //!   dependencies tokio and futures-core.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    not(feature = "sim"),
+    allow(rustdoc::broken_intra_doc_links, reason = "they lead to the software device")
+)]
 
 mod address;
 mod address_vector;
@@ -177,7 +181,7 @@ pub mod with_tokio;
 /// use efa::sim::{Capture, SharedSink, ShmOptions};
 ///
 /// let capture = SharedSink::new(Capture::create("run.pcapng", "alice")?);
-/// let options = ShmOptions::default().with(|options| options.capture = Some(capture.clone()));
+/// let options = ShmOptions::new("host").with(|options| options.capture = Some(capture.clone()));
 /// let domain = Fabric::shm(options).domain()?;
 /// // … and when a reader shall find all packets so far:
 /// capture.flush();

@@ -51,8 +51,9 @@ impl AsyncEndpoint {
     /// # let to_bob = addresses.insert(bob.address())?;
     /// let (sent, received) = tokio::join!(alice.send(Message::to(to_bob), "of any length"), async {
     ///     let mut claim = bob.claim(Receive::untagged()).await?;
-    ///     let buffer = vec![0; claim.message().length as usize];
-    ///     claim.receive(buffer).await
+    ///     // The sender says how long it is: allocate at most what this program wants to receive.
+    ///     let length = claim.message().length.min(1 << 20) as usize;
+    ///     claim.receive(vec![0; length]).await
     /// });
     /// sent?;
     /// assert_eq!(received?.into_message(), *b"of any length");
