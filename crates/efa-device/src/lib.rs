@@ -272,12 +272,20 @@ impl Default for DeviceAttributes {
 }
 
 /// A refused post, with the packet.
-#[derive(Debug)]
+#[derive(thiserror::Error)]
+#[error("{error}")]
 pub struct PostError<P> {
     /// The reason.
     pub error: DeviceError,
     /// The packet.
     pub packet: P,
+}
+
+/// Prints the reason, and nothing of the packet.
+impl<P> fmt::Debug for PostError<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostError").field("error", &self.error).finish_non_exhaustive()
+    }
 }
 
 /// A datagram to be sent.

@@ -161,6 +161,8 @@ impl Region for NoRegion {
 }
 
 /// A refused registration, with the memory.
+#[derive(thiserror::Error)]
+#[error("registering {} bytes of memory failed: {error}", memory.len())]
 pub struct RegisterError {
     /// The reason.
     pub error: DeviceError,

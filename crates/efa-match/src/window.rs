@@ -107,11 +107,13 @@ impl<T> Window<T> {
 
     /// The same window with another limit on how many ids ahead items are kept, at least its size and at
     /// most 2^31. This bounds the memory that a peer can make the window use.
+    #[must_use]
     pub fn with_limit(self, limit: u32) -> Self {
         Self { limit: limit.clamp(self.size, HALF), ..self }
     }
 
     /// The same window, empty, expecting `msg_id` first.
+    #[must_use]
     pub fn starting_at(self, msg_id: u32) -> Self {
         Self { expected: msg_id, len: 0, ahead: None, ..self }
     }

@@ -7,6 +7,7 @@
 //! ```
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -529,5 +530,14 @@ impl AsFd for Netio {
     #[allow(clippy::expect_used, reason = "documented")]
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.link.set.as_ref().expect("a context that sleeps").as_fd()
+    }
+}
+
+impl fmt::Debug for Netio {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Netio")
+            .field("domain", &self.link.domain)
+            .field("counts", &self.counts())
+            .finish_non_exhaustive()
     }
 }

@@ -1,5 +1,6 @@
 //! What a context reports, and why connections end.
 
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 
@@ -226,8 +227,8 @@ pub enum ClosedReason {
     /// The other side didn't end the connection in time.
     #[error("the other side did not end the connection in time")]
     TimedOut,
-    /// The device failed.
-    #[error("the device failed: {0}")]
+    /// An operation of the connection failed, and not because the other side is gone.
+    #[error("an operation failed: {0}")]
     Failed(OperationError),
 }
 
@@ -253,13 +254,23 @@ pub enum SocketError {
 }
 
 /// A buffer was not posted ([`Netio::post`](crate::Netio::post)); it comes back.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{error}")]
 pub struct PostRefused {
     /// Why.
     pub error: PostError,
     /// The buffer.
     pub buffer: Vec<u8>,
+}
+
+/// Prints the buffer's length, and none of its bytes.
+impl fmt::Debug for PostRefused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostRefused")
+            .field("error", &self.error)
+            .field("length", &self.buffer.len())
+            .finish()
+    }
 }
 
 /// Why a buffer isn't posted.

@@ -94,6 +94,7 @@ impl SendOptions {
 
 /// When a message is complete.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Completion {
     /// Its memory may be overwritten (`FI_INJECT_COMPLETE`). It need not have left this host.
     #[default]
@@ -220,6 +221,7 @@ impl PublishOptions {
 
 /// What happens to a message that not all subscribers can take at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum WhenFull {
     /// The answer is [`Published::Partial`](crate::Published::Partial), and the program goes on with its token.
     #[default]
@@ -230,6 +232,7 @@ pub enum WhenFull {
 
 /// What happens to a subscriber that takes nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Slow {
     /// What it is owed waits.
     #[default]

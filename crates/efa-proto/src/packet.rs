@@ -13,12 +13,22 @@ use crate::{
 use crate::{cts, error_report, handshake, never_sent, response, rta, rtm, rtr, rtw};
 
 /// A parsed packet, borrowing arrays and payload from the bytes it was parsed from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Packet<'a> {
     /// All fields.
     pub header: Header<'a>,
     /// All bytes behind the header: application data, or bytes without meaning for types that have none.
     pub payload: &'a [u8],
+}
+
+/// Prints the header, and how long the payload is: it is the application's.
+impl fmt::Debug for Packet<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Packet")
+            .field("header", &self.header)
+            .field("payload", &format_args!("{} bytes", self.payload.len()))
+            .finish()
+    }
 }
 
 /// The header of a packet.

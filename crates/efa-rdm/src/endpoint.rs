@@ -1,8 +1,9 @@
 //! The endpoint: its parts and its public calls.
 
+use std::fmt;
 use std::sync::Arc;
 
-use efa_device::{QueuePair, Rdma, Time};
+use efa_device::{QueuePair, QueuePairAddress, Rdma, Time};
 use efa_handshake::Extras;
 use efa_match::{Cancelled, Forgotten, Pattern, Posted as Posting};
 use efa_proto::{Connid, EagerConnid, RawAddress};
@@ -35,7 +36,6 @@ pub(crate) const PROGRESS_BUDGET: u32 = 64;
 /// It is a state machine: calls start operations, [`poll`](Self::poll) moves them on and returns
 /// their completions. It has no threads, no clock and no locks. `B` is the kind of buffer that
 /// operations take and completions give back.
-#[derive(Debug)]
 pub struct Endpoint<Q: QueuePair, B> {
     pub(crate) matching: Matching<Q, B>,
     /// `None`, unless the queue pair is an [`InPlaceQueue`](crate::InPlaceQueue).
@@ -44,6 +44,20 @@ pub struct Endpoint<Q: QueuePair, B> {
     pub(crate) trim_at: Time,
     /// Device completions that may still be handled before other work that is due.
     pub(crate) budget: u32,
+}
+
+fn raw(address: QueuePairAddress) -> RawAddress {
+    let QueuePairAddress { gid, qpn, qkey } = address;
+    RawAddress { gid: gid.0, qpn: qpn.0, connid: Connid(qkey.0) }
+}
+
+/// Prints the address, and nothing of what is under way.
+impl<Q: QueuePair, B> fmt::Debug for Endpoint<Q, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint")
+            .field("address", &raw(self.matching.ops.core.local))
+            .finish_non_exhaustive()
+    }
 }
 
 /// A message to be sent.
@@ -173,11 +187,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Where this endpoint can be reached (section 1.4).
     #[must_use]
     pub fn address(&self) -> RawAddress {
-        RawAddress {
-            gid: self.core().local.gid.0,
-            qpn: self.core().local.qpn.0,
-            connid: Connid(self.core().local.qkey.0),
-        }
+        raw(self.core().local)
     }
 
     /// The peer with an address, made known if it was not.

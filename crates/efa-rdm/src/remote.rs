@@ -4,7 +4,7 @@ use efa_device::RemoteMemory;
 use efa_proto::{MAX_IOV, RmaIov};
 
 /// Memory of a peer: up to [`MAX_IOV`] pieces, used in order as one range.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remote {
     pieces: [RmaIov; MAX_IOV],
     count: u8,

@@ -61,6 +61,7 @@ mod reader;
 mod tests;
 
 use std::borrow::Cow;
+use std::fmt;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
@@ -178,6 +179,15 @@ pub struct Capture<W: Write> {
     most: usize,
     scratch: Vec<u8>,
     failed: Option<CaptureError>,
+}
+
+impl<W: Write> fmt::Debug for Capture<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Capture")
+            .field("most", &self.most)
+            .field("failed", &self.failed)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Capture<File> {

@@ -137,10 +137,19 @@ pub trait Link: fmt::Debug {
 /// A queue pair of the [shm](crate::shm) or the [tcp link](crate::tcp).
 ///
 /// Dropping it rejects the packets that others have sent to it, so that their sends complete.
-#[derive(Debug)]
 pub struct LinkQueuePair<L: Link> {
     state: QueueState,
     pub(crate) link: L,
+}
+
+/// Prints the address, and nothing of what is posted or arrives.
+impl<L: Link> fmt::Debug for LinkQueuePair<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LinkQueuePair")
+            .field("device", &self.state.attributes.name)
+            .field("address", &self.state.address)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<L: Link> LinkQueuePair<L> {

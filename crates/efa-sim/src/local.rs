@@ -37,6 +37,7 @@ mod network;
 mod shared;
 mod sleep;
 
+use std::fmt;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -69,7 +70,7 @@ pub enum Reorder {
 }
 
 /// Options of a fabric.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct LocalOptions {
     /// Seed of all random numbers.
@@ -361,13 +362,19 @@ impl LocalFabric {
 }
 
 /// A host of a [`LocalFabric`].
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct LocalDevice {
     shared: Shared,
     host: HostId,
     gid: Gid,
     attributes: Arc<DeviceAttributes>,
     keys: KeyTable,
+}
+
+impl fmt::Debug for LocalDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalDevice").field("attributes", &self.attributes).finish_non_exhaustive()
+    }
 }
 
 impl LocalDevice {
@@ -478,7 +485,6 @@ impl Device for LocalDevice {
 /// A queue pair of a [`LocalDevice`].
 ///
 /// Dropping it drops its buffers; sends that wait for it fail.
-#[derive(Debug)]
 pub struct LocalQueuePair {
     device: LocalDevice,
     endpoint: EndpointId,
@@ -605,6 +611,15 @@ impl QueuePair for LocalQueuePair {
             Some(until) if until <= now => Armed::Pending,
             until => Armed::Quiet { until },
         })
+    }
+}
+
+impl fmt::Debug for LocalQueuePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalQueuePair")
+            .field("device", &self.attributes.name)
+            .field("address", &self.address)
+            .finish_non_exhaustive()
     }
 }
 

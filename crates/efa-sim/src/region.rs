@@ -7,6 +7,7 @@
 //! ```
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -27,10 +28,21 @@ use crate::memory::{FilePart, Memory, Part};
 /// Registered memory of a software device.
 ///
 /// Dropping the last clone ends the registration and frees the memory.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct SoftRegion(Arc<Registered>);
 
-#[derive(Debug)]
+/// Prints no bytes, and takes no lock.
+impl fmt::Debug for SoftRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SoftRegion")
+            .field("length", &self.0.length)
+            .field("address", &self.0.address)
+            .field("key", &self.0.key)
+            .field("access", &self.0.access)
+            .finish_non_exhaustive()
+    }
+}
+
 struct Registered {
     memory: BiasedMutex<Memory>,
     length: usize,
@@ -87,8 +99,14 @@ pub struct RawMemory {
 }
 
 /// The regions of a device by key. Clones are the same table.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct KeyTable(Arc<Table>);
+
+impl fmt::Debug for KeyTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyTable").field("limit", &self.0.limit).finish_non_exhaustive()
+    }
+}
 
 #[derive(Debug)]
 struct Table {

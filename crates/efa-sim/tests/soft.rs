@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::fmt;
 use std::time::Duration;
 
 use common::Directory;
@@ -26,7 +27,10 @@ fn wait<Q: QueuePair>(now: &mut Time, qp: &mut Q, other: &mut Q) -> Completion<Q
 }
 
 /// A message and its answer between two devices; what is wrong is refused alike.
-fn scenario<D: Device>(first: D, second: D) {
+fn scenario<D>(first: D, second: D)
+where
+    D: Device<QueuePair: fmt::Debug, Region: fmt::Debug> + fmt::Debug,
+{
     let mtu = first.attributes().mtu;
     assert_eq!(first.attributes().vendor_part_id, 0xefa2);
     let options = QueuePairOptions::default().with(|options| {
@@ -56,6 +60,13 @@ fn scenario<D: Device>(first: D, second: D) {
     let refused = a.post_send(long).unwrap_err();
     assert_eq!(refused.error, DeviceError::TooLong { length: limit + 1, limit });
     assert_eq!(refused.packet.as_ref()[0], 42);
+    assert_eq!(refused.to_string(), refused.error.to_string());
+    let region = first.register(vec![215; 64].into(), Access::default()).unwrap();
+    let objects: [&dyn fmt::Debug; 4] = [&first, &a, &refused, &region];
+    for object in objects {
+        let text = format!("{object:?}");
+        assert!(text.len() < 1024 && !text.contains("215, 215"), "{text}");
+    }
 
     let buffer = b.allocate_packet().unwrap();
     b.post_receive(buffer).unwrap();

@@ -98,7 +98,7 @@ pub type Entry = Result<Completion, CompletionError>;
 pub struct CompletionQueue(Arc<Shared>);
 
 /// Why [`CompletionQueue::wait`] returned no completion.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WaitError {
     /// Nothing completed in time.

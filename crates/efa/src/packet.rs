@@ -7,11 +7,12 @@
 //!                         └──── Buffer ◄─ Completion        contains the message
 //! ```
 
+use std::fmt;
+
 use crate::device::AnyPacket;
 
 /// A packet of a device, for a [receive in place](crate::Endpoint::receive_in_place). It holds one
 /// message at a time and can be posted again. Dropping it frees its memory.
-#[derive(Debug)]
 pub struct Packet {
     memory: AnyPacket,
     /// Offset and length of the message in bytes. A datagram is far shorter than `u32::MAX`.
@@ -52,5 +53,14 @@ impl Packet {
 
     pub(crate) fn into_memory(self) -> AnyPacket {
         self.memory
+    }
+}
+
+impl fmt::Debug for Packet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Packet")
+            .field("length", &self.length)
+            .field("capacity", &self.capacity())
+            .finish()
     }
 }

@@ -138,7 +138,7 @@ impl RegionSlice {
 /// let halves = Rma::pieces(FiAddr(0), &[memory.slice(32..64)?, memory.slice(0..32)?])?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Rma {
     pub(crate) peer: FiAddr,

@@ -4,6 +4,7 @@
 //!   operation starts ─► a share of the budget ─► operation completes, on its endpoint's queue ─► share returned
 //! ```
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -91,10 +92,9 @@ impl SendBudgetOptions {
 /// bob.send(Message::to(to_alice), refused.buffer, 2)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct SendBudget(Arc<Shared>);
 
-#[derive(Debug)]
 struct Shared {
     domain: Domain,
     options: SendBudgetOptions,
@@ -159,5 +159,14 @@ impl SendBudget {
     #[cfg(feature = "tokio")]
     pub(crate) fn give_turns(&self) {
         self.0.turn.notify_waiters();
+    }
+}
+
+impl fmt::Debug for SendBudget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SendBudget")
+            .field("limit", &self.limit())
+            .field("under_way", &self.under_way())
+            .finish_non_exhaustive()
     }
 }

@@ -147,6 +147,7 @@ impl<R, M: Copy> Offload<R, M> {
     }
 
     /// The same for a device whose count of unexpected messages starts at `count`.
+    #[must_use]
     pub fn counting_from(mut self, count: u32) -> Self {
         (self.handled, self.reported) = (count, count);
         self

@@ -4,8 +4,8 @@ use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use efa_netio::{
-    AnySocket, ClosedReason, Delivery, Event, Handler, Message, Netio, Options, ReceiveSocket,
-    SendOptions, SendSocket, Sent, Timer, Wait,
+    AnySocket, ClosedReason, Delivery, Event, Handler, Message, Netio, Options, PostRefused,
+    ReceiveSocket, SendOptions, SendSocket, Sent, SocketError, Timer, Wait,
 };
 
 use crate::pairs::{Pair, RECEIVER, SENDER, buffers};
@@ -268,4 +268,17 @@ fn context_can_be_moved_to_another_thread() {
     netio.timer(Duration::ZERO, None);
     let thread = thread::spawn(move || netio.poll(Wait::Forever).unwrap());
     assert!(matches!(thread.join().unwrap(), Some(Event::Timer(_))));
+}
+
+#[test]
+fn debug_output_of_a_context_and_of_a_refused_buffer_is_short() {
+    let domain = efa::Fabric::local(efa::LocalOptions::default()).domain().unwrap();
+    let netio = Netio::new(&domain, Options::default()).unwrap();
+    let error = SocketError::Closed.into();
+    let refused = PostRefused { error, buffer: vec![215; 65_536] };
+    let objects: [&dyn std::fmt::Debug; 2] = [&netio, &refused];
+    for object in objects {
+        let text = format!("{object:?}");
+        assert!(text.len() < 512, "{} bytes: {}", text.len(), &text[..512]);
+    }
 }

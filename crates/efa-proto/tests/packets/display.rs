@@ -64,3 +64,13 @@ fn errors_return_packet_type_field_and_missing_bytes() {
     assert_eq!(error.packet_type(), Some(PacketType::EagerTagRtm));
     assert_eq!((error.field(), error.missing()), ("tag", Some(4)));
 }
+
+#[test]
+fn debug_output_of_a_packet_has_the_length_of_its_payload_and_no_byte_of_it() {
+    for sample in samples::all() {
+        let packet = sample.packet();
+        let packet = Packet { payload: &[215; 300], ..packet };
+        let text = format!("{packet:?}");
+        assert!(text.ends_with(", payload: 300 bytes }"), "{text}");
+    }
+}

@@ -1,6 +1,7 @@
 //! Captures read: blocks of the file, then pseudo headers.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Chain, Read};
 use std::path::Path;
@@ -83,6 +84,15 @@ pub struct CaptureReader<R: Read> {
     described: usize,
     skipped: Option<Skipped>,
     ended: bool,
+}
+
+impl<R: Read> fmt::Debug for CaptureReader<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CaptureReader")
+            .field("skipped", &self.skipped)
+            .field("ended", &self.ended)
+            .finish_non_exhaustive()
+    }
 }
 
 impl CaptureReader<File> {

@@ -58,12 +58,14 @@ impl TmDevice {
     }
 
     /// Sets whether new entries are held back until software has reported unexpected messages.
+    #[must_use]
     pub fn with_synchronisation(mut self, synchronisation: Synchronisation) -> Self {
         self.synchronisation = synchronisation;
         self
     }
 
     /// Sets the initial count of unexpected messages.
+    #[must_use]
     pub fn counting_from(mut self, count: u32) -> Self {
         self.first_count = count;
         self

@@ -78,7 +78,7 @@ impl EventQueueOptions {
 pub struct EventQueue(Arc<Shared>);
 
 /// Why [`EventQueue::wait`] returned no event.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EventWaitError {
     /// Nothing happened in time.

@@ -3,12 +3,13 @@
 use std::net::Ipv4Addr;
 
 use efa::{
-    Access, AddressVectorKind, AddressVectorOptions, AtomicOp, Class, CompletionQueueOptions,
-    Counted, CounterOptions, Direction, DomainOptions, EndpointOptions, EventQueueOptions, Fabric,
-    Hints, Info, Link, LocalOptions, LocalRegistration, Message, Mode, MsgEndpointOptions, Object,
-    Operation, PassiveEndpointOptions, PollSet, Progress, Query, Receive, RegistrationMode, Rma,
-    ScalableOptions, SendBudgetOptions, SharedReceiveQueueOptions, StartError, TcpOptions, Version,
-    Wanted, discover, info,
+    Access, AddressVectorKind, AddressVectorOptions, AtomicOp, Capabilities, Class,
+    CompletionQueueOptions, Config, Counted, CounterOptions, Direction, DomainOptions,
+    EndpointOptions, EventQueueOptions, Fabric, Hints, Info, Link, LocalOptions, LocalRegistration,
+    Message, Mode, MsgEndpointOptions, Object, Operation, PassiveEndpointOptions, PollSet,
+    Progress, Query, Receive, Receiving, RegistrationMode, Release, Rma, ScalableOptions,
+    SendBudgetOptions, SharedReceiveQueueOptions, StartError, TcpOptions, Version, Wanted,
+    discover, info,
 };
 
 // conformance: C17
@@ -229,7 +230,18 @@ fn debug_output_of_objects_is_short_and_has_no_message_while_much_is_under_way()
     let refused = full.register(SECRET.repeat(1000), Access::default()).unwrap_err();
     let keyed = full.with_registration(RegistrationMode::Scalable);
     let keyed = keyed.register_keyed(SECRET.repeat(1000), 7, Access::default()).unwrap_err();
-    let objects: [&dyn std::fmt::Debug; 20] = [
+    let in_place = EndpointOptions::new()
+        .capabilities(Capabilities::MSG)
+        .receiving(Receiving::InPlace)
+        .protocol(Config::as_release(Release::V1_20));
+    let in_place = domain
+        .endpoint(in_place)
+        .bind_completion_queue(&queue, Direction::Both)
+        .bind_address_vector(&addresses)
+        .enable()
+        .unwrap();
+    let packet = in_place.packet().unwrap();
+    let objects: [&dyn std::fmt::Debug; 22] = [
         &fabric,
         &domain,
         &queue,
@@ -250,6 +262,8 @@ fn debug_output_of_objects_is_short_and_has_no_message_while_much_is_under_way()
         &members,
         &refused,
         &keyed,
+        &in_place,
+        &packet,
     ];
     for object in objects {
         let text = format!("{object:?}");
