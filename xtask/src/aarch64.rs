@@ -9,7 +9,7 @@ use anyhow::Result;
 
 use crate::process;
 use crate::setup::{self, Tool};
-use crate::steps::TOKIO;
+use crate::steps::OFF_BY_DEFAULT;
 use crate::workspace::Workspace;
 
 const TOOLS: [Tool; 5] =
@@ -60,7 +60,7 @@ pub(crate) struct Args {
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     setup::provide(workspace, TOOLS)?;
     let mut clippy = cargo(workspace);
-    clippy.args(["clippy", "--workspace", "--all-targets", TOKIO, "--target", TARGET]);
+    clippy.args(["clippy", "--workspace", "--all-targets", OFF_BY_DEFAULT, "--target", TARGET]);
     process::run(clippy.args(["--", "--deny=warnings"]))?;
     if args.no_tests {
         return Ok(());
