@@ -73,7 +73,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         buffer: B,
         context: u64,
     ) -> Result<(), Refused<B>> {
-        let checked = self.matching.check_receives();
+        let checked = match self.matching.check_receives() {
+            // It is complete: others ended with the connection.
+            Err(StartError::Busy { .. }) if self.matching.connection_has_ended() => Ok(()),
+            checked => checked,
+        };
         let tagged = match checked.and_then(|()| self.matching.claimed(claim)) {
             Ok(tagged) => tagged,
             Err(error) => return Err(Refused { error, buffer }),

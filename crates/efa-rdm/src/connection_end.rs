@@ -3,8 +3,8 @@
 //! ```text
 //!   end_connection ─┬─► the peer ends: sends under way and messages that are incomplete are cancelled
 //!                   ├─► posted receives are cancelled
-//!                   └─► the limit of receives becomes 0: a later one takes a message that is complete,
-//!                       or is cancelled at once
+//!                   └─► the limit of receives becomes 0: a later one takes a message that is complete, also a
+//!                       claimed one, or is cancelled at once
 //! ```
 
 use efa_device::QueuePair;

@@ -1,6 +1,6 @@
 //! Endpoints of connections: strangers, and the end of the only peer.
 
-use efa_rdm::{Accept, Bounds, Config, DropReason, OperationError};
+use efa_rdm::{Accept, Bounds, Config, DropReason, OperationError, StartError};
 use efa_sim::local::LocalOptions;
 
 use crate::world::{World, pattern};
@@ -98,6 +98,39 @@ fn end_of_a_connection_cancels_what_is_under_way_and_keeps_complete_messages() {
         (34, as_cancelled, 0, None),
     ];
     assert_eq!(ended, expected);
+    assert_eq!(world.endpoint(1).packets_held().unexpected_bytes, 0);
+}
+
+#[test]
+fn claimed_message_that_is_complete_is_received_after_the_connection_has_ended() {
+    let mut world = world();
+    // Complete: one packet, several packets, one packet. Incomplete: the sender waits for a CTS.
+    let lengths = [100, 50_000, 400_000, 200];
+    for (context, length) in (1..).zip(lengths) {
+        world.send(0, 1, pattern(length, context), context);
+    }
+    world.drive();
+    let source = world.peer(1, 0);
+    let any = Accept::Untagged { source: None };
+    let claim = |world: &mut World| world.endpoint(1).claim(any).unwrap();
+    let before = [(); 3].map(|()| claim(&mut world).unwrap().0);
+    world.endpoint(1).end_connection(Some(source));
+    let (after, _) = claim(&mut world).unwrap();
+    assert_eq!(claim(&mut world), None);
+    for (index, claimed) in before.into_iter().chain([after]).enumerate() {
+        let buffer = vec![0; lengths[index]];
+        let started = world.endpoint(1).receive_claimed(claimed, buffer, index as u64);
+        let error = started.err().map(|refused| refused.error);
+        assert_eq!(error, (index == 2).then_some(StartError::ClaimEnded), "{index}");
+    }
+    world.drive();
+    let received =
+        world.take_receives(1).into_iter().map(|ended| (ended.context, ended.result, ended.buffer));
+    let expected = [0, 1, 3].map(|index| {
+        let context = index as u64;
+        (context, Ok(()), pattern(lengths[index], context + 1))
+    });
+    assert!(received.eq(expected));
     assert_eq!(world.endpoint(1).packets_held().unexpected_bytes, 0);
 }
 
