@@ -37,11 +37,13 @@ impl Call {
         self.stream.as_ref().map_or(Ok(()), |stream| stream.register(watch, key))
     }
 
-    /// Moves bytes in both directions as far as they go. An error of the stream ends the exchange.
+    /// Moves bytes in both directions as far as they go. An error of the stream ends the exchange, unless that was over.
     pub(super) fn pump(&mut self) {
         match &mut self.stream {
             Ok(stream) => {
-                if let Err(error) = carry(stream, &mut self.exchange) {
+                if let Err(error) = carry(stream, &mut self.exchange)
+                    && !self.exchange.is_over()
+                {
                     self.exchange.ended();
                     self.stream = Err(error);
                 }
@@ -50,7 +52,7 @@ impl Call {
         }
     }
 
-    /// Why the stream failed, if it did.
+    /// Why the stream failed, if that ended the exchange.
     pub(super) fn error(&self) -> Option<&io::Error> {
         self.stream.as_ref().err()
     }

@@ -159,6 +159,23 @@ fn rejected_connect_brings_the_data_and_succeeds_later() {
     });
 }
 
+/// What the system says of an answer that finds nobody isn't the reason.
+#[test]
+fn request_of_a_caller_that_has_gone_is_accepted_and_fails_as_ended() {
+    on_each_link(|pair| {
+        let listener = pair.callee.listen(ANY_PORT);
+        for _ in 0..10 {
+            let caller = pair.caller.builder(1).connect(listener.local_address(), b"").unwrap();
+            let request = pair.request();
+            drop(caller);
+            pair.rest();
+            let callee = pair.callee.builder(2).accept(request, b"").unwrap();
+            let error = pair.callee_event().unwrap_err();
+            assert_eq!((error.endpoint, error.error), (callee.id(), ConnectError::Ended));
+        }
+    });
+}
+
 // conformance: C42
 #[test]
 fn connect_to_a_listener_that_is_silent_times_out_and_succeeds_later() {
