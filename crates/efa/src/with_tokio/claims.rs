@@ -6,7 +6,8 @@ use crate::completion::{Completion, Refused, StartError};
 use crate::endpoint::Endpoint;
 use crate::message::Receive;
 
-use super::endpoint::{AsyncEndpoint, AsyncError, Inner, RECEIVE};
+use super::connections::End;
+use super::endpoint::{AsyncEndpoint, AsyncError, Inner, RECEIVE, either};
 
 /// A message that was claimed ([`AsyncEndpoint::claim`]): no receive matches it any more.
 /// [Receive](Self::receive) it; a claim that is dropped discards its message.
@@ -62,12 +63,17 @@ impl AsyncEndpoint {
     /// ```
     ///
     /// # Errors
-    /// [`AsyncError::Refused`], with an empty buffer, as for [`Endpoint::claim`]; the runtime was shut down.
+    /// [`AsyncError::Refused`], with an empty buffer, as for [`Endpoint::claim`], and with [`StartError::NotConnected`] when
+    /// the [connection](crate::with_tokio::AsyncMsgEndpoint) has ended and has left no such message; the runtime was shut
+    /// down.
     pub async fn claim(&self, receive: Receive) -> Result<AsyncClaim, AsyncError> {
-        let Inner { endpoint, shared, .. } = &*self.0;
+        let Inner { endpoint, shared, connection, .. } = &*self.0;
+        let mut end = connection.as_ref().map(|connection| connection.end());
         loop {
             // The task that reads completions gives turns after each look at what has arrived.
             let turn = shared.turn.notified();
+            // No message comes after the end of a connection.
+            let has_ended = end.as_ref().is_some_and(End::is_there);
             if let Some(ended) = shared.state.lock().ended.clone() {
                 return Err(ended.into());
             }
@@ -79,9 +85,16 @@ impl AsyncEndpoint {
                 Err(error) if !error.is_busy() => {
                     return Err(Refused { error, buffer: Buffer::default() }.into());
                 }
+                Ok(None) if has_ended => {
+                    let error = StartError::NotConnected;
+                    return Err(Refused { error, buffer: Buffer::default() }.into());
+                }
                 Ok(None) | Err(_) => {}
             }
-            turn.await;
+            match &mut end {
+                Some(end) if !has_ended => either(turn, end.comes()).await,
+                _ => turn.await,
+            }
         }
     }
 }

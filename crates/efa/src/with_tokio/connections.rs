@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use efa_connect::{Data, DataTooLong};
+use tokio::sync::watch;
 
 use super::endpoint::{AsyncEndpoint, EnableAsyncError, Ended, Futures};
 use super::hub::{ClosedBy, Hub, Link, Member, Over};
@@ -113,6 +114,20 @@ pub struct AsyncMsgEndpoint {
 pub(super) struct Connection {
     attachment: Attachment,
     member: Member,
+}
+
+/// The end of a connection, to be waited for.
+pub(super) struct End(watch::Receiver<Link>);
+
+impl End {
+    pub(super) fn is_there(&self) -> bool {
+        self.0.borrow().over.is_some()
+    }
+
+    pub(super) async fn comes(&mut self) {
+        // It fails only when nobody watches the connection any more.
+        drop(self.0.wait_for(|link| link.over.is_some()).await);
+    }
 }
 
 /// An enabled endpoint that may begin a connection.
@@ -286,6 +301,10 @@ impl AsyncMsgEndpoint {
 }
 
 impl Connection {
+    pub(super) fn end(&self) -> End {
+        End(self.member.link())
+    }
+
     /// Closes the endpoint, which is the one that this is of.
     pub(super) fn close(&self, endpoint: &Endpoint, timeout: Duration) -> Result<(), CloseError> {
         let ends = self.ends();

@@ -623,7 +623,7 @@ impl Inner {
 }
 
 /// Completes when one of the two has.
-async fn either(first: impl Future<Output = ()>, second: impl Future<Output = ()>) {
+pub(super) async fn either(first: impl Future<Output = ()>, second: impl Future<Output = ()>) {
     let (mut first, mut second) = (pin!(first), pin!(second));
     poll_fn(|cx| match first.as_mut().poll(cx) {
         Poll::Ready(()) => Poll::Ready(()),

@@ -369,6 +369,44 @@ fn tasks_that_wait_for_the_end_are_woken_when_the_peer_is_dropped() {
 }
 
 #[test]
+fn claim_after_the_end_of_a_connection_takes_what_has_arrived_and_then_ends() {
+    on_each(|sides| async move {
+        for by_caller in [true, false] {
+            let [caller, callee] = sides.connect().await;
+            caller.send(Message::to(PEER).tagged(1), "before").await.unwrap();
+            caller.send(Message::to(PEER).tagged(2), "after").await.unwrap();
+            let mut before = callee.claim(Receive::tagged(1)).await.unwrap();
+            let waits = {
+                let callee = callee.clone();
+                tokio::spawn(async move { callee.claim(Receive::tagged(3)).await.map(drop) })
+            };
+            tokio::task::yield_now().await;
+            if by_caller {
+                drop(caller);
+                assert_eq!(callee.closed().await, Ok(ClosedBy::Peer));
+            } else {
+                while callee.peek(Receive::tagged(2)).unwrap().is_none() {
+                    tokio::task::yield_now().await;
+                }
+                callee.shutdown(TIMEOUT).await.unwrap();
+            }
+            let mut after = callee.claim(Receive::tagged(2)).await.unwrap();
+            for (claim, text) in [(&mut before, "before"), (&mut after, "after")] {
+                let received = claim.receive(vec![0; 8]).await.unwrap();
+                assert_eq!(received.into_message(), *text.as_bytes());
+            }
+            for ended in [waits.await.unwrap(), callee.claim(Receive::untagged()).await.map(drop)] {
+                let error = ended.unwrap_err();
+                assert!(
+                    matches!(&error, AsyncError::Refused(r) if r.error == StartError::NotConnected),
+                    "{error:?}"
+                );
+            }
+        }
+    });
+}
+
+#[test]
 fn endpoint_that_is_closed_ends_its_connection_for_both_sides() {
     on_each(|sides| async move {
         let [caller, callee] = sides.connect().await;
