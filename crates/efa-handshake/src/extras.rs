@@ -1,5 +1,7 @@
 //! Extra features and requests, specification table 2.1 and what came after it.
 
+use core::fmt;
+
 use crate::Release;
 
 bitflags::bitflags! {
@@ -59,4 +61,38 @@ impl Extras {
         (9, "peer error", ExtraKind::Feature, None),
         (63, "peer error of 20 bytes", ExtraKind::Feature, None),
     ];
+}
+
+/// Prints the names of [`Extras::TABLE`]: `RDMA read, delivery complete`. An unknown bit has its number.
+impl fmt::Display for Extras {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bits = (0..u64::BITS).filter(|bit| self.bits() >> bit & 1 != 0);
+        for (n, bit) in bits.enumerate() {
+            if n > 0 {
+                f.write_str(", ")?;
+            }
+            match Self::TABLE.iter().find(|(known, ..)| *known == bit) {
+                Some((_, name, ..)) => f.write_str(name)?,
+                None => write!(f, "bit {bit}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::string::ToString;
+
+    use super::*;
+
+    #[test]
+    fn features_are_printed_by_their_names_and_unknown_bits_by_their_numbers() {
+        assert_eq!(Extras::empty().to_string(), "");
+        assert_eq!(Extras::DELIVERY_COMPLETE.to_string(), "delivery complete");
+        let several = Extras::from_bits_retain(1 << 40 | 1) | Extras::READ_NACK;
+        assert_eq!(several.to_string(), "RDMA read, read nack, bit 40");
+    }
 }

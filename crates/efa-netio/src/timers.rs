@@ -68,16 +68,16 @@ impl Timers {
         self.queue.keys().next().map(|(at, _)| *at)
     }
 
-    /// Takes what is due. A timer that repeats is due again later, once for all the times that were missed.
+    /// Takes what is due. A timer that repeats is due again later, once for all the times that were missed; at the end of time
+    /// it is due for the last time.
     pub(crate) fn take_due(&mut self, now: Time) -> Option<Due> {
         let entry = self.queue.first_entry().filter(|entry| entry.key().0 <= now)?;
         let ((at, _), due) = entry.remove_entry();
         if let Due::Timer(timer) = due {
-            match self.timers.get(timer).and_then(|entry| entry.every) {
-                Some(every) => {
-                    let next = (at + every).max(now + Duration::from_nanos(1));
-                    self.timers[timer].at = self.add(next, due);
-                }
+            let every = self.timers.get(timer).and_then(|entry| entry.every);
+            let next = every.map(|every| (at + every).max(now + Duration::from_nanos(1)));
+            match next.filter(|&next| next > now) {
+                Some(next) => self.timers[timer].at = self.add(next, due),
                 None => drop(self.timers.remove(timer)),
             }
         }
@@ -106,6 +106,15 @@ mod tests {
         assert_eq!(timers.take_due(at(31)), Some(Due::Timer(often)));
         assert!(!timers.cancel(late));
         assert!(timers.cancel(often));
+        assert!(timers.is_empty());
+    }
+
+    #[test]
+    fn repeating_timer_is_due_once_at_the_end_of_time() {
+        let mut timers = Timers::default();
+        let often = timers.timer(at(10), Some(Duration::from_nanos(15)));
+        assert_eq!(timers.take_due(at(u64::MAX)), Some(Due::Timer(often)));
+        assert_eq!(timers.take_due(at(u64::MAX)), None);
         assert!(timers.is_empty());
     }
 }

@@ -87,6 +87,9 @@ impl RawAddress {
 
     /// Reads the first 32 bytes of an address; longer ones of later releases begin with the same
     /// fields.
+    ///
+    /// # Errors
+    /// [`ParseError::Truncated`] for fewer bytes.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, ParseError> {
         match AddressBytes::ref_from_prefix(bytes) {
             Ok((address, _)) => Ok(address.get()),

@@ -23,6 +23,9 @@ pub struct BaseHeader {
 
 impl BaseHeader {
     /// Reads the base header of a packet and ignores everything behind it.
+    ///
+    /// # Errors
+    /// [`ParseError::Truncated`], [`ParseError::Version`] or [`ParseError::PacketType`].
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         match Base::read(bytes) {
             Some(base) => {

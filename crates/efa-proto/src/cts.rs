@@ -78,6 +78,9 @@ impl Cts {
     }
 
     /// Writes the packet; returns its length in bytes.
+    ///
+    /// # Errors
+    /// [`EmitError::BufferTooSmall`].
     #[inline]
     pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
         let mut flags = CtsFlags::empty();
@@ -155,6 +158,9 @@ impl CtsData {
     }
 
     /// Writes the header, to be followed by the payload; returns its length in bytes.
+    ///
+    /// # Errors
+    /// [`EmitError::BufferTooSmall`].
     #[inline]
     pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
         let available = buf.len();

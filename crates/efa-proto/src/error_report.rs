@@ -76,6 +76,9 @@ impl PeerError {
     }
 
     /// Writes the packet, for tests and tools; returns its length in bytes.
+    ///
+    /// # Errors
+    /// [`EmitError::BufferTooSmall`].
     pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
         let (flags, connid) = PacketFlags::with_connid(self.connid);
         let head = PeerErrorHead {
@@ -101,6 +104,9 @@ impl PeerErrorReport {
     }
 
     /// Writes the packet, for tests and tools; returns its length in bytes.
+    ///
+    /// # Errors
+    /// [`EmitError::BufferTooSmall`].
     pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
         let (flags, connid) = PacketFlags::with_connid(self.connid);
         let base = Base::new(PacketType::PeerError, flags.bits());

@@ -71,6 +71,9 @@ enum Words<'a> {
 
 impl<'a> ExtraInfo<'a> {
     /// Words to send; more than [`MAX_IOV`] would overrun an array of C peers.
+    ///
+    /// # Errors
+    /// [`EmitError::Count`] for more.
     pub fn new(words: &[u64]) -> Result<Self, EmitError> {
         let mut made = [U64::new(0); MAX_IOV];
         let Some(to) = made.get_mut(..words.len()) else {
@@ -184,8 +187,11 @@ impl Handshake<'_> {
         size_of::<HandshakeHead>() + 8 * (self.extra_info.len() + options)
     }
 
-    /// Writes the packet; returns its length in bytes. More than [`MAX_IOV`] words, which only a
-    /// received HANDSHAKE can have, are refused.
+    /// Writes the packet; returns its length in bytes.
+    ///
+    /// # Errors
+    /// [`EmitError::BufferTooSmall`]; [`EmitError::Count`] for more than [`MAX_IOV`] words, which only a received HANDSHAKE can
+    /// have.
     pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
         if self.extra_info.len() > MAX_IOV {
             return Err(too_many_words(self.extra_info.len()));

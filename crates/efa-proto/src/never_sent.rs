@@ -35,6 +35,9 @@ impl<'a> NeverSent<'a> {
     }
 
     /// Writes the header as it was found, for tools that relay packets.
+    ///
+    /// # Errors
+    /// [`EmitError::BufferTooSmall`].
     pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
         let (packet_type, needed, available) = (self.packet_type, self.len(), buf.len());
         let to = buf.get_mut(..needed).ok_or(EmitError::BufferTooSmall {

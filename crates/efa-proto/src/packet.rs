@@ -72,6 +72,9 @@ const _: () = assert!(size_of::<Packet<'_>>() <= 144);
 
 impl<'a> Packet<'a> {
     /// Reads a packet, `bytes` being exactly one datagram.
+    ///
+    /// # Errors
+    /// [`ParseError`]: what is wrong, and with which value.
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, ParseError> {
         match Base::read(bytes) {
@@ -96,6 +99,9 @@ impl<'a> Packet<'a> {
     /// assert_eq!((packet.header, packet.payload.len()), (Header::CtsData(data), 40));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// # Errors
+    /// As for [`parse`](Self::parse).
     pub fn parse_cut(bytes: &'a [u8], length: usize) -> Result<Self, ParseError> {
         use PacketType as T;
         let missing = length.saturating_sub(bytes.len()) as u64;
@@ -316,6 +322,9 @@ impl Header<'_> {
     }
 
     /// Writes the header, to be followed by the payload; returns its length in bytes.
+    ///
+    /// # Errors
+    /// [`EmitError`]: the buffer is too small, or an array too long.
     pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
         match self {
             Self::Rtm(rtm) => rtm.emit(buf),

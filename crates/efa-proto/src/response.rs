@@ -93,6 +93,9 @@ impl ReadRsp {
     }
 
     /// Writes the header, to be followed by the payload; returns its length in bytes.
+    ///
+    /// # Errors
+    /// [`EmitError::BufferTooSmall`].
     #[inline]
     pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
         let (flags, connid) = PacketFlags::with_connid(self.connid);
@@ -171,6 +174,9 @@ impl Eor {
     }
 
     /// Writes the packet; returns its length in bytes.
+    ///
+    /// # Errors
+    /// [`EmitError::BufferTooSmall`].
     #[inline]
     pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
         let (send_id, recv_id) = (U32::new(self.send_id.0), U32::new(self.recv_id.0));
@@ -235,6 +241,9 @@ impl Receipt {
     }
 
     /// Writes the packet; returns its length in bytes.
+    ///
+    /// # Errors
+    /// [`EmitError::BufferTooSmall`].
     #[inline]
     pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
         let (flags, connid) = PacketFlags::with_connid(self.connid);
@@ -282,6 +291,9 @@ impl ReadNack {
     }
 
     /// Writes the packet; returns its length in bytes.
+    ///
+    /// # Errors
+    /// [`EmitError::BufferTooSmall`].
     #[inline]
     pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
         let (flags, connid) = PacketFlags::with_connid(self.connid);

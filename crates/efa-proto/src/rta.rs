@@ -169,6 +169,9 @@ impl Rta<'_> {
     }
 
     /// Writes the header, to be followed by the payload; returns its length in bytes.
+    ///
+    /// # Errors
+    /// [`EmitError::BufferTooSmall`]; [`EmitError::Count`] for more than [`MAX_IOV`] memory vectors.
     #[inline]
     pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
         let packet_type = self.packet_type();
@@ -264,6 +267,9 @@ impl AtomRsp {
     }
 
     /// Writes the header, to be followed by the payload; returns its length in bytes.
+    ///
+    /// # Errors
+    /// [`EmitError::BufferTooSmall`].
     #[inline]
     pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
         let (flags, connid) = PacketFlags::with_connid(self.connid);

@@ -204,6 +204,9 @@ impl Rtm<'_> {
     }
 
     /// Writes the header, to be followed by the payload; returns its length in bytes.
+    ///
+    /// # Errors
+    /// [`EmitError::BufferTooSmall`].
     #[inline(always)]
     pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
         // Eager is inlined: where kind, tag or options are constant in the caller, a few stores remain.

@@ -66,6 +66,9 @@ impl Rtr<'_> {
     }
 
     /// Writes the packet; returns its length in bytes.
+    ///
+    /// # Errors
+    /// [`EmitError::BufferTooSmall`]; [`EmitError::Count`] for more than [`MAX_IOV`] memory vectors.
     #[inline]
     pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
         let packet_type = self.packet_type();

@@ -120,6 +120,9 @@ impl Rtw<'_> {
     }
 
     /// Writes the header, to be followed by the payload; returns its length in bytes.
+    ///
+    /// # Errors
+    /// [`EmitError::BufferTooSmall`]; [`EmitError::Count`] for more than [`MAX_IOV`] memory vectors.
     #[inline]
     pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
         self.check_count("rma_iov", self.rma_iov)?;

@@ -194,6 +194,9 @@ impl Tmh {
 
     /// Writes the header of an EAGER message, to be followed by its payload; returns its length in
     /// bytes.
+    ///
+    /// # Errors
+    /// The buffer is too small.
     #[inline]
     pub fn emit_eager(&self, buf: &mut [u8]) -> Result<usize, TmEmitError> {
         self.emit(Opcode::Eager, None, buf)
@@ -201,12 +204,18 @@ impl Tmh {
 
     /// Writes the headers of a RNDV request, to be followed by meta-data if there is some; returns
     /// their length in bytes.
+    ///
+    /// # Errors
+    /// The buffer is too small.
     #[inline]
     pub fn emit_rndv(&self, rendezvous: &Rvh, buf: &mut [u8]) -> Result<usize, TmEmitError> {
         self.emit(Opcode::Rndv, Some(rendezvous), buf)
     }
 
     /// Writes a FIN with the headers of the request; returns its length in bytes.
+    ///
+    /// # Errors
+    /// The buffer is too small.
     #[inline]
     pub fn emit_fin(&self, rendezvous: &Rvh, buf: &mut [u8]) -> Result<usize, TmEmitError> {
         self.emit(Opcode::Fin, Some(rendezvous), buf)
@@ -214,6 +223,9 @@ impl Tmh {
 
     /// Writes a FIN without RVH, for a receiver that has lost it; returns its length in bytes. The
     /// sender cannot distinguish rendezvous with equal TMHs by it.
+    ///
+    /// # Errors
+    /// The buffer is too small.
     #[inline]
     pub fn emit_short_fin(&self, buf: &mut [u8]) -> Result<usize, TmEmitError> {
         self.emit(Opcode::Fin, None, buf)
@@ -253,6 +265,9 @@ impl Rvh {
 
 impl<'a> Message<'a> {
     /// Reads a message. The reserved bytes of the TMH aren't looked at.
+    ///
+    /// # Errors
+    /// [`TmParseError`]: what is wrong, and with which value.
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, TmParseError> {
         let &number = bytes.first().ok_or(TmParseError::Empty)?;

@@ -198,7 +198,7 @@ pub enum OperationError {
     #[error("the sender's memory can't be read, and the sender doesn't support READ_NACK")]
     NotReadable,
     /// The peer lacks the features that the operation needs (section 2.1, case b).
-    #[error("the peer doesn't support what the operation needs: {missing:?}")]
+    #[error("the peer doesn't support what the operation needs: {missing}")]
     PeerLacks {
         /// The missing features.
         missing: Extras,
