@@ -51,11 +51,13 @@ impl Envelope {
     }
 
     /// The tag of a message.
+    #[must_use]
     pub fn to_tag(self) -> u64 {
         u64::from(self.communicator) << 48 | u64::from(self.rank) << 24 | u64::from(self.tag)
     }
 
     /// The envelope of a message with this tag.
+    #[must_use]
     pub fn from_tag(tag: u64) -> Self {
         Self {
             communicator: (tag >> 48) as u16,
@@ -65,16 +67,19 @@ impl Envelope {
     }
 
     /// The communicator.
+    #[must_use]
     pub fn communicator(self) -> u16 {
         self.communicator
     }
 
     /// The rank of the source.
+    #[must_use]
     pub fn rank(self) -> u32 {
         self.rank
     }
 
     /// The user tag.
+    #[must_use]
     pub fn tag(self) -> u32 {
         self.tag
     }

@@ -40,17 +40,20 @@ pub struct Pattern {
 
 impl Pattern {
     /// Accepts this tag, all bits of it, from this source.
+    #[must_use]
     pub fn exact(source: Source, tag: u64) -> Self {
         Self { source: Some(source), tag, ignore: 0 }
     }
 
     /// Accepts this tag, all bits of it, from any source.
+    #[must_use]
     pub fn any_source(tag: u64) -> Self {
         Self { source: None, tag, ignore: 0 }
     }
 
     /// Whether a message with this source and tag is accepted. The [`Matcher`] looks messages up by hash
     /// and never calls this; tests compare the two.
+    #[must_use]
     pub fn accepts(&self, source: Source, tag: u64) -> bool {
         (self.tag ^ tag) & !self.ignore == 0 && self.source.is_none_or(|only| only == source)
     }
@@ -65,11 +68,13 @@ pub struct PostId {
 
 impl PostId {
     /// The identifier as a number, for the `wr_id` of a work request.
+    #[must_use]
     pub fn to_bits(self) -> u64 {
         u64::from(self.index) << 32 | u64::from(self.stamp)
     }
 
     /// The identifier from [`to_bits`](Self::to_bits). Any other number is a stale identifier.
+    #[must_use]
     pub const fn from_bits(bits: u64) -> Self {
         Self { index: (bits >> 32) as u32, stamp: bits as u32 }
     }
@@ -159,6 +164,7 @@ impl<R, M: Copy> Default for Matcher<R, M> {
 // paths save no registers for them.
 impl<R, M: Copy> Matcher<R, M> {
     /// An empty matcher whose hashes are keyed with a random secret.
+    #[must_use]
     pub fn new() -> Self {
         Self::with_seed(RandomState::new().hash_one(0u64))
     }
@@ -166,6 +172,7 @@ impl<R, M: Copy> Matcher<R, M> {
     /// An empty matcher whose hashes are keyed with this secret. The seed does not change what matches; a
     /// fixed one makes instruction counts repeatable. Outside of tests it must be unknown to peers, or they
     /// could choose tags that collide.
+    #[must_use]
     pub fn with_seed(seed: u64) -> Self {
         Self {
             classes: Classes::new(seed),
@@ -175,6 +182,7 @@ impl<R, M: Copy> Matcher<R, M> {
     }
 
     /// An empty matcher with capacity for this many posted receives and unexpected messages.
+    #[must_use]
     pub fn with_capacity(posted: usize, unexpected: usize) -> Self {
         let mut matcher = Self::new();
         matcher.reserve(posted, unexpected);
@@ -188,11 +196,13 @@ impl<R, M: Copy> Matcher<R, M> {
     }
 
     /// Number of posted receives, lasting ones included.
+    #[must_use]
     pub fn posted_len(&self) -> usize {
         self.posted.len()
     }
 
     /// Number of unexpected messages.
+    #[must_use]
     pub fn unexpected_len(&self) -> usize {
         self.unexpected.len()
     }
@@ -311,6 +321,7 @@ impl<R, M: Copy> Matcher<R, M> {
     }
 
     /// This receive, lasting or not, if it is still posted.
+    #[must_use]
     pub fn receive(&self, post: PostId) -> Option<&R> {
         self.posted.receive(post)
     }

@@ -40,6 +40,7 @@ macro_rules! each {
 impl<R, M: Copy> TagMatcher<R, M> {
     /// A matcher for a device with a tag list of these limits, or without one. See [`Matcher::with_seed`]
     /// for the seed.
+    #[must_use]
     pub fn new(device: Option<ListLimits>, seed: u64) -> Self {
         match device {
             None => Self::Software(Matcher::with_seed(seed)),
@@ -150,11 +151,13 @@ impl<R, M: Copy> TagMatcher<R, M> {
     }
 
     /// Number of posted receives, in software and on the device.
+    #[must_use]
     pub fn posted_len(&self) -> usize {
         each!(self, matcher => matcher.posted_len())
     }
 
     /// Number of unexpected messages.
+    #[must_use]
     pub fn unexpected_len(&self) -> usize {
         each!(self, matcher => matcher.unexpected_len())
     }

@@ -100,6 +100,7 @@ impl<T> Ahead<T> {
 impl<T> Window<T> {
     /// A window that keeps items less than `size` ids ahead in a ring (rounded up to a power of two), and
     /// those less than 65,536 ids ahead, or `size` if that is more, in a map.
+    #[must_use]
     pub fn new(size: u32) -> Self {
         let size = size.clamp(1, HALF).next_power_of_two();
         Self { expected: 0, size, limit: size.max(DEFAULT_LIMIT), len: 0, ahead: None }
@@ -119,22 +120,26 @@ impl<T> Window<T> {
     }
 
     /// The id of the next item in order.
+    #[must_use]
     pub fn expected(&self) -> u32 {
         self.expected
     }
 
     /// Whether this id is before the expected one.
     #[inline]
+    #[must_use]
     pub fn is_behind(&self, msg_id: u32) -> bool {
         msg_id.wrapping_sub(self.expected) >= HALF
     }
 
     /// Number of items that are kept.
+    #[must_use]
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
     /// Whether no item is kept.
+    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

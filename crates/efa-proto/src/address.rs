@@ -37,6 +37,7 @@ pub enum RawAddressForm {
 impl RawAddressForm {
     /// Length in bytes of the whole optional header.
     #[inline]
+    #[must_use]
     pub const fn header_len(self) -> usize {
         match self {
             Self::Short => 36,
@@ -81,6 +82,7 @@ impl RawAddress {
     pub const SIZE: usize = 32;
 
     /// The 32 bytes on the wire. Padding is zero, as release 1.10 compares all of them.
+    #[must_use]
     pub fn to_bytes(&self) -> [u8; 32] {
         zerocopy::transmute!(AddressBytes::new(self))
     }

@@ -39,6 +39,7 @@ impl BaseHeader {
     ///
     /// This crate's parser ignores them, but peers of release 1.15 and older read them. RMA on an RTW or RTR
     /// is no mismatch: the specification requires it, although libfabric does not send it.
+    #[must_use]
     pub fn kind_mismatch(&self) -> ReqFlags {
         if !self.packet_type.is_req() {
             return ReqFlags::empty();
@@ -52,6 +53,7 @@ impl BaseHeader {
     /// Flag bits without a meaning in this category of packets.
     ///
     /// This crate's parser ignores them. A peer of a later release, or a damaged packet, may have them.
+    #[must_use]
     pub const fn unknown_flags(&self) -> u16 {
         let known = match self.packet_type {
             PacketType::Handshake => HandshakeFlags::all().bits(),

@@ -73,6 +73,7 @@ impl Cts {
     /// Bytes that [`Self::emit`] writes.
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
+    #[must_use]
     pub const fn len(&self) -> usize {
         size_of::<CtsHead>()
     }
@@ -152,6 +153,7 @@ impl CtsData {
     /// Bytes that [`Self::emit`] writes.
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
+    #[must_use]
     pub const fn len(&self) -> usize {
         let connid = if self.connid.is_some() { size_of::<CtsDataConnid>() } else { 0 };
         size_of::<CtsDataHead>() + connid

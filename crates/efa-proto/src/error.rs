@@ -68,6 +68,7 @@ pub enum ParseError {
 
 impl ParseError {
     /// Type of the packet, if it was read before the error.
+    #[must_use]
     pub const fn packet_type(&self) -> Option<PacketType> {
         match *self {
             Self::Truncated { packet_type, .. } => packet_type,
@@ -80,6 +81,7 @@ impl ParseError {
     }
 
     /// Name of the field at fault.
+    #[must_use]
     pub const fn field(&self) -> &'static str {
         match *self {
             Self::Truncated { field, .. } | Self::Count { field, .. } => field,
@@ -92,6 +94,7 @@ impl ParseError {
     }
 
     /// Bytes by which the packet is too short for the field; `None` for other errors.
+    #[must_use]
     pub const fn missing(&self) -> Option<u64> {
         match *self {
             Self::Truncated { needed, available, .. } => Some(needed - available),

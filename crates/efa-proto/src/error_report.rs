@@ -71,6 +71,7 @@ impl PeerError {
     /// Bytes that [`Self::emit`] writes.
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
+    #[must_use]
     pub const fn len(&self) -> usize {
         size_of::<PeerErrorHead>()
     }
@@ -96,6 +97,7 @@ impl PeerError {
 impl PeerErrorReport {
     /// Bytes that [`Self::emit`] writes.
     #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
+    #[must_use]
     pub const fn len(&self) -> usize {
         match self.form {
             PeerErrorForm::Marked => size_of::<MarkedHead>(),

@@ -15,6 +15,7 @@ const EMITTER_RECEIVER: u32 = 2;
 /// Fields by their names. Each returns `None` for the types that don't have the field.
 impl Header<'_> {
     /// Position of the message, or of the atomic, among those of its sender to this peer.
+    #[must_use]
     pub const fn msg_id(&self) -> Option<MsgId> {
         match *self {
             Self::Rtm(Rtm { msg_id, .. })
@@ -40,6 +41,7 @@ impl Header<'_> {
 
     /// The operation of the side that sends the data: in a request that of the requester, in an answer the one it
     /// answers. Only that side knows what it means; endpoints choose their numbers without regard to each other.
+    #[must_use]
     pub const fn send_id(&self) -> Option<OpId> {
         match *self {
             Self::Rtm(Rtm { kind, .. }) => kind.send_id(),
@@ -64,6 +66,7 @@ impl Header<'_> {
     }
 
     /// The operation of the side that receives the data; the same holds for it as for [`Self::send_id`].
+    #[must_use]
     pub const fn recv_id(&self) -> Option<OpId> {
         match *self {
             Self::Rta(Rta { kind, .. }) => kind.recv_id(),
@@ -87,6 +90,7 @@ impl Header<'_> {
 
     /// The operation that a PEER_ERROR names, one of the endpoint that receives the packet. Where the packet says on
     /// which side it is, [`Self::send_id`] or [`Self::recv_id`] return it, too.
+    #[must_use]
     pub const fn failed_op_id(&self) -> Option<OpId> {
         match *self {
             Self::PeerError(PeerError { op_id, ref_kind: OPERATION, .. }) => Some(op_id),
@@ -96,6 +100,7 @@ impl Header<'_> {
     }
 
     /// Tag of the message.
+    #[must_use]
     pub const fn tag(&self) -> Option<Tag> {
         match *self {
             Self::Rtm(Rtm { tag, .. }) => tag,
@@ -105,6 +110,7 @@ impl Header<'_> {
 
     /// Length in bytes of the whole message, write or read. An eager one has no such field: it is as long as the
     /// payload.
+    #[must_use]
     pub const fn msg_length(&self) -> Option<u64> {
         match *self {
             Self::Rtm(Rtm { kind, .. }) => kind.msg_length(),
@@ -116,6 +122,7 @@ impl Header<'_> {
 
     /// Where the payload belongs in the message, in bytes from its beginning, if the packet can be another than the
     /// first.
+    #[must_use]
     pub const fn seg_offset(&self) -> Option<u64> {
         match *self {
             Self::Rtm(Rtm { kind, .. }) => kind.seg_offset(),
@@ -125,6 +132,7 @@ impl Header<'_> {
     }
 
     /// Optional headers of a request.
+    #[must_use]
     pub const fn options(&self) -> Option<&ReqOptions> {
         match self {
             Self::Rtm(Rtm { options, .. })
@@ -136,6 +144,7 @@ impl Header<'_> {
     }
 
     /// Data for the completion at the target of a request.
+    #[must_use]
     pub const fn cq_data(&self) -> Option<u64> {
         match self.options() {
             Some(options) => options.cq_data,
@@ -146,6 +155,7 @@ impl Header<'_> {
 
 impl RtmKind<'_> {
     /// Length of the whole message in bytes, if the packet has the field.
+    #[must_use]
     pub const fn msg_length(&self) -> Option<u64> {
         match *self {
             Self::Medium { msg_length, .. }
@@ -159,6 +169,7 @@ impl RtmKind<'_> {
     }
 
     /// Where the payload belongs in the message, in bytes from its beginning, if the packet has the field.
+    #[must_use]
     pub const fn seg_offset(&self) -> Option<u64> {
         match *self {
             Self::Medium { seg_offset, .. }
@@ -175,6 +186,7 @@ impl RtmKind<'_> {
 
 impl RtwKind<'_> {
     /// Length of all the data in bytes, if the packet has the field.
+    #[must_use]
     pub const fn msg_length(&self) -> Option<u64> {
         match *self {
             Self::LongCts { msg_length, .. }

@@ -89,6 +89,7 @@ impl ReqFlags {
     /// The kind flags that libfabric sends with `packet_type`: MSG on every RTM, TAGGED as well on
     /// tagged ones, ATOMIC on RTA, none on RTW, RTR and packets that are no requests.
     #[inline]
+    #[must_use]
     pub const fn kind_of(packet_type: PacketType) -> Self {
         use PacketType as T;
         match packet_type {

@@ -93,26 +93,31 @@ impl<'a> ExtraInfo<'a> {
     }
 
     /// Number of words.
+    #[must_use]
     pub fn len(&self) -> usize {
         self.as_slice().len()
     }
 
     /// Whether there is no word at all, which is legal.
+    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// Word `i`; words the sender left out are zero.
+    #[must_use]
     pub fn word(&self, i: usize) -> u64 {
         self.as_slice().get(i).map_or(0, |word| word.get())
     }
 
     /// Whether feature or request `id` is set; not if its word was left out.
+    #[must_use]
     pub fn has_bit(&self, id: usize) -> bool {
         self.word(id / 64) >> (id % 64) & 1 == 1
     }
 
     /// All words, lowest ids first.
+    #[must_use]
     pub fn iter(&self) -> impl ExactSizeIterator<Item = u64> + '_ {
         self.as_slice().iter().map(|word| word.get())
     }
@@ -178,6 +183,7 @@ impl Halves {
 impl Handshake<'_> {
     /// Bytes that [`Self::emit`] writes.
     #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
+    #[must_use]
     pub fn len(&self) -> usize {
         let options = usize::from(self.connid.is_some())
             + usize::from(self.host_id.is_some())

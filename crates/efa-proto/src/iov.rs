@@ -40,12 +40,14 @@ impl RmaIov {
 
     /// `len` bytes at `addr` of the memory registered under `key`.
     #[inline]
+    #[must_use]
     pub const fn new(addr: u64, len: u64, key: u64) -> Self {
         Self { addr: U64::new(addr), len: U64::new(len), key: U64::new(key) }
     }
 
     /// Start: a virtual address or an offset, depending on the peer's registration mode.
     #[inline]
+    #[must_use]
     pub const fn addr(&self) -> u64 {
         self.addr.get()
     }
@@ -53,12 +55,14 @@ impl RmaIov {
     /// Length in bytes (the field's name on the wire).
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "a field of the packet, not a container")]
+    #[must_use]
     pub const fn len(&self) -> u64 {
         self.len.get()
     }
 
     /// The remote key.
     #[inline]
+    #[must_use]
     pub const fn key(&self) -> u64 {
         self.key.get()
     }

@@ -19,17 +19,20 @@ pub struct NeverSent<'a> {
 
 impl<'a> NeverSent<'a> {
     /// Type of the packet.
+    #[must_use]
     pub const fn packet_type(&self) -> PacketType {
         self.packet_type
     }
 
     /// The fixed header as found, from the base header on.
+    #[must_use]
     pub const fn header(&self) -> &'a [u8] {
         self.header
     }
 
     /// Bytes that [`Self::emit`] writes.
     #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
+    #[must_use]
     pub const fn len(&self) -> usize {
         self.header.len()
     }

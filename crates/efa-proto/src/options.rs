@@ -38,6 +38,7 @@ impl ReqOptions {
 
     /// Bytes that the headers take.
     #[inline]
+    #[must_use]
     pub const fn len(&self) -> usize {
         let raw_address = match self.raw_address {
             Some((_, form)) => form.header_len(),
@@ -50,6 +51,7 @@ impl ReqOptions {
 
     /// Whether there is no header at all.
     #[inline]
+    #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.raw_address.is_none() && self.cq_data.is_none() && self.connid.is_none()
     }

@@ -125,6 +125,7 @@ impl<'a> Packet<'a> {
     }
 
     /// Type of the packet.
+    #[must_use]
     pub const fn packet_type(&self) -> PacketType {
         self.header.packet_type()
     }
@@ -134,6 +135,7 @@ impl<'a> Header<'a> {
     /// Reads what comes before the optional headers of a request that was cut within them. `None` if that isn't there
     /// as a whole, for packets that are no requests, and for LONGREAD and RUNTREAD, whose `read_iov` is behind the
     /// optional headers.
+    #[must_use]
     pub fn parse_mandatory(bytes: &'a [u8]) -> Option<Self> {
         use PacketType as T;
         let base = Base::read(bytes)?;
@@ -280,6 +282,7 @@ const fn parser(packet_type: PacketType) -> Parser {
 
 impl Header<'_> {
     /// Type of the packet.
+    #[must_use]
     pub const fn packet_type(&self) -> PacketType {
         match self {
             Self::Rtm(rtm) => rtm.packet_type(),
@@ -301,6 +304,7 @@ impl Header<'_> {
 
     /// Bytes that [`Self::emit`] writes, optional headers and `read_iov` included.
     #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
+    #[must_use]
     pub fn len(&self) -> usize {
         match self {
             Self::Rtm(rtm) => rtm.len(),
@@ -347,6 +351,7 @@ impl Header<'_> {
 
     /// Incarnation of the sender (section 4.4): the connid header of a request, or else the connid in its
     /// raw address; the field or optional field of other packets.
+    #[must_use]
     pub fn connid(&self) -> Option<Connid> {
         match self {
             Self::Rtm(Rtm { options, .. })
@@ -368,6 +373,7 @@ impl Header<'_> {
     }
 
     /// Address of the sender, if this is a request that carries it.
+    #[must_use]
     pub fn raw_address(&self) -> Option<&RawAddress> {
         self.options()?.raw_address.as_ref().map(|(address, _)| address)
     }

@@ -26,6 +26,7 @@ pub enum PacketTypeError {
 
 impl PacketTypeError {
     /// The number that was found.
+    #[must_use]
     pub const fn value(self) -> u8 {
         match self {
             Self::Unknown(value) | Self::Deprecated(value) | Self::Reserved(value) => value,
@@ -106,18 +107,21 @@ packet_types! {
 impl PacketType {
     /// The number on the wire.
     #[inline]
+    #[must_use]
     pub const fn as_u8(self) -> u8 {
         self as u8
     }
 
     /// Whether this is a request: the first packet of a subprotocol, with optional headers.
     #[inline]
+    #[must_use]
     pub const fn is_req(self) -> bool {
         self.as_u8() >= 64
     }
 
     /// Whether this is a TAGRTM.
     #[inline]
+    #[must_use]
     pub const fn is_tagged(self) -> bool {
         matches!(
             self,
@@ -134,6 +138,7 @@ impl PacketType {
     }
 
     /// Whether the type has a name and a size but no sender in any release.
+    #[must_use]
     pub const fn is_never_sent(self) -> bool {
         matches!(
             self,

@@ -88,6 +88,7 @@ impl ReadRsp {
     /// Bytes that [`Self::emit`] writes.
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
+    #[must_use]
     pub const fn len(&self) -> usize {
         size_of::<ReadRspHead>()
     }
@@ -166,6 +167,7 @@ impl Eor {
     /// Bytes that [`Self::emit`] writes.
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
+    #[must_use]
     pub const fn len(&self) -> usize {
         match self.form {
             EorForm::Short => size_of::<ShortEor>(),
@@ -236,6 +238,7 @@ impl Receipt {
     /// Bytes that [`Self::emit`] writes.
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
+    #[must_use]
     pub const fn len(&self) -> usize {
         size_of::<ReceiptHead>()
     }
@@ -286,6 +289,7 @@ impl ReadNack {
     /// Bytes that [`Self::emit`] writes.
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
+    #[must_use]
     pub const fn len(&self) -> usize {
         size_of::<ReadNackHead>()
     }

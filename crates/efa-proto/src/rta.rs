@@ -68,6 +68,7 @@ pub enum RtaKind {
 
 impl RtaKind {
     /// The requester's operation, if a RECEIPT ends it.
+    #[must_use]
     pub const fn send_id(&self) -> Option<OpId> {
         match *self {
             Self::DcWrite { send_id } => Some(send_id),
@@ -76,6 +77,7 @@ impl RtaKind {
     }
 
     /// The requester's operation, if an ATOMRSP ends it.
+    #[must_use]
     pub const fn recv_id(&self) -> Option<OpId> {
         match *self {
             Self::Fetch { recv_id } | Self::Compare { recv_id } => Some(recv_id),
@@ -141,17 +143,20 @@ const OPERATIONS: [&str; 19] = [
 impl Rta<'_> {
     /// libfabric's name of the data type without its prefix, such as `UINT64`; `None` for a number that libfabric's
     /// EFA provider has no atomics for.
+    #[must_use]
     pub fn datatype_name(&self) -> Option<&'static str> {
         DATATYPES.get(usize::try_from(self.datatype).ok()?).copied()
     }
 
     /// libfabric's name of the operation without its prefix, such as `SUM`; `None` for an unknown number.
+    #[must_use]
     pub fn op_name(&self) -> Option<&'static str> {
         OPERATIONS.get(usize::try_from(self.op).ok()?).copied()
     }
 
     /// Type of the packet.
     #[inline]
+    #[must_use]
     pub const fn packet_type(&self) -> PacketType {
         match self.kind {
             RtaKind::Write => PacketType::WriteRta,
@@ -164,6 +169,7 @@ impl Rta<'_> {
     /// Bytes that [`Self::emit`] writes.
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
+    #[must_use]
     pub const fn len(&self) -> usize {
         size_of::<RtaHead>() + size_of_val::<[RmaIov]>(self.rma_iov) + self.options.len()
     }
@@ -262,6 +268,7 @@ impl AtomRsp {
     /// Bytes that [`Self::emit`] writes.
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
+    #[must_use]
     pub const fn len(&self) -> usize {
         size_of::<AtomRspHead>()
     }

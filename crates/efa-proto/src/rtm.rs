@@ -123,6 +123,7 @@ pub enum RtmKind<'a> {
 
 impl RtmKind<'_> {
     /// The sender's operation, if the packet names one.
+    #[must_use]
     pub const fn send_id(&self) -> Option<OpId> {
         match *self {
             Self::Eager | Self::Medium { .. } => None,
@@ -167,6 +168,7 @@ const NO_PAD: U32 = U32::new(0);
 impl Rtm<'_> {
     /// Type of the packet.
     #[inline]
+    #[must_use]
     pub const fn packet_type(&self) -> PacketType {
         use PacketType as T;
         let (msg, tagged) = match self.kind {
@@ -185,6 +187,7 @@ impl Rtm<'_> {
     /// Bytes that [`Self::emit`] writes.
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
+    #[must_use]
     pub const fn len(&self) -> usize {
         let fixed = match self.kind {
             RtmKind::Eager => size_of::<EagerRtm>(),

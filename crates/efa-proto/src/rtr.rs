@@ -51,6 +51,7 @@ wire!(RtrHead: 24 { rma_iov_count: U32, msg_length: U64, recv_id: U32, recv_leng
 impl Rtr<'_> {
     /// Type of the packet.
     #[inline]
+    #[must_use]
     pub const fn packet_type(&self) -> PacketType {
         match self.kind {
             RtrKind::Short => PacketType::ShortRtr,
@@ -61,6 +62,7 @@ impl Rtr<'_> {
     /// Bytes that [`Self::emit`] writes.
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
+    #[must_use]
     pub const fn len(&self) -> usize {
         size_of::<RtrHead>() + size_of_val::<[RmaIov]>(self.rma_iov) + self.options.len()
     }

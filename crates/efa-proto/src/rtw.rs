@@ -75,6 +75,7 @@ pub enum RtwKind<'a> {
 
 impl RtwKind<'_> {
     /// The requester's operation, if the packet names one.
+    #[must_use]
     pub const fn send_id(&self) -> Option<OpId> {
         match *self {
             Self::Eager => None,
@@ -94,6 +95,7 @@ wire!(LongReadRtw: 24 { rma_iov_count: U32, msg_length: U64, send_id: U32, read_
 impl Rtw<'_> {
     /// Type of the packet.
     #[inline]
+    #[must_use]
     pub const fn packet_type(&self) -> PacketType {
         match self.kind {
             RtwKind::Eager => PacketType::EagerRtw,
@@ -107,6 +109,7 @@ impl Rtw<'_> {
     /// Bytes that [`Self::emit`] writes.
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
+    #[must_use]
     pub const fn len(&self) -> usize {
         let fixed = match self.kind {
             RtwKind::Eager => size_of::<EagerRtw>(),

@@ -51,6 +51,7 @@ pub enum Opcode {
 
 impl Opcode {
     /// The opcode with this number.
+    #[must_use]
     pub const fn from_u8(number: u8) -> Option<Self> {
         match number {
             0 => Some(Self::NoTag),
@@ -62,6 +63,7 @@ impl Opcode {
     }
 
     /// The name in the document, without its prefix.
+    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::NoTag => "NO_TAG",
@@ -299,6 +301,7 @@ impl<'a> Message<'a> {
     }
 
     /// What the message is.
+    #[must_use]
     pub const fn opcode(&self) -> Opcode {
         match self {
             Self::NoTag(_) => Opcode::NoTag,

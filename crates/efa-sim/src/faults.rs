@@ -118,6 +118,7 @@ pub struct Faults<T> {
 
 impl<T> Faults<T> {
     /// The faults that the options ask for, of the next queue pair of a device.
+    #[must_use]
     pub fn new(options: FaultOptions, draws: &Draws) -> Self {
         let rng = draws.next(options.reorder.unwrap_or(SEED));
         let kinds = if options.not_ready_of_each > 0 { 1 << u8::BITS } else { 0 };
@@ -127,6 +128,7 @@ impl<T> Faults<T> {
 
     /// Whether requests are to be [delayed](Self::delay).
     #[inline]
+    #[must_use]
     pub fn reorders(&self) -> bool {
         self.options.reorder.is_some()
     }
@@ -154,6 +156,7 @@ impl<T> Faults<T> {
     }
 
     /// Whether no request is delayed.
+    #[must_use]
     pub fn is_idle(&self) -> bool {
         self.waiting.is_empty()
     }

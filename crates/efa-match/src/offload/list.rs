@@ -36,6 +36,7 @@ pub struct Entry {
 
 impl Entry {
     /// Whether it accepts a message with this tag: all bits in the mask are equal.
+    #[must_use]
     pub fn accepts(&self, tag: u64) -> bool {
         (self.tag ^ tag) & self.mask == 0
     }
@@ -56,6 +57,7 @@ pub struct MatchList {
 
 impl MatchList {
     /// An empty list, whose count of unexpected messages starts at `count`.
+    #[must_use]
     pub fn new(synchronisation: Synchronisation, count: u32) -> Self {
         let entries = VecDeque::new();
         Self { synchronisation, entries, live: 0, unexpected: count, reported: count }
@@ -85,11 +87,13 @@ impl MatchList {
     }
 
     /// Whether software has yet to report unexpected messages.
+    #[must_use]
     pub fn sync_required(&self) -> bool {
         self.reported != self.unexpected
     }
 
     /// Position of the entry for a message with this tag: the oldest live one that accepts it.
+    #[must_use]
     pub fn find(&self, tag: u64) -> Option<usize> {
         self.entries.iter().take(self.live).position(|entry| entry.accepts(tag))
     }
@@ -109,21 +113,25 @@ impl MatchList {
     }
 
     /// Number of entries, live or held back.
+    #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
     /// Whether there is no entry.
+    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
     /// Number of live entries.
+    #[must_use]
     pub fn live_len(&self) -> usize {
         self.live
     }
 
     /// Number of unexpected messages, wrapping.
+    #[must_use]
     pub fn unexpected(&self) -> u32 {
         self.unexpected
     }

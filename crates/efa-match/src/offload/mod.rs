@@ -126,6 +126,7 @@ impl<R, M: Copy> Offload<R, M> {
     /// # Panics
     ///
     /// If `max_ops` is zero.
+    #[must_use]
     pub fn new(limits: ListLimits, seed: u64) -> Self {
         assert!(limits.max_ops > 0, "a device takes at least one command at a time");
         Self {
@@ -484,6 +485,7 @@ impl<R, M: Copy> Offload<R, M> {
     }
 
     /// This receive, if it is posted.
+    #[must_use]
     pub fn receive(&self, post: PostId) -> Option<&R> {
         self.matcher.receive(post)
     }
@@ -494,6 +496,7 @@ impl<R, M: Copy> Offload<R, M> {
     }
 
     /// Who holds a receive, if it is posted.
+    #[must_use]
     pub fn location(&self, post: PostId) -> Option<Location> {
         self.matcher.is_posted(post).then(|| match self.holders[post.index as usize] {
             Holder::Software => Location::Software,
@@ -502,21 +505,25 @@ impl<R, M: Copy> Offload<R, M> {
     }
 
     /// Most entries that the device's list can have now; those being added count.
+    #[must_use]
     pub fn in_device(&self) -> u32 {
         self.in_device
     }
 
     /// Number of posted receives, in software and on the device.
+    #[must_use]
     pub fn posted_len(&self) -> usize {
         self.matcher.posted_len()
     }
 
     /// Number of unexpected messages.
+    #[must_use]
     pub fn unexpected_len(&self) -> usize {
         self.matcher.unexpected_len()
     }
 
     /// Number of unexpected messages handled, wrapping.
+    #[must_use]
     pub fn handled(&self) -> u32 {
         self.handled
     }

@@ -484,11 +484,13 @@ impl TmReceiver {
     }
 
     /// The matcher.
+    #[must_use]
     pub fn offload(&self) -> &Offload<u32, u32> {
         &self.offload
     }
 
     /// The TM-SRQ.
+    #[must_use]
     pub fn srq(&self) -> &TmSrq {
         &self.srq
     }
@@ -504,11 +506,13 @@ impl TmReceiver {
     }
 
     /// SYNC commands sent.
+    #[must_use]
     pub fn syncs(&self) -> u64 {
         self.syncs
     }
 
     /// Number of invalid messages.
+    #[must_use]
     pub fn malformed(&self) -> u64 {
         self.malformed
     }

@@ -88,6 +88,7 @@ pub struct TmSender {
 
 impl TmSender {
     /// A sender whose receiver accepts rendezvous requests of at most `max_rndv_hdr_size` bytes.
+    #[must_use]
     pub fn new(mtu: usize, max_rndv_hdr_size: u32) -> Self {
         Self {
             memory: Memory::default(),
@@ -204,11 +205,13 @@ impl TmSender {
     }
 
     /// Number of rendezvous that aren't done.
+    #[must_use]
     pub fn outstanding_len(&self) -> usize {
         self.outstanding.len()
     }
 
     /// Number of messages that were not the FIN of a rendezvous.
+    #[must_use]
     pub fn stray(&self) -> u64 {
         self.stray
     }

@@ -52,6 +52,7 @@ impl TmDevice {
     /// # Panics
     ///
     /// If both headers don't fit into one packet: they are parsed from the first.
+    #[must_use]
     pub fn new(caps: TmCaps, mtu: usize) -> Self {
         assert!(mtu >= Tmh::SIZE + Rvh::SIZE, "TMH and RVH take 32 bytes, the MTU is {mtu}");
         Self { caps, mtu, synchronisation: Synchronisation::Required, first_count: 0 }
@@ -72,6 +73,7 @@ impl TmDevice {
     }
 
     /// The device's capabilities.
+    #[must_use]
     pub fn caps(&self) -> TmCaps {
         self.caps
     }
@@ -579,16 +581,19 @@ impl TmSrq {
     }
 
     /// The matching list.
+    #[must_use]
     pub fn list(&self) -> &MatchList {
         &self.list
     }
 
     /// Posted SRQ buffers.
+    #[must_use]
     pub fn buffers_len(&self) -> usize {
         self.buffers.len()
     }
 
     /// Commands that are not carried out yet.
+    #[must_use]
     pub fn ops_len(&self) -> usize {
         self.ops.len()
     }

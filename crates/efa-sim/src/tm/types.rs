@@ -102,16 +102,19 @@ pub struct SgeList(pub Vec<Box<[u8]>>);
 
 impl SgeList {
     /// One element of `len` zeros.
+    #[must_use]
     pub fn zeroed(len: usize) -> Self {
         Self(vec![vec![0; len].into()])
     }
 
     /// Total length in bytes.
+    #[must_use]
     pub fn len(&self) -> usize {
         self.0.iter().map(|piece| piece.len()).sum()
     }
 
     /// Whether the total length is zero.
+    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -129,6 +132,7 @@ impl SgeList {
     }
 
     /// A copy of the first `len` bytes.
+    #[must_use]
     pub fn gather(&self, len: usize) -> Vec<u8> {
         self.0.iter().flat_map(|piece| piece.iter().copied()).take(len).collect()
     }

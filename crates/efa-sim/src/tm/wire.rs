@@ -57,11 +57,13 @@ pub enum Position {
 
 impl Position {
     /// Whether a message begins with it.
+    #[must_use]
     pub fn begins(self) -> bool {
         matches!(self, Self::Only | Self::First)
     }
 
     /// Whether a message ends with it.
+    #[must_use]
     pub fn ends(self) -> bool {
         matches!(self, Self::Only | Self::Last)
     }
@@ -139,6 +141,7 @@ impl Memory {
     }
 
     /// The bytes from `va` on, if all of them are registered.
+    #[must_use]
     pub fn get(&self, va: u64, rkey: u32, len: u32) -> Option<&[u8]> {
         let (start, bytes) = self.regions.get(&rkey)?;
         let from = usize::try_from(va.checked_sub(*start)?).ok()?;
@@ -160,6 +163,7 @@ pub struct RcEnd {
 
 impl RcEnd {
     /// An end with packets of at most `mtu` bytes.
+    #[must_use]
     pub fn new(mtu: usize) -> Self {
         assert!(mtu > 0, "a packet holds at least one byte");
         Self {
