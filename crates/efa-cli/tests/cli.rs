@@ -292,7 +292,7 @@ fn doctor_of_an_absent_interface_fails() {
 fn invalid_log_filter_is_reported_and_ignored() {
     let mut command = common::efa(["info", "--json", "--link", "local"]);
     let outcome = common::Running::start(command.env("EFA_LOG", "efa=loud")).finish();
-    assert!(outcome.stderr.starts_with("warning: EFA_LOG: "), "{outcome:?}");
+    assert!(outcome.stderr.starts_with("warning: EFA_LOG=\"efa=loud\": "), "{outcome:?}");
     outcome.success();
 }
 
