@@ -49,8 +49,8 @@ const TESTS: [(&[&str], &[&str]); 4] = [
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Builds and lints everything for aarch64-unknown-linux-gnu, and runs tests of the protocol, the matcher, the engine, the facade \
-and the links of the software device under QEMU: some 20 minutes on two processors. As root it installs what is missing \
-(gcc-aarch64-linux-gnu, libc6-dev-arm64-cross, qemu-user, the target of rustup).")]
+and the links of the software device under QEMU: some 20 minutes on two processors. It adds the target by rustup, \
+and as root it installs the packages that are missing (gcc-aarch64-linux-gnu, libc6-dev-arm64-cross, qemu-user).")]
 pub(crate) struct Args {
     /// Only build and lint
     #[arg(long)]
@@ -62,6 +62,8 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     let mut clippy = cargo(workspace);
     clippy.args(["clippy", "--workspace", "--all-targets", OFF_BY_DEFAULT, "--target", TARGET]);
     process::run(clippy.args(["--", "--deny=warnings"]))?;
+    let mut build = cargo(workspace);
+    process::run(build.args(["build", "--workspace", OFF_BY_DEFAULT, "--target", TARGET]))?;
     if args.no_tests {
         return Ok(());
     }

@@ -67,10 +67,13 @@ pub(crate) enum Tool {
     Valgrind,
     /// The runner of the instruction benches, of exactly the version of the crate.
     GungraunRunner,
-    /// Rust's libraries, a linker and the system's libraries for 64-bit ARM, and QEMU, which runs its programs.
+    /// Rust's libraries for 64-bit ARM.
     Aarch64Target,
+    /// A C compiler for it, with which Rust links.
     Aarch64Compiler,
+    /// The C library for it.
     Aarch64Libc,
+    /// QEMU, which runs its programs.
     Qemu,
 }
 
@@ -287,6 +290,7 @@ fn add_target(workspace: &Workspace, target: &str) -> Result<()> {
         return Ok(());
     }
     process::run(rustup().args(["add", target]))
+        .with_context(|| format!("cannot add {target}; try `rustup target add {target}`"))
 }
 
 /// Where the Python environments are.

@@ -165,6 +165,9 @@ pub enum Event {
     Signal,
 }
 
+// Any number may wait for a program that doesn't poll: docs/security.md.
+const _: () = assert!(size_of::<Event>() <= 128);
+
 /// Why a socket can't be connected, or refused a caller.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -119,10 +119,11 @@ impl ReceivedBefore {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Rejection {
-    /// The listener doesn't speak this protocol, or gave no reason.
-    #[error("the other side is none of this protocol")]
+    /// One side doesn't speak this protocol: for the caller it is the listener, which may also have given no reason; for the
+    /// listener it is the caller.
+    #[error("the other side does not speak this protocol")]
     NotNetio,
-    /// It speaks another version of it.
+    /// The two sides speak different versions of it.
     #[error("the other side speaks another version of the protocol")]
     Version,
     /// It is a publisher and the caller a send socket, or the other way round.

@@ -209,7 +209,7 @@ impl Rtm<'_> {
     /// Writes the header, to be followed by the payload; returns its length in bytes.
     ///
     /// # Errors
-    /// [`EmitError::BufferTooSmall`].
+    /// [`EmitError::BufferTooSmall`]; [`EmitError::Count`] for more than [`MAX_IOV`] memory vectors.
     #[inline(always)]
     pub fn emit(&self, buf: &mut [u8]) -> Result<usize, EmitError> {
         // Eager is inlined: where kind, tag or options are constant in the caller, a few stores remain.

@@ -120,7 +120,8 @@ fn closed<T: Class>() -> T::C {
     T::closed(fid { fclass: T::NUMBER, context: std::ptr::null_mut(), ops: &TABLE })
 }
 
-/// Opens an object on another, with attributes: what the functions do that a program calls for it.
+/// What `fi_cq_open`, `fi_cntr_open`, `fi_eq_open`, `fi_wait_open` and `fi_poll_open` do: opens an object on another, as the
+/// attributes ask.
 ///
 /// # Safety
 /// `on` came through a table of its class. The other pointers are null or valid for the call.

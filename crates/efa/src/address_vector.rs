@@ -316,7 +316,8 @@ impl AddressVector {
     }
 
     /// Inserts a peer (`fi_av_insert`). An address that is in the table already keeps its index. One that was
-    /// [removed](Self::remove) is a new peer, and has to start anew as well.
+    /// removed and is inserted again is a new peer: the endpoint there has to remove this endpoint, too
+    /// ([`remove`](Self::remove)).
     ///
     /// # Errors
     /// [`DeviceError::BadAddress`] for an address with GID zero; [`DeviceError::LimitReached`] beyond 2³¹ peers, or the

@@ -105,8 +105,9 @@ pub enum StartError {
     #[error("no address {0} in the address vector")]
     UnknownAddress(FiAddr),
     /// The peer was lost, restarted or excluded. To send to an endpoint with its address again, remove it
-    /// from the address vector and insert it anew. If that is the same endpoint, which lives on, it has to remove this one
-    /// as well, or drops all messages as repeated ones ([`AddressVector::remove`](crate::AddressVector::remove)). Directed receives from the old peer
+    /// from the address vector and insert it anew. If it is the same endpoint and still runs, it has to remove this
+    /// endpoint from its address vector as well; else it drops all messages as repeated ones
+    /// ([`AddressVector::remove`](crate::AddressVector::remove)). Directed receives from the old peer
     /// ([`Receive::from`](crate::Receive::from)) stay posted until they are cancelled.
     #[error("the peer at {0} is gone")]
     PeerGone(FiAddr),

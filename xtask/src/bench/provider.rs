@@ -202,6 +202,7 @@ struct Range {
 
 impl Range {
     fn build(workspace: &Workspace, args: &Args) -> Result<Self> {
+        let processors = two_processors()?;
         let target = workspace.metadata()?.target_directory;
         let scratch = target.join("bench-provider");
         std::fs::create_dir_all(&scratch)
@@ -216,7 +217,7 @@ impl Range {
             directory,
             program,
             scratch,
-            processors: two_processors()?,
+            processors,
             deadline: Duration::from_secs(args.deadline),
         })
     }

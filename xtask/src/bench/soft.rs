@@ -192,6 +192,7 @@ struct Range {
 
 impl Range {
     fn build(workspace: &Workspace, args: &Args) -> Result<Self> {
+        let processors = two_processors()?;
         let mut cargo = workspace.cargo();
         cargo.args(["build", "--quiet", Profile::Release.argument(), "--package=efa-softverbs"]);
         process::run(cargo.args(["--lib", "--example=latency"]))?;
@@ -199,7 +200,7 @@ impl Range {
         Ok(Self {
             library: built.join("libefa_soft.so"),
             latency: built.join("examples/latency"),
-            processors: two_processors()?,
+            processors,
             iterations: args.iterations,
             deadline: Duration::from_secs(args.deadline),
             real_time: args.real_time,

@@ -163,6 +163,7 @@ struct Range {
 
 impl Range {
     fn build(workspace: &Workspace, args: &Args) -> Result<Self> {
+        let processors = two_processors()?;
         let ours = counting::build(workspace)?.join(OURS);
         let target = workspace.metadata()?.target_directory;
         let scratch = target.join("vs-libfabric");
@@ -176,7 +177,7 @@ impl Range {
             ours,
             libfabric,
             scratch,
-            processors: two_processors()?,
+            processors,
             deadline: Duration::from_secs(args.deadline),
         })
     }

@@ -16,12 +16,12 @@ use signal_hook::low_level;
 
 use super::NetioError;
 
-/// The signal that came last, or 0.
+/// The signal that came since the last [`take`](Interrupt::take), or 0.
 pub(super) struct Interrupt(Arc<AtomicI32>);
 
 impl Interrupt {
-    /// From now on signals wake the context. One that comes before the one before it was [taken](Self::take) ends the process
-    /// at once, as the run then takes no notice of them.
+    /// From now on signals wake the context. A second signal that comes before [`take`](Self::take) has seen the first ends the
+    /// process at once: the run is stuck.
     pub(super) fn new(netio: &Netio) -> Result<Self, NetioError> {
         let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(NetioError::Signals)?;
         let last = Arc::new(AtomicI32::new(0));

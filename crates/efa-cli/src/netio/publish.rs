@@ -25,7 +25,7 @@ subscriber, which drops them; the totals then say \"at most\", and \"exact\":fal
 --statistics don't count them as delivered, if the subscriber tells how many it got. With --json its lines are objects with a list \"statistics\".
 
 Ctrl-C or SIGTERM ends it with its totals. Messages under way may be lost then, and subscribers see that it is not the end of \
-the input. With --repeat without N it is the end: what is under way still arrives, and it succeeds.
+the input. With --repeat without N a signal is an end in order: what is under way still arrives, and the exit code is 0.
 
   efa netio publish 127.0.0.1:7000 --tag 23 FILE
   seq 1000 | efa netio publish 127.0.0.1:7000 --tag 0x17 --lines --rate 100 --wait-for 2
@@ -252,7 +252,7 @@ impl Run<'_> {
                 self.event(event)?;
             }
             match self.interrupt.take() {
-                // There is no other end of it.
+                // Input that repeats without end has no last message: a signal is an end in order.
                 Err(_) if self.args.repeat == Some(None) => return Ok(()),
                 result => result?,
             }

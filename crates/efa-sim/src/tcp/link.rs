@@ -47,7 +47,7 @@ use crate::region::SoftRegion;
 /// as long, and ping-pong no faster: with sends outstanding each poll asks anyway.
 const SOCKET_POLL_INTERVAL: u32 = 8;
 /// Time after which an idle poll asks in any case: a program that sleeps or computes between its polls would see what has
-/// arrived eight of them later. Eight polls in a row take some 2 µs.
+/// arrived up to eight polls later. Eight polls in a row take some 2 µs.
 const SOCKET_POLL_AFTER: Duration = Duration::from_micros(20);
 /// Most connections accepted at a time.
 const ACCEPTS: usize = 64;
@@ -112,7 +112,7 @@ pub struct TcpLink {
 /// When the system was last asked which sockets are ready.
 #[derive(Debug)]
 struct Asked {
-    /// By its own clock: the time of polls may be that of an earlier one.
+    /// Read from the system: the time that a poll is given may be that of an earlier poll.
     at: Instant,
     /// Polls since then.
     polls: u32,
@@ -684,9 +684,12 @@ fn listen(options: &TcpOptions) -> Result<Listener, DeviceError> {
     let at = |port| endpoint(options.address, port, options.scope_id);
     let ports = options.ports.clone().unwrap_or(0..=0);
     if ports.is_empty() {
-        return Err(DeviceError::LimitReached { object: "queue pair", limit: 0 });
+        return Err(DeviceError::LimitReached {
+            object: "queue pair (TcpOptions::ports is empty)",
+            limit: 0,
+        });
     }
-    for port in ports.clone() {
+    for port in ports {
         match Listener::bind(at(port), WAITING) {
             Ok(listener) => return Ok(listener),
             Err(errno) => refused = errno,

@@ -726,6 +726,7 @@ fn packet_is_received_by_the_next_poll_of_a_program_that_sleeps_between_its_poll
             // It connects.
             world.received(2, 1);
         } else {
+            // Longer than the 20 µs after which a poll asks in any case; by their number it would be eight polls.
             std::thread::sleep(Duration::from_millis(1));
             let found = world.qp(2).poll(now);
             assert!(matches!(found, Some(Completion::Receive { .. })), "{id}: {found:?}");
@@ -748,7 +749,10 @@ fn device_address_and_port_range_are_checked() {
     let none = options(1).with(|options| options.ports = Some(9..=3));
     let none = TcpDevice::open(none).unwrap();
     let error = none.create_queue_pair(infinite_retry_options()).unwrap_err();
-    assert_eq!(error, DeviceError::LimitReached { object: "queue pair", limit: 0 });
+    assert_eq!(
+        error,
+        DeviceError::LimitReached { object: "queue pair (TcpOptions::ports is empty)", limit: 0 }
+    );
 
     let deep = infinite_retry_options().with(|options| options.send_depth = 5000);
     let error = device(1).create_queue_pair(deep).unwrap_err();

@@ -9,7 +9,7 @@ use crate::clock::Clock;
 use crate::completion::StartError;
 use crate::device::{ConcretePacket, ConcreteRegion};
 
-/// Polls without a result after which nothing is left. The tcp link asks the system in every eighth.
+/// Polls without a result after which nothing is left. The tcp link asks the system in every eighth at least.
 const IDLE_POLLS: u32 = 64;
 /// Most polls, for a peer that goes on sending. What arrived before takes fewer: a poll takes up to 64 packets or gives up to 64
 /// completions, and a device has no more packets than were posted and the link holds.

@@ -73,7 +73,7 @@ impl AsyncEndpoint {
             // The task that reads completions gives turns after each look at what has arrived.
             let turn = shared.turn.notified();
             // No message comes after the end of a connection.
-            let has_ended = end.as_ref().is_some_and(End::is_there);
+            let has_ended = end.as_ref().map_or(Ok(false), End::is_there)?;
             if let Some(ended) = shared.state.lock().ended.clone() {
                 return Err(ended.into());
             }

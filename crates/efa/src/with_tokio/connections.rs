@@ -120,12 +120,16 @@ pub(super) struct Connection {
 pub(super) struct End(watch::Receiver<Link>);
 
 impl End {
-    pub(super) fn is_there(&self) -> bool {
-        self.0.borrow().over.is_some()
+    /// Whether it is there. Fails if nobody watches the connection any more.
+    pub(super) fn is_there(&self) -> Result<bool, Ended> {
+        match &self.0.borrow().over {
+            Some(Over::Unwatched(ended)) => Err(ended.clone()),
+            over => Ok(over.is_some()),
+        }
     }
 
     pub(super) async fn comes(&mut self) {
-        // It fails only when nobody watches the connection any more.
+        // It doesn't fail: the sender notes an end before it is dropped.
         drop(self.0.wait_for(|link| link.over.is_some()).await);
     }
 }
