@@ -235,6 +235,7 @@ pub(crate) fn provide(workspace: &Workspace, tools: impl IntoIterator<Item = Too
 
     let mut packages = Vec::new();
     let mut components = Vec::new();
+    let mut targets = Vec::new();
     let mut programs = Vec::new();
     let mut environments = Vec::new();
     for tool in tools {
@@ -249,7 +250,7 @@ pub(crate) fn provide(workspace: &Workspace, tools: impl IntoIterator<Item = Too
                     components.push(component);
                 }
             }
-            Source::Target(target) => add_target(workspace, target)?,
+            Source::Target(target) => targets.push(target),
             Source::CargoInstall(program) => programs.push(program),
             Source::PyPi { name, packages } => environments.push((name, packages)),
         }
@@ -265,6 +266,9 @@ pub(crate) fn provide(workspace: &Workspace, tools: impl IntoIterator<Item = Too
         process::run(&mut rustup).with_context(|| {
             format!("cannot add {0}; try `rustup component add {0}`", components.join(" "))
         })?;
+    }
+    for target in targets {
+        add_target(workspace, target)?;
     }
     for program in programs {
         match program {

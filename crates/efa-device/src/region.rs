@@ -160,7 +160,7 @@ impl Region for NoRegion {
     }
 }
 
-/// A refused registration, with the memory.
+/// A registration that failed; the memory comes back.
 #[derive(thiserror::Error)]
 #[error("registering {} bytes of memory failed: {error}", memory.len())]
 pub struct RegisterError {

@@ -239,6 +239,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     }
 }
 
+/// A queue pair's address as packets have it.
+pub(crate) fn raw_address(own: &QueuePairAddress) -> RawAddress {
+    RawAddress { gid: own.gid.0, qpn: own.qpn.0, connid: Connid(own.qkey.0) }
+}
+
 /// The header options of a request whose sender is identified in this way.
 pub(crate) fn options(
     header: AddressHeader,
@@ -248,8 +253,7 @@ pub(crate) fn options(
     let connid = Connid(own.qkey.0);
     match header {
         AddressHeader::Raw(form) => {
-            let address = RawAddress { gid: own.gid.0, qpn: own.qpn.0, connid };
-            ReqOptions { raw_address: Some((address, form)), cq_data, connid: None }
+            ReqOptions { raw_address: Some((raw_address(own), form)), cq_data, connid: None }
         }
         AddressHeader::Connid => ReqOptions { raw_address: None, cq_data, connid: Some(connid) },
         AddressHeader::Absent => ReqOptions { raw_address: None, cq_data, connid: None },

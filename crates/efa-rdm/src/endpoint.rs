@@ -3,14 +3,14 @@
 use std::fmt;
 use std::sync::Arc;
 
-use efa_device::{QueuePair, QueuePairAddress, Rdma, Time};
+use efa_device::{QueuePair, Rdma, Time};
 use efa_handshake::Extras;
 use efa_match::{Cancelled, Forgotten, Pattern, Posted as Posting};
-use efa_proto::{Connid, EagerConnid, RawAddress};
+use efa_proto::{EagerConnid, RawAddress};
 
 use crate::completion::{Completion, Level, OperationError, Refused, StartError};
 use crate::config::{Config, ConfigError, inject_limit};
-use crate::core::Core;
+use crate::core::{Core, raw_address};
 use crate::eager::Eager;
 use crate::event::{Event, Events};
 use crate::ids::{PeerId, ReceiveId};
@@ -46,16 +46,11 @@ pub struct Endpoint<Q: QueuePair, B> {
     pub(crate) budget: u32,
 }
 
-fn raw(address: QueuePairAddress) -> RawAddress {
-    let QueuePairAddress { gid, qpn, qkey } = address;
-    RawAddress { gid: gid.0, qpn: qpn.0, connid: Connid(qkey.0) }
-}
-
 /// Prints the address, and nothing of what is under way.
 impl<Q: QueuePair, B> fmt::Debug for Endpoint<Q, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Endpoint")
-            .field("address", &raw(self.matching.ops.core.local))
+            .field("address", &raw_address(&self.matching.ops.core.local))
             .finish_non_exhaustive()
     }
 }
@@ -187,7 +182,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Where this endpoint can be reached (section 1.4).
     #[must_use]
     pub fn address(&self) -> RawAddress {
-        raw(self.core().local)
+        raw_address(&self.core().local)
     }
 
     /// The peer with an address, made known if it was not.

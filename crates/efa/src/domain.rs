@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use efa_device::{Access, DeviceError, ForeignMemory};
+use efa_device::{Access, DeviceError, ForeignMemory, RegisterError};
 use efa_rdm::{AtomicKind, AtomicOp, Datatype, atomic_limit};
 
 use crate::address::Address;
@@ -24,7 +24,7 @@ use crate::error::{Error, Wanted};
 use crate::fabric::Fabric;
 use crate::info::Info;
 use crate::keys::Keys;
-use crate::region::{LocalAccess, MemoryRegion, RegisterError};
+use crate::region::{LocalAccess, MemoryRegion};
 use crate::registrations::Cache;
 use crate::send_budget::{SendBudget, SendBudgetOptions};
 use crate::shared_receive_queue::{SharedReceiveQueue, SharedReceiveQueueOptions};

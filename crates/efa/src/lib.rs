@@ -224,7 +224,8 @@ pub use discovery::{Named, Query, Version, discover, info, interfaces};
 pub use domain::{Domain, DomainOptions};
 pub use efa_connect::{DataTooLong, FrameError, FrameKind, ProtocolError};
 pub use efa_device::{
-    Access, DeviceError, ForeignMemory, Gid, LentBytes, LentBytesMut, Qpn, Shortage, Status, Time,
+    Access, DeviceError, ForeignMemory, Gid, LentBytes, LentBytesMut, Qpn, RegisterError, Shortage,
+    Status, Time,
 };
 pub use efa_handshake::Release;
 pub use efa_proto::PacketType;
@@ -255,7 +256,7 @@ pub use name_filter::{NameFilter, NameFilterError};
 pub use object::{Class, Object};
 pub use packet::Packet;
 pub use pieces::TooManyBuffers;
-pub use region::{LocalAccess, MemoryRegion, OutOfRegion, RegionSlice, RegisterError};
+pub use region::{LocalAccess, MemoryRegion, OutOfRegion, RegionSlice};
 pub use registrations::{RegistrationCounts, RegistrationLimits};
 pub use rma::{AtomicRefused, Element, Operation, RemoteMemory, RemoteMemoryError, Rma};
 pub use scalable::{

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bitflags::bitflags;
-use efa_device::{Access, CopySource, CopyTarget, DeviceError, ForeignMemory, Region as _};
+use efa_device::{
+    Access, CopySource, CopyTarget, DeviceError, ForeignMemory, Region as _, RegisterError,
+};
 
 use crate::completion::StartError;
 use crate::device::AnyRegion;
@@ -63,26 +65,6 @@ impl fmt::Display for LocalAccess {
     }
 }
 
-/// A registration that failed; the memory comes back.
-#[derive(thiserror::Error)]
-#[error("registering {} bytes of memory failed: {error}", memory.len())]
-pub struct RegisterError {
-    /// Why.
-    pub error: DeviceError,
-    /// The memory.
-    pub memory: Box<[u8]>,
-}
-
-/// Prints the memory's length, and none of its bytes.
-impl fmt::Debug for RegisterError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RegisterError")
-            .field("error", &self.error)
-            .field("length", &self.memory.len())
-            .finish()
-    }
-}
-
 /// A range that is not within its region.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("bytes {} to {} are not within a region of {length} bytes", range.start, range.end)]
@@ -101,15 +83,9 @@ impl MemoryRegion {
         access: Access,
         local: LocalAccess,
     ) -> Result<Self, RegisterError> {
-        match domain.register_with_room(memory, access) {
-            Ok(region) => {
-                let key = domain.keys().map(Keys::any);
-                Ok(Self::new(domain, region, local, key, None))
-            }
-            Err(efa_device::RegisterError { error, memory }) => {
-                Err(RegisterError { error, memory })
-            }
-        }
+        let region = domain.register_with_room(memory, access)?;
+        let key = domain.keys().map(Keys::any);
+        Ok(Self::new(domain, region, local, key, None))
     }
 
     pub(crate) fn allocate(
