@@ -89,6 +89,8 @@ pub(crate) struct Ours {
     queue: CompletionQueue,
     peer: FiAddr,
     out: RegionSlice,
+    /// The bytes of messages that are injected, as those of registered memory can't be borrowed.
+    injected: Vec<u8>,
     into: MemoryRegion,
     /// Where page-aligned memory begins in each.
     out_at: usize,
@@ -141,6 +143,7 @@ impl Ours {
             queue,
             peer,
             out,
+            injected: vec![SENT; MAX_WINDOW * INJECT],
             into,
             out_at,
             into_at,
@@ -215,8 +218,10 @@ impl Transport for Ours {
         let message = Message::to(self.peer).tagged(DATA);
         if point.size <= INJECT {
             self.sent.0[slot] = Some(slice);
-            let bytes = [SENT; INJECT];
-            while let Err(error) = self.endpoint.inject(message, &bytes[..point.size]) {
+            let at = point.offset(slot);
+            while let Err(error) =
+                self.endpoint.inject(message, &self.injected[at..at + point.size])
+            {
                 ensure!(error.is_busy(), "{error}");
                 self.progress()?;
             }
