@@ -59,20 +59,22 @@ pub struct Refusals {
 }
 
 /// Not of the form `LEAST-MOST:COUNT`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("expected LEAST-MOST:COUNT, two lengths in bytes and a number of registrations")]
-pub struct NoRefusals;
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not LEAST-MOST:COUNT, two lengths in bytes and a number of registrations")]
+pub struct NoRefusals(String);
 
 impl FromStr for Refusals {
     type Err = NoRefusals;
 
     fn from_str(text: &str) -> Result<Self, NoRefusals> {
-        let (lengths, count) = text.split_once(':').ok_or(NoRefusals)?;
-        let (least, most) = lengths.split_once('-').ok_or(NoRefusals)?;
-        let length = |text: &str| text.parse().map_err(|_| NoRefusals);
-        let (least, most) = (length(least)?, length(most)?);
-        let count = count.parse().map_err(|_| NoRefusals)?;
-        if least > most { Err(NoRefusals) } else { Ok(Self { least, most, count }) }
+        let parse = || {
+            let (lengths, count) = text.split_once(':')?;
+            let (least, most) = lengths.split_once('-')?;
+            let (least, most) = (least.parse().ok()?, most.parse().ok()?);
+            let count = count.parse().ok()?;
+            (least <= most).then_some(Self { least, most, count })
+        };
+        parse().ok_or_else(|| NoRefusals(text.to_owned()))
     }
 }
 
@@ -241,8 +243,13 @@ mod tests {
         assert_eq!(refusals, Refusals { least: 10, most: 20, count: 2 });
         let struck = [9, 10, 21, 20, 15].map(|length| refusals.strike(length));
         assert_eq!(struck, [false, true, false, true, false]);
+    }
+
+    #[test]
+    fn text_that_names_no_refusals_is_an_error_with_the_text() {
         for bad in ["", "10-20", "10:2", "20-10:1", "-1-2:3", "1-2:-3", "1-2:x"] {
-            assert_eq!(bad.parse::<Refusals>(), Err(NoRefusals), "{bad}");
+            let error = bad.parse::<Refusals>().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("`{bad}` is not LEAST-MOST:COUNT")), "{error}");
         }
     }
 }

@@ -25,9 +25,9 @@ enum Names {
 }
 
 /// A list with an empty name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("names, separated by commas, are expected, with ^ in front to exclude them")]
-pub struct NameFilterError;
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a list of names, separated by commas, with ^ in front to exclude them")]
+pub struct NameFilterError(String);
 
 impl NameFilter {
     /// Whether something with these names is allowed: one of them is in the list, or none of them is
@@ -55,14 +55,14 @@ impl FromStr for NameFilter {
     type Err = NameFilterError;
 
     fn from_str(text: &str) -> Result<Self, NameFilterError> {
-        let text = text.trim();
-        let (names, excluded) = match text.strip_prefix('^') {
+        let list = text.trim();
+        let (names, excluded) = match list.strip_prefix('^') {
             Some(names) => (names, true),
-            None => (text, false),
+            None => (list, false),
         };
         let names: Vec<String> = names.split(',').map(|name| name.trim().to_owned()).collect();
         if names.iter().any(String::is_empty) {
-            return Err(NameFilterError);
+            return Err(NameFilterError(text.to_owned()));
         }
         Ok(Self(if excluded { Names::Except(names) } else { Names::Only(names) }))
     }
@@ -101,9 +101,14 @@ mod tests {
         assert!(
             except.allows(&["efa"]) && except.allows(&[]) && !except.allows(&["efa", "efa-shm"])
         );
-        for wrong in ["", "^", ",", "a,,b", "^a,"] {
-            assert_eq!(read(wrong), Err(NameFilterError), "{wrong}");
-        }
         assert!(NameFilter::default().allows(&[]) && NameFilter::default().is_all());
+    }
+
+    #[test]
+    fn list_with_an_empty_name_is_an_error_with_the_text() {
+        for wrong in ["", "^", ",", "a,,b", "^a,"] {
+            let error = wrong.parse::<NameFilter>().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("`{wrong}` is not a list")), "{error}");
+        }
     }
 }
