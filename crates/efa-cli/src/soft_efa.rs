@@ -28,6 +28,7 @@ use std::process::Command;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Subcommand, ValueEnum};
+use efa_soft_names::{HOST_NAME, is_host_name};
 use rustix::fs::{Access, access};
 
 use crate::device::{PropertyArgs, SoftArgs, SoftLink, TcpHost, host_address};
@@ -426,6 +427,10 @@ impl Args {
         let SoftEfa::Run(Run { link, address, devices, device, .. }) = &self.command else {
             return None;
         };
+        let name = device.device_name.as_deref();
+        if let Some(name) = name.filter(|name| !is_host_name(name)) {
+            return Some(format!("--device-name {name:?} is not {HOST_NAME}"));
+        }
         match link {
             Some(SoftLink::Shm) if address.is_some() => {
                 Some("--address needs --link tcp".to_owned())

@@ -308,6 +308,16 @@ fn invalid_soft_efa_command_lines_are_usage_errors() {
     assert!(run(["soft-efa", "run"]).usage().contains("<PROGRAM>"));
 }
 
+/// Its rule is that of the library in the program.
+#[test]
+fn device_name_that_the_library_does_not_take_is_a_usage_error() {
+    for name in ["a/b", ".hidden", "", &"a".repeat(61)] {
+        let usage = soft_efa(&["--device-name", name], &["true"]).usage();
+        let says = format!("--device-name {name:?} is not 1 to 60 letters, digits");
+        assert!(usage.contains(&says), "{usage}");
+    }
+}
+
 /// What a monitor reads where libibverbs looks for the device: the sums of all processes of the run, also of those that
 /// have ended.
 #[test]

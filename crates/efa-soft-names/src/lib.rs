@@ -19,6 +19,18 @@ pub mod counters;
 mod elf;
 pub mod libraries;
 
+/// What [`is_host_name`] accepts.
+pub const HOST_NAME: &str = "1 to 60 letters, digits, '.', '_', '-', and no '.' at the start";
+/// Longest name in bytes; the number of the device is appended to it.
+const MAX_HOST_NAME: usize = 60;
+
+/// Whether the host of a software device on the shm link (`EFA_SOFT_NAME`) can have this name.
+#[must_use]
+pub fn is_host_name(name: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    (1..=MAX_HOST_NAME).contains(&name.len()) && name.chars().all(allowed) && !name.starts_with('.')
+}
+
 /// Functions that came with one version of a library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Node {

@@ -58,6 +58,7 @@ use std::path::PathBuf;
 
 use efa_device::DeviceAttributes;
 use efa_sim::faults::{FaultOptions, Refusals};
+use efa_soft_names::{HOST_NAME, is_host_name};
 
 use crate::generation::Generation;
 use crate::limits::Limits;
@@ -207,9 +208,6 @@ pub struct SettingsError {
     pub expected: &'static str,
 }
 
-/// Longest name in bytes; the number of the device is appended to it.
-const MAX_NAME: usize = 60;
-
 impl Settings {
     /// Reads the environment of this process.
     ///
@@ -237,10 +235,8 @@ impl Settings {
             _ => None,
         })?;
         let link = link.unwrap_or(default.link);
-        let name = read.parse("EFA_SOFT_NAME", NAME, |value| {
-            let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-            let good = value.chars().all(allowed) && !value.starts_with('.');
-            (good && value.len() <= MAX_NAME).then(|| value.to_owned())
+        let name = read.parse("EFA_SOFT_NAME", HOST_NAME, |value| {
+            is_host_name(value).then(|| value.to_owned())
         })?;
         let path = |value: &str| Some(PathBuf::from(value)).filter(|path| path.is_absolute());
         let directory = read.parse("EFA_SOFT_DIRECTORY", "an absolute path", path)?;
@@ -340,7 +336,6 @@ fn zero_or_one(value: &str) -> Option<bool> {
 
 const LIMITS: &str =
     "a list of NAME=NUMBER, with the names qp, cq, pd, ah, mr, bytes and numbers up to the default";
-const NAME: &str = "1 to 60 letters, digits, '.', '_', '-', and no '.' at the start";
 
 struct Variables<F> {
     variable: F,
