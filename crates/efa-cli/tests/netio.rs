@@ -557,6 +557,7 @@ fn invalid_command_lines_are_usage_errors() {
         ("receive 127.0.0.1:7000 --json", "--json needs --output"),
         ("send 127.0.0.1:7000 --link shm --address 10.0.0.1", "--address needs --link tcp"),
         ("bench --subscribers 0", "--subscribers <N>"),
+        ("bench --seconds 0", "--seconds needs more than 0"),
         ("bench --link tcp --rnr 0.1", "--rnr needs --link shm"),
         ("receive 127.0.0.1:0 --link tcp --device-name a", "--device-name needs --link shm"),
         ("bench --link tcp --directory /x", "--directory needs --link shm"),

@@ -73,6 +73,9 @@ struct Report {
 
 impl Args {
     pub(super) fn conflict(&self) -> Option<String> {
+        if self.seconds.is_zero() {
+            return Some("--seconds needs more than 0 seconds".into());
+        }
         self.link.conflict()
     }
 }
