@@ -388,6 +388,15 @@ fn standard_input_that_is_named_twice_is_refused() {
 }
 
 #[test]
+fn file_that_is_named_twice_is_read_once() {
+    let file = capture("named-twice.pcapng");
+    let other_name = format!("/.{}", file.as_str());
+    let arguments = ["decode", "--count", file.as_str(), file.as_str(), &other_name];
+    let output = efa(arguments).output().unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "7\n");
+}
+
+#[test]
 fn several_captures_are_merged_by_time() {
     let part = |name: &str, keep: fn(usize) -> bool| {
         let packets = packets().into_iter().enumerate().filter(|(index, _)| keep(*index));

@@ -1,7 +1,9 @@
 //! Several captures read as one, in the order of their times.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use efa_sim::capture::{CaptureError, CaptureReader, Captured};
@@ -25,24 +27,33 @@ struct Capture {
 }
 
 impl Captures {
-    /// Opens all of them; `-` is standard input.
+    /// Opens all of them, each once; `-` is standard input.
     pub(super) fn open(files: &[PathBuf]) -> Result<Self, DecodeError> {
         let mut captures = Self { files: Vec::new(), damage: Vec::new() };
+        let mut inodes = HashSet::new();
         for file in files {
             let is_stdin = file.as_os_str() == "-";
-            let open = || -> Result<_, CaptureError> {
+            let mut open = || -> Result<_, CaptureError> {
                 // Whoever reads it holds its lock.
                 if is_stdin && captures.files.iter().any(|of| of.file == *file) {
                     return Err(io::Error::other("standard input is named twice").into());
                 }
-                CaptureReader::new(if is_stdin {
-                    Box::new(io::stdin().lock()) as Box<dyn Read>
+                let opened: Box<dyn Read> = if is_stdin {
+                    Box::new(io::stdin().lock())
                 } else {
-                    Box::new(File::open(file)?)
-                })
+                    let opened = File::open(file)?;
+                    let data = opened.metadata()?;
+                    if !inodes.insert((data.dev(), data.ino())) {
+                        return Ok(None);
+                    }
+                    Box::new(opened)
+                };
+                CaptureReader::new(opened).map(Some)
             };
-            let opened = |source| DecodeError::Open { file: file.clone(), source };
-            captures.add(file.clone(), open().map_err(opened)?);
+            let failed = |source| DecodeError::Open { file: file.clone(), source };
+            if let Some(reader) = open().map_err(failed)? {
+                captures.add(file.clone(), reader);
+            }
         }
         Ok(captures)
     }
