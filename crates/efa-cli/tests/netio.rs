@@ -365,6 +365,75 @@ fn interrupted_publisher_prints_its_totals_and_is_a_loss_of_its_subscribers() {
     }
 }
 
+/// That this was interrupted by SIGTERM and has printed these totals.
+#[track_caller]
+fn is_interrupted(outcome: &Outcome, totals: &str) {
+    assert_eq!(outcome.code, Some(143), "{outcome:?}");
+    assert!(outcome.stderr.ends_with("error: interrupted by SIGTERM\n"), "{outcome:?}");
+    assert!(outcome.stderr.contains(totals), "{outcome:?}");
+}
+
+#[test]
+fn interrupted_subscriber_sender_and_receiver_print_their_totals() {
+    let (theirs, mut input) = std::io::pipe().unwrap();
+    let publish = format!("publish {ANY} --tag 1 --lines");
+    let (_publisher, at) = listening(netio(&publish).stdin(theirs));
+    let mut subscriber = start(&format!("subscribe {at} --tag 1 --hex"));
+    input.write_all(b"one\ntwo\n").unwrap();
+    subscriber.stdout_line("0x1 4 74776f0a");
+    signal(&subscriber, Signal::TERM);
+    is_interrupted(&subscriber.finish(), "2 messages");
+
+    let (theirs, mut input) = std::io::pipe().unwrap();
+    let (mut receiver, at) = listening(&mut netio(&format!("receive {ANY}")));
+    let sender = Running::start(netio(&format!("send {at} --lines")).stdin(theirs));
+    input.write_all(b"one\ntwo\n").unwrap();
+    receiver.stdout_line("two");
+    signal(&receiver, Signal::TERM);
+    is_interrupted(&receiver.finish(), "2 messages");
+    failed(sender.finish(), 4);
+
+    let (theirs, mut input) = std::io::pipe().unwrap();
+    let (mut receiver, at) = listening(&mut netio(&format!("receive {ANY}")));
+    let sender = Running::start(netio(&format!("send {at} --lines")).stdin(theirs));
+    input.write_all(b"one\ntwo\n").unwrap();
+    receiver.stdout_line("two");
+    signal(&sender, Signal::TERM);
+    is_interrupted(&sender.finish(), " messages");
+    failed(receiver.finish(), 4);
+}
+
+#[test]
+fn interrupted_bench_reports_what_it_has_measured() {
+    let mut command = netio("bench --size 1000 --seconds 3600 --json");
+    let mut bench = Running::start(command.env("EFA_LOG", "info"));
+    bench.stderr_line("all have subscribed");
+    signal(&bench, Signal::INT);
+    let outcome = bench.finish();
+    assert_eq!(outcome.code, Some(130), "{outcome:?}");
+    let report = json(&outcome.stdout);
+    assert_eq!(report["lost"], 0, "{report}");
+    assert!(report["seconds"].as_f64().unwrap() < 3600.0, "{report}");
+}
+
+#[test]
+fn signal_that_was_ignored_at_the_start_remains_ignored() {
+    let publish = netio(&format!("publish {ANY} --tag 1 --lines"));
+    let (theirs, mut input) = std::io::pipe().unwrap();
+    let mut command = Command::new("sh");
+    command.args(["-c", r#"trap "" INT; exec "$0" "$@""#]).arg(publish.get_program());
+    command.args(publish.get_args()).stdin(theirs).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let (publisher, at) = listening(&mut command);
+    drop(command);
+    signal(&publisher, Signal::INT);
+    let mut subscriber = start(&format!("subscribe {at} --tag 1 --hex"));
+    input.write_all(b"one\n").unwrap();
+    subscriber.stdout_line("0x1 4 6f6e650a");
+    drop(input);
+    publisher.finish().success();
+    subscriber.finish().success();
+}
+
 #[test]
 fn publisher_that_repeats_without_end_is_complete_when_it_is_interrupted() {
     let files = Files::new("interrupted", 5000);

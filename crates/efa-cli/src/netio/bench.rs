@@ -14,6 +14,7 @@ use efa_netio::{
 use serde::Serialize;
 
 use super::NetioError;
+use super::interrupt::Interrupt;
 use super::place::{self, LinkArgs, Side, Site};
 use super::publish::Audience;
 use crate::child::read_aside;
@@ -37,7 +38,10 @@ subscribers have all.
 
   efa netio bench --size 64K --subscribers 4 --seconds 3
 
-Exit codes: 0 success, 1 failure, 2 invalid command line, 3 cannot listen on this host, 4 a subscriber failed.")]
+Ctrl-C or SIGTERM ends the measurement early, with its result so far.
+
+Exit codes: 0 success, 1 failure, 2 invalid command line, 3 cannot listen on this host, 4 a subscriber failed, 130 \
+interrupted by Ctrl-C, 143 by SIGTERM.")]
 pub(super) struct Args {
     /// Subscribers, each a process
     #[arg(long, value_name = "N", default_value_t = 1,
@@ -96,16 +100,21 @@ pub(super) fn run(args: &Args) -> Result<(), NetioError> {
     netio.publish_at(socket, &site.host, site.port)?;
     // Nobody else knows the address yet.
     let (address, _) = place::listens(&mut netio, socket.into(), &site)?;
+    let interrupt = Interrupt::new(&netio)?;
     let start = || Subscriber::start(args, &address.to_string());
     let mut subscribers = (0..args.subscribers).map(|_| start()).collect::<Result<Vec<_>, _>>()?;
     let mut audience = Audience::default();
-    wait_for(args, &mut netio, socket, &mut audience, &mut subscribers)?;
+    wait_for(args, &mut netio, socket, &interrupt, &mut audience, &mut subscribers)?;
 
     let parts = (0..places).map(|place| pool.part(place * args.size..(place + 1) * args.size));
     let parts = parts.collect::<Result<Vec<_>, _>>().map_err(efa_netio::Error::from)?;
     let mut free: Vec<_> = parts.into_iter().map(Message::of).collect();
     let begin = Instant::now();
-    while begin.elapsed() < args.seconds && audience.here() == args.subscribers {
+    let mut interrupted = Ok(());
+    while interrupted.is_ok()
+        && begin.elapsed() < args.seconds
+        && audience.here() == args.subscribers
+    {
         while let Some(message) = free.pop() {
             match netio.publish(socket, TAG, message) {
                 Published::UnderWay | Published::Partial(_) => {}
@@ -121,11 +130,13 @@ pub(super) fn run(args: &Args) -> Result<(), NetioError> {
             free.extend(audience.event(event));
             wait = Wait::No;
         }
+        interrupted = interrupt.take();
     }
     netio.close(socket);
     let closing = Instant::now();
     while audience.here() > 0 {
         late(closing, "gone")?;
+        interrupt.take()?;
         let event = netio.poll(Wait::For(PAUSE))?;
         event.into_iter().for_each(|event| drop(audience.event(event)));
     }
@@ -145,7 +156,7 @@ pub(super) fn run(args: &Args) -> Result<(), NetioError> {
         gigabytes_per_second: bytes as f64 / seconds / 1e9,
     };
     report.print(args.link.json)?;
-    audience.check()
+    interrupted.and(audience.check())
 }
 
 /// Waits until all have subscribed.
@@ -153,12 +164,14 @@ fn wait_for(
     args: &Args,
     netio: &mut Netio,
     socket: PublishSocket,
+    interrupt: &Interrupt,
     audience: &mut Audience,
     subscribers: &mut [Subscriber],
 ) -> Result<(), NetioError> {
     let begin = Instant::now();
     while netio.subscriber_count(socket, TAG) < subscribers.len() {
         late(begin, "there")?;
+        interrupt.take()?;
         for subscriber in &mut *subscribers {
             subscriber.is_running()?;
         }

@@ -5,6 +5,8 @@
 //!                       ── Signal ─► Netio::poll returns
 //! ```
 
+use std::ffi::c_int;
+use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread;
@@ -21,9 +23,12 @@ pub(super) struct Interrupt(Arc<AtomicI32>);
 
 impl Interrupt {
     /// From now on signals wake the context. A second signal that comes before [`take`](Self::take) has seen the first ends the
-    /// process at once: the run is stuck.
+    /// process at once: the run is stuck. A signal that is ignored remains so: a shell without job control starts background
+    /// jobs with SIGINT ignored.
     pub(super) fn new(netio: &Netio) -> Result<Self, NetioError> {
-        let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(NetioError::Signals)?;
+        let ignored = ignored();
+        let caught = [SIGINT, SIGTERM].into_iter().filter(|signal| !ignored(*signal));
+        let mut signals = Signals::new(caught).map_err(NetioError::Signals)?;
         let last = Arc::new(AtomicI32::new(0));
         let (theirs, waker) = (last.clone(), netio.signal());
         let watch = move || {
@@ -41,9 +46,18 @@ impl Interrupt {
 
     /// Fails if a signal has come since the last call.
     pub(super) fn take(&self) -> Result<(), NetioError> {
-        match self.0.swap(0, Ordering::Relaxed) {
-            0 => Ok(()),
-            signal => Err(NetioError::Interrupted { signal }),
+        // A read alone is cheaper, and this is called for each message.
+        if self.0.load(Ordering::Relaxed) == 0 {
+            return Ok(());
         }
+        Err(NetioError::Interrupted { signal: self.0.swap(0, Ordering::Relaxed) })
     }
+}
+
+/// Tells which signals this process ignores; none if the kernel doesn't say.
+fn ignored() -> impl Fn(c_int) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default();
+    move |signal| (mask >> (signal - 1)) & 1 == 1
 }

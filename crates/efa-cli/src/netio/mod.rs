@@ -53,7 +53,7 @@ Exit codes:
   2  invalid command line
   3  refused: cannot connect, or cannot listen there
   4  lost: messages didn't arrive, or the other side was gone before the end
-  130, 143  publish was interrupted by Ctrl-C, by SIGTERM"
+  130, 143  interrupted by Ctrl-C, by SIGTERM"
 )]
 pub(crate) struct Args {
     #[command(subcommand)]

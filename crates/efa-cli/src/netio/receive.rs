@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use efa_netio::{ClosedReason, Event, ListenOptions, Netio, Wait};
 
 use super::NetioError;
+use super::interrupt::Interrupt;
 use super::output::{Format, Sink};
 use super::place::{self, LinkArgs, Side, Site};
 use super::subscribe::ReceivingArgs;
@@ -18,8 +19,10 @@ Where it listens is said on standard error; with port 0 the system chooses one. 
   efa netio receive 127.0.0.1:7000 --output COPY &
   efa netio send 127.0.0.1:7000 --retry 5 FILE
 
+Ctrl-C or SIGTERM ends it with its totals.
+
 Exit codes: 0 all was received, 1 failure, 2 invalid command line, 3 cannot listen there, 4 the sender was gone before \
-the end.")]
+the end, 130 interrupted by Ctrl-C, 143 by SIGTERM.")]
 pub(super) struct Args {
     /// Where to listen for a sender
     #[arg(value_name = "HOST:PORT")]
@@ -50,12 +53,13 @@ pub(super) fn run(args: &Args) -> Result<(), NetioError> {
     let socket = netio.listen_socket(ListenOptions::default().buffers(buffers).connections(1));
     netio.listen(socket, &args.site.host, args.site.port)?;
     let (address, early) = place::listens(&mut netio, socket.into(), &args.site)?;
+    let interrupt = Interrupt::new(&netio)?;
     place::announce(address);
     let mut counter = Counter::new(None);
     if sink.is_stdout() {
         counter = counter.hide_on_terminal();
     }
-    let result = receive_all(&mut netio, early, &mut sink, &mut counter);
+    let result = receive_all(&mut netio, early, &interrupt, &mut sink, &mut counter);
     let result = sink.end(result);
     counter.totals(result.is_ok()).print(args.link.json)?;
     result
@@ -64,11 +68,13 @@ pub(super) fn run(args: &Args) -> Result<(), NetioError> {
 fn receive_all(
     netio: &mut Netio,
     early: Vec<Event>,
+    interrupt: &Interrupt,
     sink: &mut Sink,
     counter: &mut Counter,
 ) -> Result<(), NetioError> {
     let mut early = early.into_iter();
     loop {
+        interrupt.take()?;
         let at_once = match early.next() {
             Some(event) => Some(event),
             None => netio.poll(Wait::No)?,

@@ -8,6 +8,7 @@ use efa_netio::{
 
 use super::NetioError;
 use super::input::{Feed, InputArgs, Next, Repeat};
+use super::interrupt::Interrupt;
 use super::place::{self, LinkArgs, Side, Site};
 use super::subscribe::Attempts;
 use super::totals::Counter;
@@ -21,8 +22,11 @@ too if they reached the receiver, which drops them; the totals then say \"at mos
   efa netio receive 127.0.0.1:7000 --output COPY &
   efa netio send 127.0.0.1:7000 --retry 5 FILE
 
+Ctrl-C or SIGTERM ends it with its totals. Messages under way may be lost then, and the receiver sees that it is not the \
+end of the input.
+
 Exit codes: 0 all has arrived, 1 failure, 2 invalid command line, 3 cannot connect, 4 messages were lost or the \
-receiver was gone before the end.")]
+receiver was gone before the end, 130 interrupted by Ctrl-C, 143 by SIGTERM.")]
 pub(super) struct Args {
     /// Where the receiver listens
     #[arg(value_name = "HOST:PORT")]
@@ -48,10 +52,12 @@ pub(super) fn run(args: &Args) -> Result<(), NetioError> {
     let feed = args.input.open(&netio, Repeat::Times(1))?;
     let socket = netio.send_socket(SendOptions::default().completion(Completion::Delivered));
     netio.connect(socket, &args.site.host, args.site.port)?;
+    let interrupt = Interrupt::new(&netio)?;
     let counter = Counter::new(feed.whole());
     let attempts = Attempts::new(args.retry);
+    let (is_connected, lost) = (false, 0);
     let mut run =
-        Run { args, netio, socket, feed, counter, attempts, is_connected: false, lost: 0 };
+        Run { args, netio, socket, feed, interrupt, counter, attempts, is_connected, lost };
     let result = run.send_all();
     if !matches!(result, Err(NetioError::Connect { .. })) {
         let mut totals = run.counter.totals(result.is_ok());
@@ -70,6 +76,7 @@ struct Run<'a> {
     netio: Netio,
     socket: SendSocket,
     feed: Feed,
+    interrupt: Interrupt,
     counter: Counter,
     attempts: Attempts,
     is_connected: bool,
@@ -82,6 +89,7 @@ impl Run<'_> {
         let mut failed = None;
         let mut is_ending = false;
         loop {
+            self.interrupt.take()?;
             let mut wait = Wait::Forever;
             if self.is_connected && !is_ending && failed.is_none() {
                 let next = match held.take() {

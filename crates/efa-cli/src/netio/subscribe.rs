@@ -9,6 +9,7 @@ use efa_netio::{
 };
 
 use super::NetioError;
+use super::interrupt::Interrupt;
 use super::output::{Format, Sink};
 use super::place::{self, LinkArgs, Side, Site};
 use super::totals::Counter;
@@ -28,8 +29,10 @@ messages.
 --hex prints a line for each message: tag, length and bytes. --json prints an object for each, and in the end one with \
 the totals; with --output or --discard that one alone.
 
+Ctrl-C or SIGTERM ends it with its totals.
+
 Exit codes: 0 all was received, 1 failure, 2 invalid command line, 3 refused: cannot connect, or too many tags, 4 the \
-publisher was gone before the end, or ended before --count messages.")]
+publisher was gone before the end, or ended before --count messages, 130 interrupted by Ctrl-C, 143 by SIGTERM.")]
 pub(super) struct Args {
     /// Where the publisher listens
     #[arg(value_name = "HOST:PORT")]
@@ -122,12 +125,14 @@ pub(super) fn run(args: &Args) -> Result<(), NetioError> {
     for tag in &args.tags {
         netio.subscribe(socket, *tag)?;
     }
+    let interrupt = Interrupt::new(&netio)?;
     let attempts = Attempts::new(args.retry);
     let mut counter = Counter::new(None);
     if sink.is_stdout() {
         counter = counter.hide_on_terminal();
     }
-    let mut run = Run { args, netio, socket, sink, counter, attempts, is_leaving: false };
+    let mut run =
+        Run { args, netio, socket, sink, interrupt, counter, attempts, is_leaving: false };
     let received = run.receive_all();
     let result = run.sink.end(received);
     if !matches!(result, Err(NetioError::Connect { .. })) {
@@ -141,6 +146,7 @@ struct Run<'a> {
     netio: Netio,
     socket: SubscribeSocket,
     sink: Sink,
+    interrupt: Interrupt,
     counter: Counter,
     attempts: Attempts,
     is_leaving: bool,
@@ -149,6 +155,7 @@ struct Run<'a> {
 impl Run<'_> {
     fn receive_all(&mut self) -> Result<(), NetioError> {
         loop {
+            self.interrupt.take()?;
             let event = match self.netio.poll(Wait::No)? {
                 Some(event) => event,
                 None => {
