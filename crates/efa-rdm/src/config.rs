@@ -1,5 +1,6 @@
 //! The settings of an endpoint.
 
+use std::fmt;
 use std::num::NonZeroU64;
 use std::time::Duration;
 
@@ -77,9 +78,25 @@ pub struct Config {
     pub host_id: u64,
     /// Seed of the hash tables whose keys peers choose: tags and addresses. Make it random, so that no
     /// peer can choose keys that collide.
-    pub hash_seed: u64,
+    pub hash_seed: HashSeed,
     /// First message id in each direction. Both ends must use the same; libfabric uses 0.
     pub first_msg_id: u32,
+}
+
+/// A seed of hash tables. `{:?}` doesn't show it: who reads it in a log can choose keys that collide.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct HashSeed(pub u64);
+
+impl From<u64> for HashSeed {
+    fn from(seed: u64) -> Self {
+        Self(seed)
+    }
+}
+
+impl fmt::Debug for HashSeed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("hidden")
+    }
 }
 
 /// Features and requests that this engine has.
@@ -125,7 +142,7 @@ impl Default for Config {
             backoff: BackoffLimits::default(),
             trim_interval: Duration::from_secs(1),
             host_id: 0,
-            hash_seed: 0,
+            hash_seed: HashSeed(0),
             first_msg_id: 0,
         }
     }

@@ -122,7 +122,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let in_place = InPlace::new(&mut config, user)?;
         let most = config.max_receive_buffers.min(attributes.max_receive);
         let min_read = config.min_read_on(attributes);
-        let tagged = tagged_matcher(&mut queue_pair, config.hash_seed);
+        let tagged = tagged_matcher(&mut queue_pair, config.hash_seed.0);
         if !Q::IN_PLACE && queue_pair.tag_list().is_none() {
             queue_pair.split_headers(EagerConnid::LONGEST_HEADER);
         }
@@ -132,7 +132,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let core = Core {
             local: queue_pair.address(),
             transmit: Transmit::new(queue_pair),
-            peers: Peers::new(config.hash_seed),
+            peers: Peers::new(config.hash_seed.0),
             schedule: Schedule::new(),
             events: Events::default(),
             statistics: Statistics::default(),

@@ -143,7 +143,7 @@ pub use completion::{
     AtomicCompletion, Completion, Level, OperationError, ReceiveCompletion, Refused, RemoteWrite,
     RmaCompletion, RmaKind, SendCompletion, StartError,
 };
-pub use config::{Config, ConfigError, UnexpectedHeader, inject_limit};
+pub use config::{Config, ConfigError, HashSeed, UnexpectedHeader, inject_limit};
 pub use efa_match::Violation;
 pub use efa_proto::RmaIov;
 pub use endpoint::{Accept, Endpoint, Message, PacketsHeld};

@@ -114,7 +114,7 @@ const _: () = assert!(size_of::<HeldFor>() <= 16, "each unexpected message has o
 
 impl<Q: QueuePair, B> Matching<Q, B> {
     pub(crate) fn new(ops: Operations<Q, B>, tagged: TagMatcher<Waiting<B>, u32>) -> Self {
-        let (limit, seed) = (ops.core.config.max_receives, ops.core.config.hash_seed);
+        let (limit, seed) = (ops.core.config.max_receives, ops.core.config.hash_seed.0);
         Self {
             ops,
             limit: limit.min(MOST),

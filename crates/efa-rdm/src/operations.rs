@@ -317,7 +317,7 @@ pub(crate) struct Operations<Q: QueuePair, B> {
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     pub(crate) fn new(core: Core<Q, B>) -> Self {
-        let assembling = HashMap::with_capacity_and_hasher(64, Keyed(core.config.hash_seed));
+        let assembling = HashMap::with_capacity_and_hasher(64, Keyed(core.config.hash_seed.0));
         Self {
             core,
             sends: OperationTable::new(),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use efa_device::{Qkey, QueuePairOptions};
 use efa_handshake::Extras;
 use efa_lock::Mutex as BiasedMutex;
-use efa_rdm::Config;
+use efa_rdm::{Config, HashSeed};
 use parking_lot::Mutex;
 
 use crate::address_vector::AddressVector;
@@ -357,7 +357,7 @@ impl EndpointBuilder {
     }
 
     fn config(&self) -> Config {
-        let hash_seed = self.options.hash_seed.unwrap_or_else(random);
+        let hash_seed = self.options.hash_seed.unwrap_or_else(|| HashSeed(random()));
         self.options.protocol.clone().with(|config| config.hash_seed = hash_seed)
     }
 

@@ -1,7 +1,7 @@
 //! Options of an endpoint.
 
 use efa_device::QueuePairOptions;
-use efa_rdm::Config;
+use efa_rdm::{Config, HashSeed};
 
 use crate::capabilities::{Capabilities, OperationFlags};
 use crate::error::EnableError;
@@ -33,7 +33,7 @@ pub struct EndpointOptions {
     pub connid: Option<u32>,
     /// Seed of the hash tables that tags of peers go into; random if `None`. A peer that knows it can
     /// make the tables slow.
-    pub hash_seed: Option<u64>,
+    pub hash_seed: Option<HashSeed>,
     /// Most sends posted to the device.
     pub send_depth: usize,
     /// Most receive buffers posted to the device.
@@ -112,7 +112,7 @@ impl EndpointOptions {
     /// Sets [`hash_seed`](Self#structfield.hash_seed).
     #[must_use]
     pub fn hash_seed(self, hash_seed: u64) -> Self {
-        Self { hash_seed: Some(hash_seed), ..self }
+        Self { hash_seed: Some(hash_seed.into()), ..self }
     }
 
     /// Sets [`send_depth`](Self#structfield.send_depth).
@@ -268,4 +268,18 @@ pub enum Receiving {
     /// messages of a peer, sent before it got the request, and all of old releases, have other headers;
     /// [`Config::unexpected_header`](crate::Config::unexpected_header) says what happens to those.
     InPlace,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_output_of_options_hides_the_hash_seeds() {
+        let mut options = EndpointOptions::new().hash_seed(4_711_471_147_114_711);
+        options.protocol.hash_seed = 4_711_471_147_114_711.into();
+        let text = format!("{options:?}");
+        assert!(!text.contains("4711"), "{text}");
+        assert_eq!(text.matches("hash_seed: ").count(), 2, "{text}");
+    }
 }

@@ -231,8 +231,8 @@ pub use efa_handshake::Release;
 pub use efa_proto::PacketType;
 pub use efa_rdm::{
     AccessError, AtomicKind, AtomicOp, BackoffLimits, Bounds, Config, ConfigError, Datatype,
-    DropReason, Excess, Level, OperationError, Origin, RemoteUse, StartError as EngineStartError,
-    Statistics, Subprotocol, TooManyPieces, UnexpectedHeader,
+    DropReason, Excess, HashSeed, Level, OperationError, Origin, RemoteUse,
+    StartError as EngineStartError, Statistics, Subprotocol, TooManyPieces, UnexpectedHeader,
 };
 pub use endpoint::{Endpoint, EndpointId};
 pub use endpoint_builder::{Direction, EndpointBuilder};

@@ -15,7 +15,7 @@ fn exchange(seed: u64, faults: Faults, options: QueuePairOptions) -> World {
         options.faults = faults;
     }));
     for _ in 0..3 {
-        let config = Config::default().with(|config| config.hash_seed = seed);
+        let config = Config::default().with(|config| config.hash_seed = seed.into());
         world.add_with(config, options);
     }
     let sizes = [0, 5, 9_000, 30_000, 100_000, 700, 66_000];

@@ -221,7 +221,7 @@ impl Run {
             config.cts_window = [1, 3, 32][random.usize(0..3)];
             config.min_multi_receive = random.u64(1..300);
             config.min_receive_buffers = [1, 4, 64][random.usize(0..3)];
-            config.hash_seed = random.u64(..);
+            config.hash_seed = random.u64(..).into();
             config.first_msg_id = u32::MAX - 20;
         })
     }
