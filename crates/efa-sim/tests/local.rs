@@ -637,10 +637,12 @@ fn look_finds_nothing_until_an_event_is_scheduled() {
 }
 
 #[test]
-fn packet_for_which_there_is_no_memory_is_an_error() {
+fn queue_pair_for_whose_packets_there_is_no_memory_is_refused() {
     let options = LocalOptions::default().with(|options| options.mtu = usize::MAX);
     let device = LocalFabric::new(options).open();
-    let mut queue_pair = device.create_queue_pair(QueuePairOptions::default()).unwrap();
-    let error = queue_pair.allocate_packet().unwrap_err();
-    assert_eq!(error.shortage(), Some(Shortage::Memory), "{error}");
+    let created = device.create_queue_pair(QueuePairOptions::default()).map(drop);
+    let at_number = device.create_queue_pair_at(Qpn(1), QueuePairOptions::default()).map(drop);
+    for error in [created.unwrap_err(), at_number.unwrap_err()] {
+        assert_eq!(error.shortage(), Some(Shortage::Memory), "{error}");
+    }
 }

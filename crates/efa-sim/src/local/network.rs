@@ -12,6 +12,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -289,6 +290,8 @@ impl Network {
         if owner.queue_pairs.len() >= limit {
             return Err(DeviceError::LimitReached { object: "queue pair", limit });
         }
+        // A queue pair without memory for a packet receives nothing. An unused allocation would be optimized away.
+        drop(black_box(zeroed(self.options.mtu)?));
         let bell = options.waitable.then(Bell::new).transpose()?;
         self.has_bells |= bell.is_some();
         let id = QueuePairId { gid: owner.gid, qpn };
