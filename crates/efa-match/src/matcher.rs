@@ -181,7 +181,8 @@ impl<R, M: Copy> Matcher<R, M> {
         }
     }
 
-    /// An empty matcher with capacity for this many posted receives and unexpected messages.
+    /// An empty matcher with capacity for this many posted receives and unexpected messages, as [`reserve`](Self::reserve)
+    /// has it.
     #[must_use]
     pub fn with_capacity(posted: usize, unexpected: usize) -> Self {
         let mut matcher = Self::new();
@@ -189,7 +190,8 @@ impl<R, M: Copy> Matcher<R, M> {
         matcher
     }
 
-    /// Reserves capacity for this many more posted receives and unexpected messages.
+    /// Reserves capacity for this many more posted receives and unexpected messages. It is a hint: where there is no
+    /// memory for so many, nothing is reserved, and it is allocated as they come.
     pub fn reserve(&mut self, posted: usize, unexpected: usize) {
         self.posted.reserve(posted);
         self.unexpected.reserve(unexpected);
@@ -495,6 +497,14 @@ mod tests {
             panic!("{n} got a message")
         };
         post
+    }
+
+    #[test]
+    fn matcher_with_capacity_beyond_all_memory_matches() {
+        let mut matcher = Matcher::with_capacity(usize::MAX, usize::MAX);
+        post(&mut matcher, 1);
+        matcher.reserve(usize::MAX, usize::MAX);
+        assert_eq!(matcher.match_posted(Source(0), 1), Some(Match::Once(1)));
     }
 
     fn assert_at_rest(matcher: &Matcher<u64, u64>) {

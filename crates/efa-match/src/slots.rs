@@ -26,9 +26,11 @@ impl<T: Reusable> Slots<T> {
         Self { all: Vec::new(), free: NIL, in_use: 0 }
     }
 
+    /// Reserves nothing if there is no memory for so many.
     pub(crate) fn reserve(&mut self, additional: usize) {
-        let wanted = self.in_use + additional;
-        self.all.reserve(wanted.saturating_sub(self.all.len()));
+        let wanted = self.in_use.saturating_add(additional);
+        // Entries that weren't reserved are allocated when they are needed.
+        let _ = self.all.try_reserve(wanted.saturating_sub(self.all.len()));
     }
 
     /// Number of entries in use.
