@@ -174,7 +174,7 @@ pub enum EnableError {
     #[error("an endpoint with a connection can't receive in place")]
     ConnectedInPlace,
     /// A number among the [options](crate::EndpointOptions) that the device can't have.
-    #[error("{option} is {value}, it can be 1 to {most}")]
+    #[error("{option} is {value}, {}", range(*most))]
     OutOfRange {
         /// The option's name.
         option: &'static str,
@@ -189,6 +189,13 @@ pub enum EnableError {
     /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
+}
+
+fn range(most: usize) -> String {
+    match most {
+        0 => "and the device allows none".into(),
+        _ => format!("it can be 1 to {most}"),
+    }
 }
 
 fn names(kinds: &Counted) -> String {
@@ -228,4 +235,17 @@ pub enum Bound {
 pub struct CloseError {
     /// The timeout of the call.
     pub timeout: Duration,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn option_out_of_range_is_told_the_range_or_that_the_device_allows_none() {
+        let text =
+            |most| EnableError::OutOfRange { option: "send_depth", value: 8, most }.to_string();
+        assert_eq!(text(4), "send_depth is 8, it can be 1 to 4");
+        assert_eq!(text(0), "send_depth is 8, and the device allows none");
+    }
 }
