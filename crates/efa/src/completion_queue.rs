@@ -195,7 +195,7 @@ impl CompletionQueue {
         options: CompletionQueueOptions,
         wait: &Wait,
     ) -> Result<Self, DeviceError> {
-        let object = Arc::new(WaitObject::new()?);
+        let object = Arc::new(WaitObject::for_wait(wait)?);
         let queue = Self(Arc::new(Shared::new(domain, options, Some(Arc::clone(&object)))));
         wait.join(&queue.0, &object)?;
         Ok(queue)
@@ -384,6 +384,8 @@ impl Shared {
 
     pub(crate) fn bind(&self, endpoint: Arc<EndpointShared>) {
         self.endpoints.bind(endpoint, |first, is_only| self.have_credits_kept(first, is_only));
+        // Who sleeps has not armed it.
+        self.notify();
     }
 
     /// What threads sleep on that wait for this queue.

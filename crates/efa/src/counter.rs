@@ -188,7 +188,7 @@ impl Counter {
         options: CounterOptions,
         wait: &Wait,
     ) -> Result<Self, DeviceError> {
-        let object = Arc::new(WaitObject::new()?);
+        let object = Arc::new(WaitObject::for_wait(wait)?);
         let counter = Self::with(domain, options, Some(Arc::clone(&object)));
         wait.join(&counter.0, &object)?;
         Ok(counter)
@@ -321,6 +321,8 @@ impl Counter {
 
     pub(crate) fn bind(&self, endpoint: Arc<EndpointShared>) {
         self.0.endpoints.bind(endpoint, |_, _| {});
+        // Who sleeps has not armed it.
+        self.0.notify();
     }
 
     pub(crate) fn unbind(&self, endpoint: &Arc<EndpointShared>) {

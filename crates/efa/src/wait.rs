@@ -135,10 +135,21 @@ pub struct WaitObject {
     timer_at: Mutex<Option<Time>>,
     /// Threads in [`pass`](Self::pass), and tasks.
     sleepers: AtomicUsize,
+    /// Its wait set, if it is one of a set.
+    set: Option<WaitSet>,
 }
 
 impl WaitObject {
     pub(crate) fn new() -> Result<Self, DeviceError> {
+        Self::for_wait(&Wait::Unspecified)
+    }
+
+    /// One of an object that is made with `wait`, which it [joins](Wait::join).
+    pub(crate) fn for_wait(wait: &Wait) -> Result<Self, DeviceError> {
+        let set = match wait {
+            Wait::Unspecified | Wait::Fd => None,
+            Wait::Set(set) => Some(set.clone()),
+        };
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let timer_flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let poller = new_poller()?;
@@ -153,6 +164,7 @@ impl WaitObject {
             interrupted: AtomicBool::new(false),
             timer_at: Mutex::new(None),
             sleepers: AtomicUsize::new(0),
+            set,
         };
         wait.add(wait.event.as_fd())?;
         wait.add(wait.timer.as_fd())?;
@@ -228,10 +240,11 @@ impl WaitObject {
         self.sleepers.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Wakes all that sleep if one that has [entered](Self::enter) found something: it may be for others, and the
-    /// eventfd was emptied.
+    /// Wakes all that sleep if one that has [entered](Self::enter), or its wait set, found something: it may be for
+    /// others, and the eventfd was emptied.
     fn wake_others(&self) {
-        if self.sleepers.load(Ordering::Acquire) > 1 {
+        let of_set = self.set.as_ref().map_or(0, |set| set.0.sleepers.load(Ordering::Acquire));
+        if self.sleepers.load(Ordering::Acquire) + of_set > 1 {
             self.notify();
         }
     }
@@ -321,7 +334,7 @@ pub(crate) fn prepare(source: &dyn Source) -> Result<(), TryWaitError> {
     prepared
 }
 
-/// The same for one that has [entered](WaitObject::enter).
+/// The same for one that has [entered](WaitObject::enter), or is in the wait of a set.
 fn prepare_entered(source: &dyn Source) -> Result<(), TryWaitError> {
     let prepared = source.prepare();
     if prepared.is_err() {
@@ -341,11 +354,14 @@ pub struct WaitSet(Arc<Set>);
 struct Set {
     poller: OwnedFd,
     members: Mutex<Vec<Weak<dyn Source>>>,
+    /// Threads in [`WaitSet::wait`]. They sleep on each member, also on those that join meanwhile.
+    sleepers: AtomicUsize,
 }
 
 impl WaitSet {
     pub(crate) fn new() -> Result<Self, DeviceError> {
-        Ok(Self(Arc::new(Set { poller: new_poller()?, members: Mutex::default() })))
+        let (poller, members, sleepers) = (new_poller()?, Mutex::default(), AtomicUsize::new(0));
+        Ok(Self(Arc::new(Set { poller, members, sleepers })))
     }
 
     pub(crate) fn add(
@@ -364,15 +380,9 @@ impl WaitSet {
     /// # Errors
     /// The device failed.
     pub fn wait(&self, timeout: Duration) -> Result<bool, DeviceError> {
-        // It sleeps on each of them, so others that empty an eventfd wake it again.
-        let members = self.0.members.lock().clone();
-        let each = |enter_or_leave: fn(&WaitObject)| {
-            let members = members.iter().filter_map(Weak::upgrade);
-            members.for_each(|member| member.wait_object().into_iter().for_each(enter_or_leave));
-        };
-        each(WaitObject::enter);
+        self.0.sleepers.fetch_add(1, Ordering::AcqRel);
         let found = self.sleep(timeout);
-        each(WaitObject::leave);
+        self.0.sleepers.fetch_sub(1, Ordering::AcqRel);
         found
     }
 

@@ -140,7 +140,7 @@ impl EventQueue {
         wait: &Wait,
     ) -> Result<Self, Error> {
         let epoll = new_poller()?;
-        let object = Arc::new(WaitObject::new()?);
+        let object = Arc::new(WaitObject::for_wait(wait)?);
         object.add(epoll.as_fd())?;
         let queue = Self(Arc::new(Shared {
             fabric: fabric.clone(),

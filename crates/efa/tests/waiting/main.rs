@@ -17,7 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use efa::{
-    CompletionQueue, CompletionQueueOptions, ControlEvent, CounterOptions, Direction,
+    CompletionQueue, CompletionQueueOptions, ControlEvent, Counted, CounterOptions, Direction,
     DomainOptions, EndpointOptions, EventQueueOptions, Fabric, LocalOptions, ManualClock, PollSet,
     Progress, Receive, ShmOptions, TcpOptions, TryWaitError, Wait, WaitError,
 };
@@ -471,6 +471,92 @@ fn thread_asleep_in_a_wait_set_is_woken_although_another_one_looks_first() {
         }
     });
     sleeps.check();
+}
+
+/// Nobody who looked before has entered it.
+#[test]
+fn thread_asleep_in_a_wait_set_is_woken_for_an_object_that_joined_later_although_another_looks_first()
+ {
+    let fabric = &local().fabrics[0];
+    let domain = fabric.domain().unwrap();
+    let set = fabric.wait_set().unwrap();
+    let (sleeps, barrier) = (Sleeps::default(), Barrier::new(2));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..rounds() {
+                barrier.wait();
+                let begin = Instant::now();
+                set.wait(LOST).unwrap();
+                sleeps.note(begin.elapsed() < LOST);
+                barrier.wait();
+            }
+        });
+        for round in 0..rounds() {
+            barrier.wait();
+            for _ in 0..round % 64 * 100 {
+                std::hint::spin_loop();
+            }
+            let counter =
+                domain.waitable_counter(CounterOptions::default(), Wait::Set(set.clone()));
+            let counter = counter.unwrap();
+            counter.add(1);
+            set.wait(Duration::ZERO).unwrap();
+            barrier.wait();
+            assert_eq!(counter.value(), 1);
+        }
+    });
+    sleeps.check();
+}
+
+/// Only who prepares for sleep arms an endpoint.
+#[test]
+fn thread_asleep_is_woken_by_what_arrives_at_an_endpoint_that_was_enabled_meanwhile() {
+    for network in networks() {
+        let [first, second] = network.domains();
+        let sender = End::new(first);
+        let sleeps = Sleeps::default();
+        let set = second.fabric().wait_set().unwrap();
+        let options = CompletionQueueOptions::default;
+        let alone = second.waitable_completion_queue(options(), Wait::Fd).unwrap();
+        let in_set = second.waitable_completion_queue(options(), Wait::Set(set.clone())).unwrap();
+        let counter = second.waitable_counter(CounterOptions::default(), Wait::Fd).unwrap();
+        let unread = second.unread_completion_queue();
+        let addresses = second.address_vector();
+        let wait_alone = || drop(alone.wait(TIMEOUT).unwrap());
+        let wait_in_set = || {
+            while in_set.read().is_none() {
+                assert!(set.wait(TIMEOUT).unwrap());
+            }
+        };
+        let wait_counting = || counter.wait(1, TIMEOUT).unwrap();
+        let waits: [(_, &(dyn Fn() + Sync)); 3] =
+            [(&alone, &wait_alone), (&in_set, &wait_in_set), (&unread, &wait_counting)];
+        for (queue, wait) in waits {
+            thread::scope(|scope| {
+                let sleeper = scope.spawn(|| {
+                    let begin = Instant::now();
+                    wait();
+                    sleeps.note(begin.elapsed() < LOST);
+                });
+                thread::sleep(Duration::from_millis(20));
+                let endpoint = second
+                    .endpoint(EndpointOptions::default())
+                    .bind_completion_queue(queue, Direction::Both)
+                    .bind_address_vector(&addresses)
+                    .bind_counter(&counter, Counted::RECEIVE)
+                    .enable()
+                    .unwrap();
+                // The thread that was woken by it sleeps again.
+                thread::sleep(Duration::from_millis(20));
+                endpoint.receive(Receive::untagged(), vec![0; 8], 1).unwrap();
+                sender.send(sender.insert(endpoint.address()), 9);
+                sender.transmit.wait(TIMEOUT).unwrap();
+                sleeper.join().unwrap();
+            });
+            counter.set(0);
+        }
+        sleeps.check();
+    }
 }
 
 // conformance: C26 C128 C129 C130
