@@ -282,7 +282,9 @@ impl sealed::Waitable for EventQueue {
 
 impl WaitSource for Shared {
     fn is_pending(&self) -> bool {
-        !self.progress().0.entries.is_empty() || self.is_held()
+        let (sources, more) = self.progress();
+        self.leave(&sources, more);
+        !sources.entries.is_empty() || self.is_held()
     }
 
     fn prepare(&self) -> Result<(), TryWaitError> {
@@ -371,10 +373,19 @@ impl Shared {
     fn read(&self) -> Option<Entry> {
         let (mut sources, more) = self.progress();
         let entry = sources.entries.pop_front();
-        if more || !sources.entries.is_empty() {
-            self.watch.wait.notify();
-        }
+        self.leave(&sources, more);
         entry
+    }
+
+    /// Leaves the queue to threads that sleep, after one that doesn't has made progress. They have slept through what it
+    /// was woken for.
+    fn leave(&self, sources: &Sources, more: bool) {
+        if more || !sources.entries.is_empty() || self.is_held() {
+            self.watch.wait.notify();
+        } else {
+            // It can't fail: the time is valid.
+            let _ = self.watch.wait.wake_at(self.timeout_of(sources), self.fabric.clock());
+        }
     }
 
     /// Goes on with the oldest insertion, unless the queue is full; returns whether there are more.

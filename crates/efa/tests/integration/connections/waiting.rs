@@ -3,6 +3,7 @@
 use std::mem::MaybeUninit;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -125,6 +126,67 @@ fn attempt_to_connect_that_times_out_makes_the_descriptor_readable() {
     assert!(matches!(error.error, ConnectError::TimedOut { .. }), "{error}");
     let after = begin.elapsed();
     assert!(after >= Duration::from_millis(300) && after < TIMEOUT / 10, "{after:?}");
+}
+
+/// The other thread takes the wake-up, begins the attempt, and looks no more.
+#[test]
+fn attempt_to_connect_that_times_out_wakes_a_thread_that_slept_while_another_one_began_it() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let side = Side::on(Fabric::tcp(TcpOptions::new([127, 0, 0, 1])));
+    let options = MsgEndpointOptions::new().connect_timeout(Duration::from_millis(100));
+    thread::scope(|scope| {
+        for _ in 0..5 {
+            let sleeper = scope.spawn(|| side.events.wait(TIMEOUT / 10));
+            thread::sleep(Duration::from_millis(10));
+            let endpoint = side.builder_with(options.clone());
+            let _endpoint = endpoint.connect(silent.local_addr().unwrap(), b"").unwrap();
+            assert!(side.events.read().is_none());
+            let begin = Instant::now();
+            let error = sleeper.join().unwrap().unwrap_err();
+            let EventWaitError::Failed(error) = error else { panic!("{error}") };
+            assert!(matches!(error.error, ConnectError::TimedOut { .. }), "{error}");
+            assert!(begin.elapsed() < TIMEOUT / 20, "it looks again at the end");
+        }
+    });
+}
+
+/// Its poll takes the wake-up, and leaves the event.
+#[test]
+fn thread_asleep_at_an_event_queue_is_woken_although_a_poll_set_looks_first() {
+    const ROUNDS: u32 = 500;
+    let fabric = Fabric::local(LocalOptions::default());
+    let events = fabric.event_queue(EventQueueOptions::default()).unwrap();
+    let (mut polled, barrier) = (PollSet::new(), Barrier::new(2));
+    polled.add(&events, 9);
+    thread::scope(|scope| {
+        let sleeper = scope.spawn(|| {
+            let mut woken = 0;
+            for _ in 0..ROUNDS {
+                barrier.wait();
+                let begin = Instant::now();
+                assert_eq!(
+                    events.wait_pending(TIMEOUT / 10),
+                    Ok(true),
+                    "it looks again at the end"
+                );
+                woken += u32::from(begin.elapsed() < TIMEOUT / 20);
+                barrier.wait();
+            }
+            woken
+        });
+        for round in 0..ROUNDS {
+            barrier.wait();
+            // The other one is about to sleep, or asleep.
+            for _ in 0..round % 64 * 100 {
+                std::hint::spin_loop();
+            }
+            events.write(1).unwrap();
+            assert_eq!(polled.poll(&mut [0]), 1);
+            barrier.wait();
+            assert!(events.read().is_some());
+        }
+        assert_eq!(sleeper.join().unwrap(), ROUNDS);
+    });
 }
 
 // conformance: C68
