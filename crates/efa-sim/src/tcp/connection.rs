@@ -163,6 +163,8 @@ impl Stream {
 pub(super) struct Connection {
     /// Number 0 before its hello, if it has connected and nobody is expected.
     peer: QueuePairId,
+    /// The key of the queue pair that the latest frames are for.
+    key: Qkey,
     /// The key of the queue pair with the number of the [port](Self::by_port), if frames wait for a hello that confirms it.
     expected: Option<Qkey>,
     origin: Origin,
@@ -184,8 +186,8 @@ pub(super) struct Connection {
 
 impl Connection {
     /// One that this side has begun to open.
-    pub(super) fn opened(peer: QueuePairId, mine: Hello, socket: Socket) -> Self {
-        Self::new(peer, Origin::Opened, mine, Some(socket))
+    pub(super) fn opened(peer: QueuePairId, key: Qkey, mine: Hello, socket: Socket) -> Self {
+        Self { key, ..Self::new(peer, Origin::Opened, mine, Some(socket)) }
     }
 
     /// One that was accepted.
@@ -205,6 +207,7 @@ impl Connection {
     fn new(peer: QueuePairId, origin: Origin, mine: Hello, socket: Option<Socket>) -> Self {
         Self {
             peer,
+            key: Qkey(0),
             expected: None,
             origin,
             mine,
@@ -247,6 +250,7 @@ impl Connection {
 
     /// Notes that frames for this queue pair will be written when the hello has shown that it is the one.
     pub(super) fn expect(&mut self, peer: QueuePairId, key: Qkey) {
+        self.key = key;
         if self.stream.hello.is_none() {
             (self.peer, self.expected) = (peer, Some(key));
         }
@@ -292,6 +296,11 @@ impl Connection {
         self.stream.ready.readable |= readable;
         self.stream.ready.writable |= writable;
         self.stream.ready.hung_up |= hung_up;
+    }
+
+    /// Notes whom the next frame is for. Returns whether that is another queue pair than before, with the same number.
+    pub(super) fn aim(&mut self, key: Qkey) -> bool {
+        std::mem::replace(&mut self.key, key) != key
     }
 
     /// Notes that packets were delivered in this turn.

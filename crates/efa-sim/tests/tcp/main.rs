@@ -501,6 +501,23 @@ fn reused_number_gets_no_packets_for_its_predecessor() {
     assert!(matches!(taken, DeviceError::System { .. }), "{taken}");
 }
 
+#[test]
+fn packet_for_the_successor_of_a_queue_pair_arrives_though_others_are_under_way_to_that() {
+    let mut world = World::new(2);
+    let old = world.destination(0, 1);
+    let again = options(2).with(|options| options.ports = Some(old.qpn.0..=old.qpn.0));
+    let again = TcpDevice::open(again).unwrap();
+    world.send(0, old, 1, b"for the predecessor");
+    world.drop(1);
+    let b = world.add(&again, infinite_retry_options().with(|options| options.qkey = Qkey(0x78)));
+    world.post_receives(b, 1);
+    let new = world.destination(0, b);
+    assert_eq!((new.qpn, new.qkey), (old.qpn, Qkey(0x78)));
+    world.send(0, new, 2, b"for the successor");
+    assert_eq!(world.ended(0, 2), [(1, Err(Status::BadDestinationQpn)), (2, Ok(()))]);
+    assert_eq!(world.received(b, 1)[0].0, b"for the successor");
+}
+
 // conformance: A29
 #[test]
 fn receive_reports_address_handle_of_known_sender_only() {

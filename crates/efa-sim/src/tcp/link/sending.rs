@@ -151,13 +151,13 @@ impl TcpLink {
         qkey: Qkey,
     ) -> Result<Result<usize, Status>, DeviceError> {
         if let Some(&key) = self.peers.get(&peer) {
-            // An idle one may have been closed, and `peer` be another queue pair by now.
+            // An idle one may have been closed, and `peer` be another queue pair by now. A new key says that it is.
             let turn = self.turn;
-            let may_be_closed = |connection: &Connection| {
+            let may_be_closed = |connection: &mut Connection| {
                 let is_idle = connection.outgoing.is_idle() && connection.socket().is_some();
-                is_idle && !connection.is_heard_in(turn)
+                connection.aim(qkey) || is_idle && !connection.is_heard_in(turn)
             };
-            if self.connections.get(key).is_some_and(may_be_closed) {
+            if self.connections.get_mut(key).is_some_and(may_be_closed) {
                 self.look_for_end(state, key);
             }
             if self.peers.get(&peer) == Some(&key) {
@@ -219,7 +219,7 @@ impl TcpLink {
             Err(status) => return Ok(Err(status)),
         };
         let mine = self.hello(state);
-        let key = self.connections.insert(Connection::opened(peer, mine, socket));
+        let key = self.connections.insert(Connection::opened(peer, qkey, mine, socket));
         self.peers.insert(peer, key);
         Ok(Ok(key))
     }
