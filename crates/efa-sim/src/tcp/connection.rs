@@ -163,10 +163,11 @@ impl Stream {
 pub(super) struct Connection {
     /// Number 0 before its hello, if it has connected and nobody is expected.
     peer: QueuePairId,
-    /// The key of the queue pair that the latest frames are for.
+    /// The key of the queue pair that the frames on it are for. Another one with its number has another key.
     key: Qkey,
-    /// The key of the queue pair with the number of the [port](Self::by_port), if frames wait for a hello that confirms it.
-    expected: Option<Qkey>,
+    /// Whether frames wait for a hello that confirms that the queue pair with the number of the [port](Self::by_port) and the
+    /// key has connected.
+    is_unconfirmed: bool,
     origin: Origin,
     mine: Hello,
     stream: Stream,
@@ -200,15 +201,19 @@ impl Connection {
     }
 
     /// One that is to be [opened](Self::open_again) later, for these frames.
-    pub(super) fn postponed(peer: QueuePairId, mine: Hello, outgoing: Outgoing) -> Self {
-        Self { outgoing, ..Self::new(peer, Origin::Opened, mine, None) }
+    pub(super) fn postponed(
+        (peer, key): (QueuePairId, Qkey),
+        mine: Hello,
+        outgoing: Outgoing,
+    ) -> Self {
+        Self { key, outgoing, ..Self::new(peer, Origin::Opened, mine, None) }
     }
 
     fn new(peer: QueuePairId, origin: Origin, mine: Hello, socket: Option<Socket>) -> Self {
         Self {
             peer,
             key: Qkey(0),
-            expected: None,
+            is_unconfirmed: false,
             origin,
             mine,
             stream: Stream::new(socket),
@@ -230,12 +235,24 @@ impl Connection {
         self.origin != Origin::Opened
     }
 
-    /// Whether `peer` has connected: from its own port, and its hello has its number and key, if that has come. So packets for
-    /// it can go on this connection.
-    pub(super) fn is_from(&self, peer: QueuePairId, key: Qkey) -> bool {
-        let is_its = |hello: Hello| (hello.qpn, hello.qkey) == (peer.qpn, key);
-        let is_confirmed = self.stream.hello.is_none_or(is_its);
-        self.by_port() == Some(peer) && is_confirmed && !self.is_over
+    /// Whether the frames on it are for the queue pair with this key.
+    pub(super) fn is_for(&self, key: Qkey) -> bool {
+        self.key == key
+    }
+
+    /// Whether frames for `peer` can go on this connection: this side has opened it for that, or `peer` has, from its own
+    /// port, and its hello has its number and key, if that has come.
+    pub(super) fn leads_to(&self, peer: QueuePairId, key: Qkey) -> bool {
+        let leads = match self.by_port() {
+            None => self.peer == peer && self.key == key,
+            Some(by_port) => by_port == peer && self.may_be_from(peer, key),
+        };
+        leads && !self.is_over
+    }
+
+    /// Whether its hello has this number and key, if that has come.
+    fn may_be_from(&self, peer: QueuePairId, key: Qkey) -> bool {
+        self.stream.hello.is_none_or(|hello| (hello.qpn, hello.qkey) == (peer.qpn, key))
     }
 
     /// The queue pair that has connected, by the look of its port.
@@ -248,24 +265,28 @@ impl Connection {
         }
     }
 
-    /// Notes that frames for this queue pair will be written when the hello has shown that it is the one.
+    /// Notes that frames for this queue pair will be written, on a connection that it has opened when the hello has shown that it
+    /// is the one.
     pub(super) fn expect(&mut self, peer: QueuePairId, key: Qkey) {
         self.key = key;
-        if self.stream.hello.is_none() {
-            (self.peer, self.expected) = (peer, Some(key));
+        if self.was_accepted() && self.stream.hello.is_none() {
+            (self.peer, self.is_unconfirmed) = (peer, true);
         }
     }
 
     /// Whether a hello has come where one was expected.
     pub(super) fn has_named_itself(&self) -> bool {
-        self.expected.is_some() && self.stream.hello.is_some()
+        self.is_unconfirmed && self.stream.hello.is_some()
     }
 
-    /// The queue pair that was expected, and the frames for it, of which none was written, unless a hello has confirmed it.
-    pub(super) fn take_unconfirmed(&mut self) -> Option<(QueuePairId, Outgoing)> {
-        let (key, peer) = (self.expected.take()?, self.by_port()?);
-        let is_confirmed = self.stream.hello.is_some() && self.is_from(peer, key);
-        (!is_confirmed).then(|| (peer, std::mem::take(&mut self.outgoing)))
+    /// The queue pair that was expected, its key, and the frames for it, of which none was written, unless a hello has
+    /// confirmed it.
+    pub(super) fn take_unconfirmed(&mut self) -> Option<(QueuePairId, Qkey, Outgoing)> {
+        let was_unconfirmed = std::mem::take(&mut self.is_unconfirmed);
+        let (key, peer) = (self.key, self.by_port().filter(|_| was_unconfirmed)?);
+        let is_confirmed =
+            self.stream.hello.is_some() && self.may_be_from(peer, key) && !self.is_over;
+        (!is_confirmed).then(|| (peer, key, std::mem::take(&mut self.outgoing)))
     }
 
     /// Whether frames may be written.
@@ -296,11 +317,6 @@ impl Connection {
         self.stream.ready.readable |= readable;
         self.stream.ready.writable |= writable;
         self.stream.ready.hung_up |= hung_up;
-    }
-
-    /// Notes whom the next frame is for. Returns whether that is another queue pair than before, with the same number.
-    pub(super) fn aim(&mut self, key: Qkey) -> bool {
-        std::mem::replace(&mut self.key, key) != key
     }
 
     /// Notes that packets were delivered in this turn.

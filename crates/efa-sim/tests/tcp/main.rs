@@ -503,19 +503,33 @@ fn reused_number_gets_no_packets_for_its_predecessor() {
 
 #[test]
 fn packet_for_the_successor_of_a_queue_pair_arrives_though_others_are_under_way_to_that() {
-    let mut world = World::new(2);
-    let old = world.destination(0, 1);
-    let again = options(2).with(|options| options.ports = Some(old.qpn.0..=old.qpn.0));
-    let again = TcpDevice::open(again).unwrap();
-    world.send(0, old, 1, b"for the predecessor");
-    world.drop(1);
-    let b = world.add(&again, infinite_retry_options().with(|options| options.qkey = Qkey(0x78)));
-    world.post_receives(b, 1);
-    let new = world.destination(0, b);
-    assert_eq!((new.qpn, new.qkey), (old.qpn, Qkey(0x78)));
-    world.send(0, new, 2, b"for the successor");
-    assert_eq!(world.ended(0, 2), [(1, Err(Status::BadDestinationQpn)), (2, Ok(()))]);
-    assert_eq!(world.received(b, 1)[0].0, b"for the successor");
+    let long = |host| options(host).with(|options| options.mtu = 60_000);
+    for sent_back in [0, 8] {
+        let mut world = World::default();
+        for host in [1, 2] {
+            let device = TcpDevice::open(long(host)).unwrap();
+            world.add(&device, infinite_retry_options());
+        }
+        let (old, back) = (world.destination(0, 1), world.destination(1, 0));
+        let again = long(2).with(|options| options.ports = Some(old.qpn.0..=old.qpn.0));
+        let again = TcpDevice::open(again).unwrap();
+        world.send(0, old, 1, b"for the predecessor");
+        // Behind these, 0 doesn't see the end of the connection.
+        for id in 0..sent_back {
+            world.send(1, back, id, &[7; 60_000]);
+        }
+        world.drop(1);
+        let options = infinite_retry_options().with(|options| options.qkey = Qkey(0x78));
+        let b = world.add(&again, options);
+        world.post_receives(b, 1);
+        let new = world.destination(0, b);
+        assert_eq!((new.qpn, new.qkey), (old.qpn, Qkey(0x78)));
+        world.send(0, new, 2, b"for the successor");
+        assert_eq!(world.received(b, 1)[0].0, b"for the successor");
+        let mut ended = world.ended(0, 2);
+        ended.sort_unstable_by_key(|(id, _)| *id);
+        assert_eq!(ended, [(1, Err(Status::BadDestinationQpn)), (2, Ok(()))], "{sent_back}");
+    }
 }
 
 // conformance: A29

@@ -31,12 +31,12 @@ impl TcpLink {
     #[cold]
     pub(super) fn release(&mut self, state: &QueueState, key: usize) {
         let connection = self.connections.get_mut(key);
-        let Some((peer, outgoing)) = connection.and_then(Connection::take_unconfirmed) else {
+        let Some((peer, qkey, outgoing)) = connection.and_then(Connection::take_unconfirmed) else {
             return;
         };
         self.peers.remove(&peer);
         if !outgoing.is_idle() {
-            let postponed = Connection::postponed(peer, self.hello(state), outgoing);
+            let postponed = Connection::postponed((peer, qkey), self.hello(state), outgoing);
             let key = self.connections.insert(postponed);
             self.peers.insert(peer, key);
             self.schedule.retry_at(state.now(), key);
@@ -150,14 +150,14 @@ impl TcpLink {
         peer: QueuePairId,
         qkey: Qkey,
     ) -> Result<Result<usize, Status>, DeviceError> {
-        if let Some(&key) = self.peers.get(&peer) {
-            // An idle one may have been closed, and `peer` be another queue pair by now. A new key says that it is.
-            let turn = self.turn;
-            let may_be_closed = |connection: &mut Connection| {
-                let is_idle = connection.outgoing.is_idle() && connection.socket().is_some();
-                connection.aim(qkey) || is_idle && !connection.is_heard_in(turn)
-            };
-            if self.connections.get_mut(key).is_some_and(may_be_closed) {
+        // A connection for another key is to a queue pair that has ended, though it may not have been seen yet.
+        if let Some(&key) = self.peers.get(&peer)
+            && let Some(connection) = self.connections.get(key)
+            && connection.is_for(qkey)
+        {
+            // An idle one may have been closed.
+            let is_idle = connection.outgoing.is_idle() && connection.socket().is_some();
+            if is_idle && !connection.is_heard_in(self.turn) {
                 self.look_for_end(state, key);
             }
             if self.peers.get(&peer) == Some(&key) {
@@ -195,9 +195,10 @@ impl TcpLink {
     ) -> Result<Result<usize, Status>, DeviceError> {
         self.opener.check(|| format!("queue pair {}", self.me))?;
         self.accept(state);
-        // It may have connected already, also before it ended and another one got its number.
+        // It may have connected already, also before it ended and another one got its number, or frames for another queue
+        // pair with that number came between.
         while let Some((key, connection)) =
-            self.connections.iter_mut().find(|(_, connection)| connection.is_from(peer, qkey))
+            self.connections.iter_mut().find(|(_, connection)| connection.leads_to(peer, qkey))
         {
             connection.expect(peer, qkey);
             self.peers.insert(peer, key);
