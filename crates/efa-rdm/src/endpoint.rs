@@ -230,6 +230,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             .filter(|peer| self.core().peers.status_of(*peer) == PeerStatus::Live)
     }
 
+    /// The live peer on the queue pair of an address that has another connid and has sent a packet: it ends when that
+    /// address is [inserted](Self::insert_peer).
+    #[must_use]
+    pub fn find_other_incarnation(&self, address: &RawAddress) -> Option<PeerId> {
+        self.core().peers.heard_other_incarnation(address)
+    }
+
     /// The features that a peer announced, if its HANDSHAKE has arrived.
     #[must_use]
     pub fn peer_extras(&self, peer: PeerId) -> Option<Extras> {

@@ -380,6 +380,15 @@ impl<P, B> Peers<P, B> {
         self.recent[Recent::place(Recent::source(handle, qpn))].peer = NONE;
     }
 
+    /// The live peer on the queue pair of an address that has another connid, if a packet of it has arrived.
+    pub(crate) fn heard_other_incarnation(&self, address: &RawAddress) -> Option<PeerId> {
+        let latest = self.latest_at(&QueuePairKey { gid: address.gid, qpn: address.qpn })?;
+        let entry = &self.entries[latest as usize];
+        let is_heard =
+            self.active(PeerId(latest)).is_some_and(|active| active.handshake.is_answered());
+        (!entry.is_gone() && entry.connid != address.connid && is_heard).then_some(PeerId(latest))
+    }
+
     /// The latest peer with this address and connid.
     pub(crate) fn by_address(&self, address: &RawAddress) -> Option<PeerId> {
         let mut index = self.latest_at(&QueuePairKey { gid: address.gid, qpn: address.qpn })?;

@@ -104,7 +104,8 @@ pub enum StartError {
     /// The address vector has no such address.
     #[error("no address {0} in the address vector")]
     UnknownAddress(FiAddr),
-    /// The peer was lost, restarted or excluded. To send to an endpoint with its address again, remove it
+    /// The peer was lost, restarted or excluded; or another endpoint on its queue pair was heard since the address was
+    /// inserted, and before it was first used. To send to an endpoint with its address again, remove it
     /// from the address vector and insert it anew. If it is the same endpoint and still runs, it has to remove this
     /// endpoint from its address vector as well; else it drops all messages as repeated ones
     /// ([`AddressVector::remove`](crate::AddressVector::remove)). Directed receives from the old peer

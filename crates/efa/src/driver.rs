@@ -91,6 +91,9 @@ pub(crate) struct Driver<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePa
     /// Addresses that were removed from the address vector and not inserted again: the engine drops
     /// what they send.
     removed: HashSet<Address>,
+    /// Addresses that were inserted after another incarnation of their queue pair had been heard, and not used yet: they are
+    /// of later ones.
+    successors: HashSet<Address>,
     transmit: CqBinding,
     receive: CqBinding,
     /// `None` if neither a counter nor a budget is bound.
@@ -194,6 +197,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             unreported,
             peers: PeerMap::default(),
             removed: HashSet::new(),
+            successors: HashSet::new(),
             transmit: CqBinding::new(transmit),
             receive: CqBinding::new(receive),
             accounts: Accounts::new(counters, send_budget),
@@ -594,9 +598,12 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     }
 
     /// Addresses were inserted into the address vector: the engine takes packets of those that had been
-    /// removed again. It learns of others when they are first used.
+    /// removed again. It learns of others when they are first [used](Self::new_peer).
     pub(crate) fn peers_inserted(&mut self, peers: &[(FiAddr, Address)]) {
         for (addr, address) in peers {
+            if self.engine.find_other_incarnation(&address.raw()).is_some() {
+                self.successors.insert(*address);
+            }
             if !self.removed.contains(address) {
                 continue;
             }
@@ -622,6 +629,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
 
     /// An address is being removed from the address vector.
     pub(crate) fn peer_removed(&mut self, addr: FiAddr, address: &Address) {
+        self.successors.remove(address);
         let was_used = self.peers.remove(addr).is_some();
         let known = self.engine.find_peer(&address.raw());
         if let Some(peer) = known {
@@ -670,7 +678,13 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             return self.shared_peer(addr);
         }
         let address = self.addresses.address(addr).ok_or(StartError::UnknownAddress(addr))?;
+        // The engine takes the incarnation of a queue pair that it learns of last for the latest one.
+        let is_later = self.successors.contains(&address);
+        if !is_later && self.engine.find_other_incarnation(&address.raw()).is_some() {
+            return Err(StartError::PeerGone(addr));
+        }
         let peer = self.engine.insert_peer(address.raw())?;
+        self.successors.remove(&address);
         self.peers.insert(addr, self.addresses.peer_of(addr), peer);
         Ok(peer)
     }

@@ -256,3 +256,45 @@ fn lost_peer_is_an_event_and_refused_until_it_is_replaced() {
     let (_, received) = world.transfer(Message::to(to_bob), "welcome", Receive::untagged(), 8);
     assert_eq!(received.into_message(), *b"welcome");
 }
+
+/// An address as another incarnation of the queue pair had it, or will have it.
+fn with_connid(address: Address, connid: u32) -> Address {
+    let mut bytes = address.to_bytes();
+    bytes[20..24].copy_from_slice(&connid.to_le_bytes());
+    let other = Address::from_bytes(bytes);
+    assert_eq!((other.gid(), other.qpn(), other.connid()), (address.gid(), address.qpn(), connid));
+    other
+}
+
+#[test]
+fn first_use_of_an_address_of_an_earlier_incarnation_leaves_the_peer_that_was_heard_since() {
+    let mut world = World::pair(10);
+    let bob = world.end(BOB).address();
+    let to_earlier = world.ends[ALICE].addresses.insert(with_connid(bob, 77)).unwrap();
+    let to_alice = world.introduce(BOB, ALICE);
+    for message in ["first", "second"] {
+        world.end(ALICE).receive(Receive::untagged(), vec![0; 8], 1).unwrap();
+        world.end(BOB).send(Message::to(to_alice), message, 2).unwrap();
+        assert_eq!(world.done(ALICE).into_message(), *message.as_bytes());
+        world.done(BOB);
+        let refused = world.end(ALICE).send(Message::to(to_earlier), "late", 3).unwrap_err();
+        assert_eq!(refused.error, StartError::PeerGone(to_earlier));
+    }
+    let directed = Receive::untagged().from(to_earlier);
+    let refused = world.end(ALICE).receive(directed, vec![0; 8], 4).unwrap_err();
+    assert_eq!(refused.error, StartError::PeerGone(to_earlier));
+}
+
+#[test]
+fn address_inserted_after_its_queue_pair_was_heard_is_that_of_a_later_incarnation() {
+    let mut world = World::pair(11);
+    let bob = world.end(BOB).address();
+    let (to_bob, to_alice) = (world.introduce(ALICE, BOB), world.introduce(BOB, ALICE));
+    world.end(ALICE).receive(Receive::untagged(), vec![0; 8], 1).unwrap();
+    world.end(BOB).send(Message::to(to_alice), "hello", 2).unwrap();
+    assert_eq!(world.done(ALICE).peer, Some(to_bob));
+    let to_later = world.ends[ALICE].addresses.insert(with_connid(bob, 78)).unwrap();
+    world.end(ALICE).send(Message::to(to_later), "welcome", 3).unwrap();
+    let refused = world.end(ALICE).send(Message::to(to_bob), "still?", 4).unwrap_err();
+    assert_eq!(refused.error, StartError::PeerGone(to_bob));
+}
