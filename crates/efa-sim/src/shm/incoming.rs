@@ -49,9 +49,9 @@ pub(super) struct Incoming {
     empty: u32,
     /// When each packet without a buffer was first seen, oldest first.
     waiting: VecDeque<Time>,
-    /// Packets that were taken and whose rest is in the ring still, oldest first: where the packet buffers are, and their
-    /// numbers. None is acknowledged.
-    left: VecDeque<(usize, u64)>,
+    /// Packets that were taken and whose rest is in the ring still, oldest first: where the packet buffers are, and where they
+    /// begin in the ring. None is acknowledged.
+    left: VecDeque<(usize, usize)>,
     /// Bytes of a request on their way between ring and region.
     passing: Vec<u8>,
     /// Whether packets arrived since the last [`was_quiet`](Self::was_quiet).
@@ -138,9 +138,9 @@ impl Incoming {
         self.active = true;
         let taken = self.take(memory, queue, receive);
         if !self.left.is_empty() {
-            if let (1, Some(&(_, number))) = (self.left.len(), self.left.front()) {
+            if let (1, Some(&(_, begin))) = (self.left.len(), self.left.front()) {
                 // Of several the first is copied at once, and the processor sees which lines follow.
-                self.ring.expect_rest(number);
+                self.ring.expect_rest(begin);
             }
             // What broke the ring is still there once the others are taken.
             return Ok(Found::Left);
@@ -166,9 +166,9 @@ impl Incoming {
         take: impl FnOnce(CopySource<'_>),
     ) -> bool {
         let at = packet.addr();
-        while let Some((packet, number)) = self.left.pop_front() {
+        while let Some((packet, begin)) = self.left.pop_front() {
             if packet == at {
-                self.ring.pass(number, part, take);
+                self.ring.pass(begin, part, take);
                 break;
             }
         }
@@ -214,7 +214,7 @@ impl Incoming {
                     break;
                 }
                 Kind::Plain if queue.leaves(arrived.length) && arrived.qkey == queue.qkey => {
-                    match self.take_front(queue, arrived.length) {
+                    match self.take_front(queue, arrived) {
                         Some(front) => front,
                         None => break,
                     }
@@ -233,7 +233,7 @@ impl Incoming {
                         self.reject(Status::RemoteBadLength);
                         continue;
                     };
-                    self.ring.accept(bytes);
+                    self.ring.accept(arrived, bytes);
                     self.waiting.pop_front();
                     let immediate = (arrived.kind == Kind::Immediate).then_some(arrived.immediate);
                     Delivered::Datagram { packet, length: arrived.length, immediate }
@@ -250,7 +250,8 @@ impl Incoming {
 
     /// Takes a datagram, of which only the front is copied. `None` if it was rejected, or has to wait for a buffer.
     #[inline(never)]
-    fn take_front(&mut self, queue: &mut ReceiveQueue<'_>, length: usize) -> Option<Delivered> {
+    fn take_front(&mut self, queue: &mut ReceiveQueue<'_>, arrived: Arrived) -> Option<Delivered> {
+        let (length, begin) = (arrived.length, self.ring.begin(arrived));
         let Some(mut packet) = queue.take_posted() else {
             self.wait(queue);
             return None;
@@ -261,8 +262,8 @@ impl Incoming {
             return None;
         };
         let front = queue.front_of(bytes);
-        let number = self.ring.accept_front(front);
-        self.left.push_back((front.as_ptr().addr(), number));
+        self.ring.accept(arrived, front);
+        self.left.push_back((front.as_ptr().addr(), begin));
         self.waiting.pop_front();
         Some(Delivered::Front { packet, length })
     }
@@ -280,7 +281,7 @@ impl Incoming {
             return None;
         }
         let mut length = [0; WRITTEN];
-        self.ring.accept(&mut length);
+        self.ring.accept(arrived, &mut length);
         self.waiting.pop_front();
         let (length, immediate) = (u64::from_le_bytes(length), arrived.immediate);
         Some(Delivered::Written { packet, length, immediate })
@@ -304,7 +305,7 @@ impl Incoming {
         } else if is_read {
             queue.keys.read_remotely(memory, bytes)
         } else {
-            self.ring.copy(ADDRESS, bytes);
+            self.ring.requested_bytes(bytes);
             queue.keys.write_remotely(memory, bytes)
         };
         if let Err(status) = served {

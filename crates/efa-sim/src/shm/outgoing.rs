@@ -409,7 +409,7 @@ impl Outgoing {
             Content::Piece { piece, .. } => {
                 if let Some((_, length)) = piece.wanted {
                     piece.bytes = vec![0; length].into();
-                    self.ring.copy_back(number, 0, &mut piece.bytes);
+                    self.ring.copy_answer(number, &mut piece.bytes);
                 }
             }
             Content::Push => self.asked.end(result),
@@ -422,7 +422,7 @@ impl Outgoing {
     fn complete_packet(&self, number: u64, content: &mut Content) {
         if let Content::Datagram { packet, length, rest } = content {
             let front = (*length - std::mem::take(rest)) as usize;
-            self.ring.copy_back(number, front, &mut packet[front..*length as usize]);
+            self.ring.copy_rest(number, front, &mut packet[front..*length as usize]);
         }
     }
 

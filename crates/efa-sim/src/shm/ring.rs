@@ -5,11 +5,12 @@
 //!  128  sender has detached                                        written by the sender
 //!  256  head: packets acknowledged | of these, not delivered       ┐ written by
 //!  384  entry in the mailbox, attached, watched | 1 until detached ┘ the receiver
-//!  512  slots: number + 1 | length, kind, queue key | status, immediate data | bytes …
+//!  512  slots: number + 1 | length, kind and gap, queue key | status, immediate data | gap | bytes …
 //! ```
 //!
 //! The sender fills a slot and then writes its number, with release order: the number and a short
-//! packet are in one cache line, so a polling receiver gets both in one transfer. The receiver copies
+//! packet are in one cache line, so a polling receiver gets both in one transfer. Before a long one there is a [gap], so that
+//! what is copied in one go begins with a cache line. The receiver copies
 //! the packet to a posted buffer and advances the head, which acknowledges the packet. Of a long one it may copy the front
 //! alone, and the rest once it knows where that goes: it takes further packets meanwhile, and acknowledges none. If the packet
 //! was not delivered, it writes the slot's status first, and counts it: so the sender looks at a slot again, whose line the
@@ -47,7 +48,7 @@ use crate::map::{Map, WatchedMap, Word};
 use crate::store::LINE;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"efaring\n");
-const VERSION: u64 = 5;
+const VERSION: u64 = 6;
 const SENDER: usize = 128;
 const HEAD: usize = 256;
 const RECEIVER: usize = 384;
@@ -63,6 +64,12 @@ const SLOTS: usize = 512;
 /// Bytes of the words in front of a slot's packet.
 const SLOT_HEADER: usize = 24;
 
+/// Most bytes of a [gap], which is a multiple of [`GAP_UNIT`].
+const MOST_GAP: usize = LINE - GAP_UNIT;
+const GAP_UNIT: usize = 4;
+/// Of the byte with kind and gap.
+const GAP_SHIFT: u32 = 4;
+
 /// Bytes of a slot up to which all its lines are [expected](RingSender::expect_another), and only the first two of longer
 /// ones: measured on an AMD EPYC, where packets of 4 KiB were slower otherwise.
 const EXPECTED: usize = 2176;
@@ -70,6 +77,9 @@ const EXPECTED: usize = 2176;
 /// Bytes from which packets of a stream are copied [by lines](Map::copy_lines_in): measured as above, where lines take long
 /// from one processor to the other. Where they don't it makes no difference.
 const BY_LINES: usize = 512;
+
+/// Bytes from which packets have a [gap]: measured as above. Shorter ones come later with one.
+const ALIGNED: usize = 4096;
 
 /// Most slots of a ring.
 pub(super) const MAX_SLOTS: usize = 1 << 16;
@@ -134,7 +144,7 @@ impl Layout {
     fn new(slots: usize, mtu: usize) -> Option<Self> {
         let is_valid = slots.is_power_of_two() && slots <= MAX_SLOTS && mtu <= MAX_MTU;
         // Whole cache lines, so that two slots don't share one.
-        let stride = |bytes: usize| (SLOT_HEADER + bytes).next_multiple_of(LINE);
+        let stride = |bytes: usize| (SLOT_HEADER + MOST_GAP + bytes).next_multiple_of(LINE);
         is_valid.then(|| Self { slots, mtu, stride: stride(mtu.max(WRITTEN)) })
     }
 
@@ -189,6 +199,17 @@ impl Kind {
             _ => None,
         }
     }
+}
+
+/// Bytes that are left free before a packet, of which `front` bytes are copied in one go and `rest` in another, so that the
+/// longer part begins with a cache line.
+#[inline(always)]
+fn gap(front: usize, rest: usize) -> usize {
+    if front + rest < ALIGNED {
+        return 0;
+    }
+    let long = SLOT_HEADER + if front < rest { front } else { 0 };
+    (long.next_multiple_of(LINE) - long) / GAP_UNIT * GAP_UNIT
 }
 
 #[inline(always)]
@@ -279,25 +300,24 @@ impl RingSender {
     ) {
         let length = bytes.len() + rest;
         debug_assert!(self.has_space() && length <= self.layout.capacity());
-        let at = self.layout.slot(self.tail);
+        let (at, gap) = (self.layout.slot(self.tail), gap(bytes.len(), rest));
         let [number, what, status] = slot_words(&self.map, at);
-        what.store(
-            length as u64 | kind.encode() << 24 | u64::from(qkey.0) << 32,
-            Ordering::Relaxed,
-        );
+        let kind_and_gap = kind.encode() | ((gap / GAP_UNIT) as u64) << GAP_SHIFT;
+        what.store(length as u64 | kind_and_gap << 24 | u64::from(qkey.0) << 32, Ordering::Relaxed);
         status.store(u64::from(immediate) << 32, Ordering::Relaxed);
+        let begin = SLOT_HEADER + gap;
         // A single one was written just before, which is to be waited for.
         if bytes.len() >= BY_LINES && self.under_way() > 1 {
-            self.map.copy_lines_in(at + SLOT_HEADER, bytes);
+            self.map.copy_lines_in(at + begin, bytes);
         } else {
-            self.map.copy_in(at + SLOT_HEADER, bytes);
+            self.map.copy_in(at + begin, bytes);
         }
         if rest > 0 {
-            self.map.fill(at + SLOT_HEADER + bytes.len(), rest, fill);
+            self.map.fill(at + begin + bytes.len(), rest, fill);
         }
         self.tail += 1;
         number.store(self.tail, Ordering::Release);
-        self.expect_another(SLOT_HEADER + length);
+        self.expect_another(begin + length);
     }
 
     /// Has the processor fetch the lines of a free slot that is filled soon, if packets leave faster than they are
@@ -377,12 +397,16 @@ impl RingSender {
         self.acknowledged
     }
 
-    /// Copies bytes from the slot of the packet with this number, which no other has used since: those of the packet from
-    /// `at` on, or what the receiver answered.
-    pub(super) fn copy_back(&self, number: u64, at: usize, into: &mut [u8]) {
-        let length = into.len().min(self.layout.capacity().saturating_sub(at));
-        let slot = self.layout.slot(number);
-        self.map.copy_out(slot + SLOT_HEADER + at, &mut into[..length]);
+    /// Copies what the receiver answered to the request with this number, whose slot no other has used since.
+    pub(super) fn copy_answer(&self, number: u64, into: &mut [u8]) {
+        let length = into.len().min(self.layout.capacity());
+        self.map.copy_out(self.layout.slot(number) + SLOT_HEADER, &mut into[..length]);
+    }
+
+    /// Copies the rest of the packet with this number, behind its `front` bytes, from its slot, which no other has used since.
+    pub(super) fn copy_rest(&self, number: u64, front: usize, into: &mut [u8]) {
+        let begin = self.layout.slot(number) + SLOT_HEADER + gap(front, into.len());
+        self.map.copy_out(begin + front, into);
     }
 
     /// Whether the receiver polls this ring, and never sleeps; otherwise it may have to be woken.
@@ -479,6 +503,8 @@ pub(super) struct Arrived {
     pub(super) kind: Kind,
     /// Of a read the number of bytes.
     pub(super) immediate: u32,
+    /// Length of the [gap] before it, in units.
+    gap: u8,
 }
 
 /// A packet that a receiver looks for without its ring, which may be gone by then.
@@ -607,77 +633,82 @@ impl RingReceiver {
         let [_, what, _] = slot_words(&self.map, self.next_at);
         let what = what.load(Ordering::Relaxed);
         let (length, qkey) = ((what & 0xff_ffff) as usize, Qkey((what >> 32) as u32));
-        let kind = Kind::decode((what >> 24) as u8).ok_or(Broken)?;
-        if kind == Kind::Plain && length <= self.layout.mtu {
-            return Ok(Some(Arrived { length, qkey, kind, immediate: 0 }));
+        let kind_and_gap = (what >> 24) as u8;
+        let plain = Arrived { length, qkey, kind: Kind::Plain, immediate: 0, gap: 0 };
+        if kind_and_gap == 0 && length <= self.layout.mtu {
+            return Ok(Some(plain));
         }
-        self.peek_other(length, qkey, kind).map(Some)
+        self.peek_other(kind_and_gap, plain).map(Some)
     }
 
-    /// The next packet, which isn't a plain datagram, or too long for one.
+    /// The next packet, which isn't a plain datagram, or has a gap, or is too long for one.
     #[inline(never)]
-    fn peek_other(&self, length: usize, qkey: Qkey, kind: Kind) -> Result<Arrived, Broken> {
+    fn peek_other(&self, kind_and_gap: u8, plain: Arrived) -> Result<Arrived, Broken> {
+        let kind = Kind::decode(kind_and_gap & ((1 << GAP_SHIFT) - 1)).ok_or(Broken)?;
+        let (length, gap) = (plain.length, kind_and_gap >> GAP_SHIFT);
         let [_, _, status] = slot_words(&self.map, self.next_at);
         let immediate = (status.load(Ordering::Relaxed) >> 32) as u32;
         let capacity = self.layout.capacity();
         let (good, immediate) = match kind {
-            Kind::Plain => (false, 0),
+            Kind::Plain => (length <= self.layout.mtu, 0),
             Kind::Immediate => (length <= self.layout.mtu, immediate),
             Kind::Written => (length == WRITTEN, immediate),
             Kind::Read => (length == ADDRESS && immediate as usize <= capacity, immediate),
             Kind::Write => ((ADDRESS..=capacity).contains(&length), 0),
             Kind::Push => (length == PUSH && self.layout.holds_push(), 0),
         };
-        if good { Ok(Arrived { length, qkey, kind, immediate }) } else { Err(Broken) }
+        if good { Ok(Arrived { kind, immediate, gap, ..plain }) } else { Err(Broken) }
     }
 
-    /// Takes the next packet's bytes; `into` has the length that [`peek`](Self::peek) returned.
+    /// Where the next packet begins in the ring: no gap is longer than a slot has room for.
+    #[inline(always)]
+    pub(super) fn begin(&self, arrived: Arrived) -> usize {
+        self.next_at + SLOT_HEADER + usize::from(arrived.gap) * GAP_UNIT
+    }
+
+    /// Takes the next packet's bytes, or its first ones; `into` has at most the length that [`peek`](Self::peek) returned.
     #[inline]
-    pub(super) fn accept(&mut self, into: &mut [u8]) {
-        self.copy(0, into);
+    pub(super) fn accept(&mut self, arrived: Arrived, into: &mut [u8]) {
+        self.copy(self.begin(arrived), into);
         self.step();
     }
 
-    /// Copies bytes of the next packet from `at` on, and leaves it.
+    /// Copies bytes of the next packet, or of a request, from `at` in the ring on, and leaves it.
     #[inline]
-    pub(super) fn copy(&self, at: usize, into: &mut [u8]) {
-        let length = into.len().min(self.layout.capacity().saturating_sub(at));
-        self.map.copy_out(self.next_at + SLOT_HEADER + at, &mut into[..length]);
+    fn copy(&self, at: usize, into: &mut [u8]) {
+        let length = into.len().min(self.layout.capacity());
+        self.map.copy_out(at, &mut into[..length]);
     }
 
-    /// Takes the next packet, of which only the front is copied. Returns its number, by which the rest is
-    /// [passed](Self::pass) until it is acknowledged.
-    pub(super) fn accept_front(&mut self, into: &mut [u8]) -> u64 {
-        let number = self.next;
-        self.accept(into);
-        number
+    /// Copies the bytes that the next packet, a request, has behind the address.
+    pub(super) fn requested_bytes(&self, into: &mut [u8]) {
+        self.copy(self.next_at + SLOT_HEADER + ADDRESS, into);
     }
 
-    /// Has the processor fetch what follows the first line of a packet whose front was taken.
+    /// Has the processor fetch what follows the first line of a packet that begins there, whose front was taken.
     #[inline(always)]
-    pub(super) fn expect_rest(&self, number: u64) {
-        self.map.expect_read(self.layout.slot(number) + LINE, EXPECTED);
+    pub(super) fn expect_rest(&self, begin: usize) {
+        self.map.expect_read(begin.next_multiple_of(LINE), EXPECTED);
     }
 
-    /// Passes a part of a packet to `take`, if a slot has such a part.
-    pub(super) fn pass(&self, number: u64, part: Range<usize>, take: impl FnOnce(CopySource<'_>)) {
+    /// Passes a part of a packet that begins there, and was not acknowledged, to `take`, if a slot has such a part.
+    pub(super) fn pass(&self, begin: usize, part: Range<usize>, take: impl FnOnce(CopySource<'_>)) {
         if part.start <= part.end && part.end <= self.layout.capacity() {
-            let at = self.layout.slot(number) + SLOT_HEADER + part.start;
-            self.map.take(at, part.len(), take);
+            self.map.take(begin + part.start, part.len(), take);
         }
     }
 
     /// The address that the next packet, a request, names.
     pub(super) fn requested_address(&self) -> u64 {
         let mut address = [0; ADDRESS];
-        self.copy(0, &mut address);
+        self.copy(self.next_at + SLOT_HEADER, &mut address);
         u64::from_le_bytes(address)
     }
 
     /// What the next packet, a push, asks for.
     pub(super) fn push(&self, arrived: Arrived) -> Push {
         let mut words = [[0; 8]; 3];
-        self.copy(0, words.as_flattened_mut());
+        self.copy(self.begin(arrived), words.as_flattened_mut());
         let [address, there, rest] = words.map(u64::from_le_bytes);
         Push {
             from: RemoteMemory { address, key: arrived.qkey.0 },

@@ -23,7 +23,7 @@ fn take(receiver: &mut RingReceiver) -> Option<Vec<u8>> {
     let arrived = receiver.peek().unwrap()?;
     assert_eq!(arrived.qkey, KEY);
     let mut bytes = vec![0; arrived.length];
-    receiver.accept(&mut bytes);
+    receiver.accept(arrived, &mut bytes);
     Some(bytes)
 }
 
@@ -81,15 +81,64 @@ fn immediate_data_is_carried_by_both_kinds_of_slots() {
     let (mut sender, mut receiver, _) = ring(4, 100);
     sender.publish(Kind::Immediate, u32::MAX, b"ab", KEY);
     sender.publish(Kind::Written, 7, &[0; WRITTEN], KEY);
-    let arrived = |kind, immediate, length| Arrived { length, qkey: KEY, kind, immediate };
-    assert_eq!(receiver.peek(), Ok(Some(arrived(Kind::Immediate, u32::MAX, 2))));
-    receiver.accept(&mut [0; 2]);
+    let arrived = |kind, immediate, length| {
+        let gap = 0;
+        Arrived { length, qkey: KEY, kind, immediate, gap }
+    };
+    let immediate = arrived(Kind::Immediate, u32::MAX, 2);
+    assert_eq!(receiver.peek(), Ok(Some(immediate)));
+    receiver.accept(immediate, &mut [0; 2]);
     assert_eq!(receiver.peek(), Ok(Some(arrived(Kind::Written, 7, WRITTEN))));
     receiver.reject(Status::ReceiverNotReady);
     receiver.acknowledge();
     assert_eq!(sender.acknowledgements(), Ok(2));
     assert_eq!(sender.take_acknowledgement(), Ok(()));
     assert_eq!(sender.take_acknowledgement(), Err(Status::ReceiverNotReady));
+}
+
+#[test]
+fn long_part_of_a_packet_begins_with_a_line_and_all_of_it_arrives() {
+    let (mut sender, mut receiver, _) = ring(4, 9000);
+    let bytes: Vec<u8> = (0..9000_u32).map(|byte| byte as u8).collect();
+    for (front, rest) in [(20, 3000), (20, 4096), (24, 8976), (ALIGNED, 0), (9000, 0)] {
+        let length = front + rest;
+        let fill = |mut into: CopyTarget<'_>| into.copy_from(0, &bytes[front..length]);
+        sender.publish_with(Kind::Plain, 0, KEY, &bytes[..front], rest, fill);
+        let mut back = vec![0; rest];
+        sender.copy_rest(sender.published() - 1, front, &mut back);
+        assert_eq!(back, bytes[front..length]);
+        let arrived = receiver.peek().unwrap().unwrap();
+        assert_eq!((arrived.length, arrived.kind), (length, Kind::Plain));
+        let begin = receiver.begin(arrived);
+        let long = begin + if rest > 0 { front } else { 0 };
+        assert_eq!(long % LINE == 0, length >= ALIGNED, "{front} and {rest}");
+        let mut passed = Vec::new();
+        receiver.pass(begin, front..length, |part| {
+            part.pass_to(|_, chunk| {
+                passed.extend_from_slice(chunk);
+                chunk.len()
+            });
+        });
+        assert_eq!(passed, bytes[front..length]);
+        assert_eq!(take(&mut receiver).unwrap(), bytes[..length]);
+        receiver.acknowledge();
+        assert_eq!(sender.acknowledgements(), Ok(1));
+        assert_eq!(sender.take_acknowledgement(), Ok(()));
+    }
+}
+
+#[test]
+fn longest_gap_that_a_sender_can_claim_leaves_the_longest_packet_in_its_slot() {
+    for mtu in [1, 100, 9000] {
+        let (mut sender, mut receiver, file) = ring(1, mtu);
+        sender.publish(Kind::Plain, 0, &vec![7; mtu], KEY);
+        let [_, what, _] = slot_words(&sender.map, SLOTS);
+        what.store(what.load(Ordering::Relaxed) | 0xf0 << 24, Ordering::Relaxed);
+        let arrived = receiver.peek().unwrap().unwrap();
+        let end = receiver.begin(arrived) + mtu;
+        assert!(end <= usize::try_from(fstat(&file).unwrap().st_size).unwrap(), "{mtu}");
+        assert_eq!(take(&mut receiver).map(|bytes| bytes.len()), Some(mtu));
+    }
 }
 
 #[test]
@@ -126,14 +175,14 @@ fn requests_carry_address_and_key_and_are_answered_in_their_slot() {
     assert_eq!((arrived.kind, arrived.qkey, arrived.length), (Kind::Write, Qkey(78), 12));
     assert_eq!(receiver.requested_address(), 0x5678);
     let mut data = [0; 4];
-    receiver.copy(ADDRESS, &mut data);
+    receiver.requested_bytes(&mut data);
     assert_eq!(&data, b"data");
     receiver.answer(&[]);
     receiver.reject(Status::RemoteBadAddress);
     receiver.acknowledge();
     assert_eq!(sender.acknowledgements(), Ok(3));
     let mut answer = [0; 100];
-    sender.copy_back(0, 0, &mut answer);
+    sender.copy_answer(0, &mut answer);
     assert_eq!((sender.take_acknowledgement(), answer), (Ok(()), [9; 100]));
     assert_eq!(sender.take_acknowledgement(), Ok(()));
     assert_eq!(sender.take_acknowledgement(), Err(Status::RemoteBadAddress));
