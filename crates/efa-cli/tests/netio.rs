@@ -327,11 +327,22 @@ fn signal(running: &Running, signal: Signal) {
     kill_process(id, signal).unwrap();
 }
 
+/// The command, run so that SIGINT ends it: a test that a script runs in the background has it ignored, and its children too.
+fn interruptible(arguments: &str) -> Command {
+    let command = netio(arguments);
+    let mut interruptible = Command::new("env");
+    interruptible.arg("--default-signal=INT").arg(command.get_program()).args(command.get_args());
+    interruptible.env_remove("EFA_LOG").env_remove("RUST_LOG");
+    interruptible.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    interruptible
+}
+
 #[test]
 fn interrupted_publisher_prints_its_totals_and_is_a_loss_of_its_subscribers() {
     for (number, name, sent) in [(Signal::INT, "SIGINT", 2), (Signal::TERM, "SIGTERM", 0)] {
         let (theirs, mut input) = std::io::pipe().unwrap();
-        let mut command = netio(&format!("publish {ANY} --tag 1 --lines --statistics --json"));
+        let mut command =
+            interruptible(&format!("publish {ANY} --tag 1 --lines --statistics --json"));
         let (mut publisher, at) = listening(command.stdin(theirs));
         drop(command);
         // Before the first subscriber comes as well.
@@ -405,7 +416,7 @@ fn interrupted_subscriber_sender_and_receiver_print_their_totals() {
 
 #[test]
 fn interrupted_bench_reports_what_it_has_measured() {
-    let mut command = netio("bench --size 1000 --seconds 3600 --json");
+    let mut command = interruptible("bench --size 1000 --seconds 3600 --json");
     let mut bench = Running::start(command.env("EFA_LOG", "info"));
     bench.stderr_line("all have subscribed");
     signal(&bench, Signal::INT);
@@ -438,7 +449,7 @@ fn signal_that_was_ignored_at_the_start_remains_ignored() {
 fn publisher_that_repeats_without_end_is_complete_when_it_is_interrupted() {
     let files = Files::new("interrupted", 5000);
     let publish = format!("publish {ANY} --tag 1 --repeat --json {}", files.text("file"));
-    let (publisher, at) = listening(&mut netio(&publish));
+    let (publisher, at) = listening(&mut interruptible(&publish));
     let output = files.text("copies");
     let subscriber = start(&format!("subscribe {at} --tag 1 --json --output {output}"));
     common::until("under way", || std::fs::metadata(&output).is_ok_and(|data| data.len() > 5000));

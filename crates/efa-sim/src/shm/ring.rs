@@ -78,7 +78,7 @@ const EXPECTED: usize = 2176;
 /// from one processor to the other. Where they don't it makes no difference.
 const BY_LINES: usize = 512;
 
-/// Bytes from which packets have a [gap]: measured as above. Shorter ones come later with one.
+/// Bytes from which packets have a [gap]: measured as above. Shorter ones took longer with one.
 const ALIGNED: usize = 4096;
 
 /// Most slots of a ring.

@@ -265,8 +265,8 @@ impl Connection {
         }
     }
 
-    /// Notes that frames for this queue pair will be written, on a connection that it has opened when the hello has shown that it
-    /// is the one.
+    /// Notes that frames for this queue pair will be written; on a connection that it seems to have opened, once the hello has
+    /// confirmed that.
     pub(super) fn expect(&mut self, peer: QueuePairId, key: Qkey) {
         self.key = key;
         if self.was_accepted() && self.stream.hello.is_none() {
