@@ -49,9 +49,9 @@ pub(super) struct Incoming {
     empty: u32,
     /// When each packet without a buffer was first seen, oldest first.
     waiting: VecDeque<Time>,
-    /// Packets that were taken and whose rest is in the ring still, oldest first: where the packet buffers are, and where they
-    /// begin in the ring. None is acknowledged.
-    left: VecDeque<(usize, usize)>,
+    /// Packets that were taken and whose rest is in the ring still, oldest first: where the packet buffers are, where they
+    /// begin in the ring, and their lengths. None is acknowledged.
+    left: VecDeque<(usize, (usize, usize))>,
     /// Bytes of a request on their way between ring and region.
     passing: Vec<u8>,
     /// Whether packets arrived since the last [`was_quiet`](Self::was_quiet).
@@ -138,7 +138,7 @@ impl Incoming {
         self.active = true;
         let taken = self.take(memory, queue, receive);
         if !self.left.is_empty() {
-            if let (1, Some(&(_, begin))) = (self.left.len(), self.left.front()) {
+            if let (1, Some(&(_, (begin, _)))) = (self.left.len(), self.left.front()) {
                 // Of several the first is copied at once, and the processor sees which lines follow.
                 self.ring.expect_rest(begin);
             }
@@ -166,9 +166,9 @@ impl Incoming {
         take: impl FnOnce(CopySource<'_>),
     ) -> bool {
         let at = packet.addr();
-        while let Some((packet, begin)) = self.left.pop_front() {
+        while let Some((packet, place)) = self.left.pop_front() {
             if packet == at {
-                self.ring.pass(begin, part, take);
+                self.ring.pass(place, part, take);
                 break;
             }
         }
@@ -263,7 +263,7 @@ impl Incoming {
         };
         let front = queue.front_of(bytes);
         self.ring.accept(arrived, front);
-        self.left.push_back((front.as_ptr().addr(), begin));
+        self.left.push_back((front.as_ptr().addr(), (begin, length)));
         self.waiting.pop_front();
         Some(Delivered::Front { packet, length })
     }

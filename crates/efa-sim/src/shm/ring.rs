@@ -64,8 +64,7 @@ const SLOTS: usize = 512;
 /// Bytes of the words in front of a slot's packet.
 const SLOT_HEADER: usize = 24;
 
-/// Most bytes of a [gap], which is a multiple of [`GAP_UNIT`].
-const MOST_GAP: usize = LINE - GAP_UNIT;
+/// A gap is less than a line, and a multiple of this.
 const GAP_UNIT: usize = 4;
 /// Of the byte with kind and gap.
 const GAP_SHIFT: u32 = 4;
@@ -144,7 +143,7 @@ impl Layout {
     fn new(slots: usize, mtu: usize) -> Option<Self> {
         let is_valid = slots.is_power_of_two() && slots <= MAX_SLOTS && mtu <= MAX_MTU;
         // Whole cache lines, so that two slots don't share one.
-        let stride = |bytes: usize| (SLOT_HEADER + MOST_GAP + bytes).next_multiple_of(LINE);
+        let stride = |bytes: usize| (SLOT_HEADER + bytes).next_multiple_of(LINE);
         is_valid.then(|| Self { slots, mtu, stride: stride(mtu.max(WRITTEN)) })
     }
 
@@ -165,6 +164,23 @@ impl Layout {
     #[inline]
     fn slot(&self, number: u64) -> usize {
         SLOTS + (number as usize & (self.slots - 1)) * self.stride
+    }
+
+    /// Bytes that are left free before a packet, of which `front` bytes are copied in one go and `rest` in another, so that the
+    /// longer part begins with a cache line; 0 if a slot has no room for that.
+    #[inline(always)]
+    fn gap(&self, front: usize, rest: usize) -> usize {
+        if front + rest < ALIGNED {
+            return 0;
+        }
+        let long = SLOT_HEADER + if front < rest { front } else { 0 };
+        let gap = (long.next_multiple_of(LINE) - long) / GAP_UNIT * GAP_UNIT;
+        if self.has_room(gap, front + rest) { gap } else { 0 }
+    }
+
+    /// Whether a slot has room for a packet of this length behind a gap.
+    fn has_room(&self, gap: usize, length: usize) -> bool {
+        SLOT_HEADER + gap + length <= self.stride
     }
 }
 
@@ -199,17 +215,6 @@ impl Kind {
             _ => None,
         }
     }
-}
-
-/// Bytes that are left free before a packet, of which `front` bytes are copied in one go and `rest` in another, so that the
-/// longer part begins with a cache line.
-#[inline(always)]
-fn gap(front: usize, rest: usize) -> usize {
-    if front + rest < ALIGNED {
-        return 0;
-    }
-    let long = SLOT_HEADER + if front < rest { front } else { 0 };
-    (long.next_multiple_of(LINE) - long) / GAP_UNIT * GAP_UNIT
 }
 
 #[inline(always)]
@@ -283,12 +288,15 @@ impl RingSender {
     /// Publishes a packet of at most the MTU. There must be a free slot.
     #[inline(always)]
     pub(super) fn publish(&mut self, kind: Kind, immediate: u32, bytes: &[u8], qkey: Qkey) {
-        self.publish_with(kind, immediate, qkey, bytes, 0, |_| {});
+        match bytes.len() < ALIGNED {
+            true => self.publish_behind(0, (kind, immediate, qkey), bytes, 0, |_| {}),
+            false => self.publish_with(kind, immediate, qkey, bytes, 0, |_| {}),
+        }
     }
 
     /// Publishes a packet of these bytes and, behind them, `rest` bytes that `fill` writes; at most the MTU together. There
     /// must be a free slot.
-    #[inline(always)]
+    #[inline(never)]
     pub(super) fn publish_with(
         &mut self,
         kind: Kind,
@@ -298,9 +306,23 @@ impl RingSender {
         rest: usize,
         fill: impl FnOnce(CopyTarget<'_>),
     ) {
+        let gap = self.layout.gap(bytes.len(), rest);
+        self.publish_behind(gap, (kind, immediate, qkey), bytes, rest, fill);
+    }
+
+    /// The same behind a gap.
+    #[inline(always)]
+    fn publish_behind(
+        &mut self,
+        gap: usize,
+        (kind, immediate, qkey): (Kind, u32, Qkey),
+        bytes: &[u8],
+        rest: usize,
+        fill: impl FnOnce(CopyTarget<'_>),
+    ) {
         let length = bytes.len() + rest;
         debug_assert!(self.has_space() && length <= self.layout.capacity());
-        let (at, gap) = (self.layout.slot(self.tail), gap(bytes.len(), rest));
+        let at = self.layout.slot(self.tail);
         let [number, what, status] = slot_words(&self.map, at);
         let kind_and_gap = kind.encode() | ((gap / GAP_UNIT) as u64) << GAP_SHIFT;
         what.store(length as u64 | kind_and_gap << 24 | u64::from(qkey.0) << 32, Ordering::Relaxed);
@@ -405,7 +427,8 @@ impl RingSender {
 
     /// Copies the rest of the packet with this number, behind its `front` bytes, from its slot, which no other has used since.
     pub(super) fn copy_rest(&self, number: u64, front: usize, into: &mut [u8]) {
-        let begin = self.layout.slot(number) + SLOT_HEADER + gap(front, into.len());
+        let gap = self.layout.gap(front, into.len());
+        let begin = self.layout.slot(number) + SLOT_HEADER + gap;
         self.map.copy_out(begin + front, into);
     }
 
@@ -646,6 +669,9 @@ impl RingReceiver {
     fn peek_other(&self, kind_and_gap: u8, plain: Arrived) -> Result<Arrived, Broken> {
         let kind = Kind::decode(kind_and_gap & ((1 << GAP_SHIFT) - 1)).ok_or(Broken)?;
         let (length, gap) = (plain.length, kind_and_gap >> GAP_SHIFT);
+        if !self.layout.has_room(usize::from(gap) * GAP_UNIT, length) {
+            return Err(Broken);
+        }
         let [_, _, status] = slot_words(&self.map, self.next_at);
         let immediate = (status.load(Ordering::Relaxed) >> 32) as u32;
         let capacity = self.layout.capacity();
@@ -660,7 +686,7 @@ impl RingReceiver {
         if good { Ok(Arrived { kind, immediate, gap, ..plain }) } else { Err(Broken) }
     }
 
-    /// Where the next packet begins in the ring: no gap is longer than a slot has room for.
+    /// Where the next packet begins in the ring.
     #[inline(always)]
     pub(super) fn begin(&self, arrived: Arrived) -> usize {
         self.next_at + SLOT_HEADER + usize::from(arrived.gap) * GAP_UNIT
@@ -691,9 +717,14 @@ impl RingReceiver {
         self.map.expect_read(begin.next_multiple_of(LINE), EXPECTED);
     }
 
-    /// Passes a part of a packet that begins there, and was not acknowledged, to `take`, if a slot has such a part.
-    pub(super) fn pass(&self, begin: usize, part: Range<usize>, take: impl FnOnce(CopySource<'_>)) {
-        if part.start <= part.end && part.end <= self.layout.capacity() {
+    /// Passes a part of a packet that begins there, has this length, and was not acknowledged, to `take`, if it has such a part.
+    pub(super) fn pass(
+        &self,
+        (begin, length): (usize, usize),
+        part: Range<usize>,
+        take: impl FnOnce(CopySource<'_>),
+    ) {
+        if part.start <= part.end && part.end <= length {
             self.map.take(begin + part.start, part.len(), take);
         }
     }

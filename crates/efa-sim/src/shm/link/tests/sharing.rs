@@ -10,7 +10,7 @@ const READ: Access = Access { remote_read: true, remote_write: false };
 
 /// Where the word is that decides, in the second slot of a ring.
 fn decision(ring: &Map) -> &AtomicU64 {
-    &ring.words::<1>(512 + 192 + 48)[0]
+    &ring.words::<1>(512 + 128 + 48)[0]
 }
 
 /// A requester and a target that has one datagram of it, and the ring between them.
