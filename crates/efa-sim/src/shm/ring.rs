@@ -9,13 +9,13 @@
 //! ```
 //!
 //! The sender fills a slot and then writes its number, with release order: the number and a short
-//! packet are in one cache line, so a polling receiver gets both in one transfer. Before a long one there is a [gap], so that
-//! what is copied in one go begins with a cache line. The receiver copies
-//! the packet to a posted buffer and advances the head, which acknowledges the packet. Of a long one it may copy the front
-//! alone, and the rest once it knows where that goes: it takes further packets meanwhile, and acknowledges none. If the packet
-//! was not delivered, it writes the slot's status first, and counts it: so the sender looks at a slot again, whose line the
-//! receiver has by then, only if there is something to see. Watched is one of two bits: that of a receiver which
-//! may sleep makes the sender look whether it does (see [`handover`](super::handover)).
+//! packet are in one cache line, so a polling receiver gets both in one transfer. Before a long one there is a
+//! [gap](Layout::gap), so that what is copied in one go begins with a cache line. The receiver copies the packet to a posted
+//! buffer and advances the head, which acknowledges the packet. Of a long one it may copy the front alone, and the rest once
+//! it knows where that goes: it takes further packets meanwhile, and acknowledges none. If the packet was not delivered, it
+//! writes the slot's status first, and counts it: so the sender looks at a slot again, whose line the receiver has by then,
+//! only if there is something to see. Watched is one of two bits: that of a receiver which may sleep makes the sender look
+//! whether it does (see [`handover`](super::handover)).
 //!
 //! Two more kinds of slots [ask](super::requests) the receiver to read or write memory of its process:
 //!
@@ -77,7 +77,7 @@ const EXPECTED: usize = 2176;
 /// from one processor to the other. Where they don't it makes no difference.
 const BY_LINES: usize = 512;
 
-/// Bytes from which packets have a [gap]: measured as above. Shorter ones took longer with one.
+/// Bytes from which packets have a [gap](Layout::gap): measured as above. Shorter ones took longer with one.
 const ALIGNED: usize = 4096;
 
 /// Most slots of a ring.
@@ -89,17 +89,17 @@ pub(super) const MAX_MTU: usize = 1 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A datagram.
-    Plain,
+    Plain = 0,
     /// A datagram with immediate data.
-    Immediate,
+    Immediate = 1,
     /// The immediate data of an RDMA write, whose length in bytes is in the slot.
-    Written,
+    Written = 2,
     /// A request for bytes of the receiver's memory, which it puts into the slot.
-    Read,
+    Read = 3,
     /// Bytes for the receiver's memory.
-    Write,
+    Write = 4,
     /// A request to write bytes of the receiver's memory to the sender's.
-    Push,
+    Push = 5,
 }
 
 /// The memory that a [`Kind::Push`] names.
@@ -193,14 +193,7 @@ impl Kind {
 
     #[inline]
     fn encode(self) -> u64 {
-        match self {
-            Self::Plain => 0,
-            Self::Immediate => 1,
-            Self::Written => 2,
-            Self::Read => 3,
-            Self::Write => 4,
-            Self::Push => 5,
-        }
+        self as u64
     }
 
     #[inline]
@@ -371,16 +364,9 @@ impl RingSender {
         count: u32,
         bytes: &[u8],
     ) {
-        debug_assert!(self.has_space() && ADDRESS + bytes.len() <= self.layout.capacity());
-        let at = self.layout.slot(self.tail);
-        let [number, what, status] = slot_words(&self.map, at);
-        let length = (ADDRESS + bytes.len()) as u64;
-        what.store(length | kind.encode() << 24 | u64::from(key) << 32, Ordering::Relaxed);
-        status.store(u64::from(count) << 32, Ordering::Relaxed);
-        self.map.copy_in(at + SLOT_HEADER, &address.to_le_bytes());
-        self.map.copy_in(at + SLOT_HEADER + ADDRESS, bytes);
-        self.tail += 1;
-        number.store(self.tail, Ordering::Release);
+        let fill = |mut into: CopyTarget<'_>| into.copy_from(0, bytes);
+        let words = (kind, count, Qkey(key));
+        self.publish_behind(0, words, &address.to_le_bytes(), bytes.len(), fill);
     }
 
     /// Whether a slot holds a [`Push`].
@@ -526,7 +512,7 @@ pub(super) struct Arrived {
     pub(super) kind: Kind,
     /// Of a read the number of bytes.
     pub(super) immediate: u32,
-    /// Length of the [gap] before it, in units.
+    /// Length of the [gap](Layout::gap) before it, in units.
     gap: u8,
 }
 
@@ -669,9 +655,7 @@ impl RingReceiver {
     fn peek_other(&self, kind_and_gap: u8, plain: Arrived) -> Result<Arrived, Broken> {
         let kind = Kind::decode(kind_and_gap & ((1 << GAP_SHIFT) - 1)).ok_or(Broken)?;
         let (length, gap) = (plain.length, kind_and_gap >> GAP_SHIFT);
-        if !self.layout.has_room(usize::from(gap) * GAP_UNIT, length) {
-            return Err(Broken);
-        }
+        let has_room = self.layout.has_room(usize::from(gap) * GAP_UNIT, length);
         let [_, _, status] = slot_words(&self.map, self.next_at);
         let immediate = (status.load(Ordering::Relaxed) >> 32) as u32;
         let capacity = self.layout.capacity();
@@ -683,7 +667,8 @@ impl RingReceiver {
             Kind::Write => ((ADDRESS..=capacity).contains(&length), 0),
             Kind::Push => (length == PUSH && self.layout.holds_push(), 0),
         };
-        if good { Ok(Arrived { kind, immediate, gap, ..plain }) } else { Err(Broken) }
+        let arrived = Arrived { kind, immediate, gap, ..plain };
+        if good && has_room { Ok(arrived) } else { Err(Broken) }
     }
 
     /// Where the next packet begins in the ring.
