@@ -327,14 +327,19 @@ fn signal(running: &Running, signal: Signal) {
     kill_process(id, signal).unwrap();
 }
 
-/// The command, run so that SIGINT ends it: a test that a script runs in the background has it ignored, and its children too.
-fn interruptible(arguments: &str) -> Command {
+/// [`netio`], started by these words.
+fn started_by(words: &[&str], arguments: &str) -> Command {
     let command = netio(arguments);
-    let mut interruptible = Command::new("env");
-    interruptible.arg("--default-signal=INT").arg(command.get_program()).args(command.get_args());
-    interruptible.env_remove("EFA_LOG").env_remove("RUST_LOG");
-    interruptible.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    interruptible
+    let mut started = Command::new(words[0]);
+    started.args(&words[1..]).arg(command.get_program()).args(command.get_args());
+    started.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    started.env_remove("EFA_LOG").env_remove("RUST_LOG");
+    started
+}
+
+/// [`netio`], so that SIGINT ends it: a test that a script runs in the background has it ignored, and its children too.
+fn interruptible(arguments: &str) -> Command {
+    started_by(&["env", "--default-signal=INT"], arguments)
 }
 
 #[test]
@@ -395,20 +400,21 @@ fn interrupted_subscriber_sender_and_receiver_print_their_totals() {
     signal(&subscriber, Signal::TERM);
     is_interrupted(&subscriber.finish(), "2 messages");
 
-    let (theirs, mut input) = std::io::pipe().unwrap();
-    let (mut receiver, at) = listening(&mut netio(&format!("receive {ANY}")));
-    let sender = Running::start(netio(&format!("send {at} --lines")).stdin(theirs));
-    input.write_all(b"one\ntwo\n").unwrap();
-    receiver.stdout_line("two");
+    // The input stays open.
+    let transfer = || {
+        let (theirs, mut input) = std::io::pipe().unwrap();
+        let (mut receiver, at) = listening(&mut netio(&format!("receive {ANY}")));
+        let sender = Running::start(netio(&format!("send {at} --lines")).stdin(theirs));
+        input.write_all(b"one\ntwo\n").unwrap();
+        receiver.stdout_line("two");
+        (sender, receiver, input)
+    };
+    let (sender, receiver, _input) = transfer();
     signal(&receiver, Signal::TERM);
     is_interrupted(&receiver.finish(), "2 messages");
     failed(sender.finish(), 4);
 
-    let (theirs, mut input) = std::io::pipe().unwrap();
-    let (mut receiver, at) = listening(&mut netio(&format!("receive {ANY}")));
-    let sender = Running::start(netio(&format!("send {at} --lines")).stdin(theirs));
-    input.write_all(b"one\ntwo\n").unwrap();
-    receiver.stdout_line("two");
+    let (sender, receiver, _input) = transfer();
     signal(&sender, Signal::TERM);
     is_interrupted(&sender.finish(), " messages");
     failed(receiver.finish(), 4);
@@ -429,12 +435,10 @@ fn interrupted_bench_reports_what_it_has_measured() {
 
 #[test]
 fn signal_that_was_ignored_at_the_start_remains_ignored() {
-    let publish = netio(&format!("publish {ANY} --tag 1 --lines"));
     let (theirs, mut input) = std::io::pipe().unwrap();
-    let mut command = Command::new("sh");
-    command.args(["-c", r#"trap "" INT; exec "$0" "$@""#]).arg(publish.get_program());
-    command.args(publish.get_args()).stdin(theirs).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let (publisher, at) = listening(&mut command);
+    let ignoring = ["sh", "-c", r#"trap "" INT; exec "$0" "$@""#];
+    let mut command = started_by(&ignoring, &format!("publish {ANY} --tag 1 --lines"));
+    let (publisher, at) = listening(command.stdin(theirs));
     drop(command);
     signal(&publisher, Signal::INT);
     let mut subscriber = start(&format!("subscribe {at} --tag 1 --hex"));

@@ -49,9 +49,9 @@ pub(super) struct Incoming {
     empty: u32,
     /// When each packet without a buffer was first seen, oldest first.
     waiting: VecDeque<Time>,
-    /// Packets that were taken and whose rest is in the ring still, oldest first: where the packet buffers are, where they
-    /// begin in the ring, and their lengths. None is acknowledged.
-    left: VecDeque<(usize, (usize, usize))>,
+    /// Packets that were taken and whose rest is in the ring still, oldest first: where the packet buffers are, and where they
+    /// are in the ring. None is acknowledged.
+    left: VecDeque<(usize, Range<usize>)>,
     /// Bytes of a request on their way between ring and region.
     passing: Vec<u8>,
     /// Whether packets arrived since the last [`was_quiet`](Self::was_quiet).
@@ -138,9 +138,9 @@ impl Incoming {
         self.active = true;
         let taken = self.take(memory, queue, receive);
         if !self.left.is_empty() {
-            if let (1, Some(&(_, (begin, _)))) = (self.left.len(), self.left.front()) {
+            if let (1, Some((_, place))) = (self.left.len(), self.left.front()) {
                 // Of several the first is copied at once, and the processor sees which lines follow.
-                self.ring.expect_rest(begin);
+                self.ring.expect_rest(place);
             }
             // What broke the ring is still there once the others are taken.
             return Ok(Found::Left);
@@ -168,7 +168,7 @@ impl Incoming {
         let at = packet.addr();
         while let Some((packet, place)) = self.left.pop_front() {
             if packet == at {
-                self.ring.pass(place, part, take);
+                self.ring.pass(&place, part, take);
                 break;
             }
         }
@@ -251,7 +251,7 @@ impl Incoming {
     /// Takes a datagram, of which only the front is copied. `None` if it was rejected, or has to wait for a buffer.
     #[inline(never)]
     fn take_front(&mut self, queue: &mut ReceiveQueue<'_>, arrived: Arrived) -> Option<Delivered> {
-        let (length, begin) = (arrived.length, self.ring.begin(arrived));
+        let (length, place) = (arrived.length, self.ring.place(arrived));
         let Some(mut packet) = queue.take_posted() else {
             self.wait(queue);
             return None;
@@ -263,7 +263,7 @@ impl Incoming {
         };
         let front = queue.front_of(bytes);
         self.ring.accept(arrived, front);
-        self.left.push_back((front.as_ptr().addr(), (begin, length)));
+        self.left.push_back((front.as_ptr().addr(), place));
         self.waiting.pop_front();
         Some(Delivered::Front { packet, length })
     }

@@ -671,16 +671,17 @@ impl RingReceiver {
         if good && has_room { Ok(arrived) } else { Err(Broken) }
     }
 
-    /// Where the next packet begins in the ring.
+    /// Where the next packet is in the ring.
     #[inline(always)]
-    pub(super) fn begin(&self, arrived: Arrived) -> usize {
-        self.next_at + SLOT_HEADER + usize::from(arrived.gap) * GAP_UNIT
+    pub(super) fn place(&self, arrived: Arrived) -> Range<usize> {
+        let begin = self.next_at + SLOT_HEADER + usize::from(arrived.gap) * GAP_UNIT;
+        begin..begin + arrived.length
     }
 
     /// Takes the next packet's bytes, or its first ones; `into` has at most the length that [`peek`](Self::peek) returned.
     #[inline]
     pub(super) fn accept(&mut self, arrived: Arrived, into: &mut [u8]) {
-        self.copy(self.begin(arrived), into);
+        self.copy(self.place(arrived).start, into);
         self.step();
     }
 
@@ -696,21 +697,21 @@ impl RingReceiver {
         self.copy(self.next_at + SLOT_HEADER + ADDRESS, into);
     }
 
-    /// Has the processor fetch what follows the first line of a packet that begins there, whose front was taken.
+    /// Has the processor fetch what follows the first line of the packet in this place, whose front was taken.
     #[inline(always)]
-    pub(super) fn expect_rest(&self, begin: usize) {
-        self.map.expect_read(begin.next_multiple_of(LINE), EXPECTED);
+    pub(super) fn expect_rest(&self, place: &Range<usize>) {
+        self.map.expect_read(place.start.next_multiple_of(LINE), EXPECTED);
     }
 
-    /// Passes a part of a packet that begins there, has this length, and was not acknowledged, to `take`, if it has such a part.
+    /// Passes a part of the packet in this place, which was not acknowledged, to `take`, if it has such a part.
     pub(super) fn pass(
         &self,
-        (begin, length): (usize, usize),
+        place: &Range<usize>,
         part: Range<usize>,
         take: impl FnOnce(CopySource<'_>),
     ) {
-        if part.start <= part.end && part.end <= length {
-            self.map.take(begin + part.start, part.len(), take);
+        if part.start <= part.end && part.end <= place.len() {
+            self.map.take(place.start + part.start, part.len(), take);
         }
     }
 
@@ -724,7 +725,7 @@ impl RingReceiver {
     /// What the next packet, a push, asks for.
     pub(super) fn push(&self, arrived: Arrived) -> Push {
         let mut words = [[0; 8]; 3];
-        self.copy(self.begin(arrived), words.as_flattened_mut());
+        self.copy(self.place(arrived).start, words.as_flattened_mut());
         let [address, there, rest] = words.map(u64::from_le_bytes);
         Push {
             from: RemoteMemory { address, key: arrived.qkey.0 },

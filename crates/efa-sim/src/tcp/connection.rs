@@ -201,11 +201,7 @@ impl Connection {
     }
 
     /// One that is to be [opened](Self::open_again) later, for these frames.
-    pub(super) fn postponed(
-        (peer, key): (QueuePairId, Qkey),
-        mine: Hello,
-        outgoing: Outgoing,
-    ) -> Self {
+    pub(super) fn postponed(peer: QueuePairId, key: Qkey, mine: Hello, outgoing: Outgoing) -> Self {
         Self { key, outgoing, ..Self::new(peer, Origin::Opened, mine, None) }
     }
 
@@ -245,14 +241,12 @@ impl Connection {
     pub(super) fn leads_to(&self, peer: QueuePairId, key: Qkey) -> bool {
         let leads = match self.by_port() {
             None => self.peer == peer && self.key == key,
-            Some(by_port) => by_port == peer && self.may_be_from(peer, key),
+            Some(by_port) => {
+                let is_its = |hello: Hello| (hello.qpn, hello.qkey) == (peer.qpn, key);
+                by_port == peer && self.stream.hello.is_none_or(is_its)
+            }
         };
         leads && !self.is_over
-    }
-
-    /// Whether its hello has this number and key, if that has come.
-    fn may_be_from(&self, peer: QueuePairId, key: Qkey) -> bool {
-        self.stream.hello.is_none_or(|hello| (hello.qpn, hello.qkey) == (peer.qpn, key))
     }
 
     /// The queue pair that has connected, by the look of its port.
@@ -284,8 +278,7 @@ impl Connection {
     pub(super) fn take_unconfirmed(&mut self) -> Option<(QueuePairId, Qkey, Outgoing)> {
         let was_unconfirmed = std::mem::take(&mut self.is_unconfirmed);
         let (key, peer) = (self.key, self.by_port().filter(|_| was_unconfirmed)?);
-        let is_confirmed =
-            self.stream.hello.is_some() && self.may_be_from(peer, key) && !self.is_over;
+        let is_confirmed = self.stream.hello.is_some() && self.leads_to(peer, key);
         (!is_confirmed).then(|| (peer, key, std::mem::take(&mut self.outgoing)))
     }
 

@@ -109,12 +109,12 @@ fn long_part_of_a_packet_begins_with_a_line_and_all_of_it_arrives() {
         assert_eq!(back, bytes[front..length]);
         let arrived = receiver.peek().unwrap().unwrap();
         assert_eq!((arrived.length, arrived.kind), (length, Kind::Plain));
-        let begin = receiver.begin(arrived);
-        let long = begin + if rest > 0 { front } else { 0 };
+        let place = receiver.place(arrived);
+        let long = place.start + if rest > 0 { front } else { 0 };
         let fits = (ALIGNED..8980).contains(&length);
         assert_eq!(long % LINE == 0, fits, "{front} and {rest}");
         let mut passed = Vec::new();
-        receiver.pass((begin, length), front..length, |part| {
+        receiver.pass(&place, front..length, |part| {
             part.pass_to(|_, chunk| {
                 passed.extend_from_slice(chunk);
                 chunk.len()

@@ -36,7 +36,7 @@ impl TcpLink {
         };
         self.peers.remove(&peer);
         if !outgoing.is_idle() {
-            let postponed = Connection::postponed((peer, qkey), self.hello(state), outgoing);
+            let postponed = Connection::postponed(peer, qkey, self.hello(state), outgoing);
             let key = self.connections.insert(postponed);
             self.peers.insert(peer, key);
             self.schedule.retry_at(state.now(), key);
