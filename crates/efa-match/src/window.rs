@@ -148,11 +148,18 @@ impl<T> Window<T> {
     /// order: accepts this id if it is the expected one and no item is kept.
     #[inline]
     pub fn pass(&mut self, msg_id: u32) -> bool {
-        let passes = msg_id == self.expected && self.len == 0;
+        let passes = self.passes(msg_id);
         if passes {
             self.expected = msg_id.wrapping_add(1);
         }
         passes
+    }
+
+    /// Whether [`pass`](Self::pass) accepts this id.
+    #[must_use]
+    #[inline]
+    pub fn passes(&self, msg_id: u32) -> bool {
+        msg_id == self.expected && self.len == 0
     }
 
     /// An item with this id arrived.

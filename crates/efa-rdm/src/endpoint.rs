@@ -6,7 +6,7 @@ use std::sync::Arc;
 use efa_device::{QueuePair, Rdma, Time};
 use efa_handshake::Extras;
 use efa_match::{Cancelled, Forgotten, Pattern, Posted as Posting};
-use efa_proto::{EagerConnid, RawAddress};
+use efa_proto::RawAddress;
 
 use crate::completion::{Completion, Level, OperationError, Refused, StartError};
 use crate::config::{Config, ConfigError, inject_limit};
@@ -123,9 +123,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let most = config.max_receive_buffers.min(attributes.max_receive);
         let min_read = config.min_read_on(attributes);
         let tagged = tagged_matcher(&mut queue_pair, config.hash_seed.0);
-        if !Q::IN_PLACE && queue_pair.tag_list().is_none() {
-            queue_pair.split_headers(EagerConnid::LONGEST_HEADER);
-        }
         let inbound = Inbound::new(config.min_receive_buffers, most);
         let trim_at = Time::ZERO + config.trim_interval;
         let user_recv_qp = in_place.as_ref().and_then(|in_place| in_place.user_recv_qp());
@@ -146,6 +143,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         };
         let matching = Matching::new(Operations::new(core), tagged);
         let mut endpoint = Self { matching, in_place, inbound, trim_at, budget: PROGRESS_BUDGET };
+        endpoint.split_headers();
         endpoint.refill();
         Ok(endpoint)
     }

@@ -60,61 +60,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         None
     }
 
-    /// Handles a packet of which the device has [left](QueuePair::split_headers) bytes in its own memory: from there the next
-    /// message of a peer, complete, goes to its buffer at once.
-    #[inline(never)]
-    pub(crate) fn front_arrived(
-        &mut self,
-        mut packet: Q::Packet,
-        length: usize,
-        source: Source,
-    ) -> Option<Completion<B>> {
-        let core = &mut self.matching.ops.core;
-        core.statistics.received_bytes += length as u64;
-        let front = packet.as_ref().get(..length).unwrap_or_default();
-        if let Some((peer, eager)) = core.next_message(front, source) {
-            let (tag, payload) = (eager.tag, eager.payload.len());
-            match self.matching.match_at_once(peer, tag) {
-                Some(posted) if payload as u64 <= posted.buffer.length() => {
-                    let Posted { context, mut buffer, .. } = posted;
-                    let core = &mut self.matching.ops.core;
-                    core.statistics.delivered_bytes += payload as u64;
-                    core.statistics.placed_bytes += payload as u64;
-                    let (part, mut placed) = (length - payload..length, false);
-                    core.transmit.device.take_rest(&packet, part, |bytes| {
-                        buffer.copy_from(0, bytes);
-                        placed = true;
-                    });
-                    debug_assert!(placed, "the device has the bytes until the next poll");
-                    self.consumed(packet);
-                    return Some(eager_received(context, peer, tag, payload as u64, buffer));
-                }
-                other => {
-                    let bytes = self.land(&mut packet, length);
-                    match other {
-                        Some(posted) => self.matching.ops.eager_too_long(posted, peer, bytes),
-                        None => self.matching.eager_arrived(peer, bytes),
-                    }
-                }
-            }
-        } else {
-            let bytes = self.land(&mut packet, length);
-            self.segment_or_other_arrived(bytes, source);
-        }
-        self.consumed(packet);
-        None
-    }
-
-    /// Has all bytes of a datagram that arrived in its packet.
-    fn land<'a>(&mut self, packet: &'a mut Q::Packet, length: usize) -> &'a [u8] {
-        self.device_mut().land(packet, length);
-        Q::Packet::as_ref(packet).get(..length).unwrap_or_default()
-    }
-
     /// Handles a packet that isn't the next message of a peer, complete. Most are further segments, or begin or end the
     /// reading of a message.
     #[inline(always)]
-    fn segment_or_other_arrived(&mut self, bytes: &[u8], source: Source) {
+    pub(crate) fn segment_or_other_arrived(&mut self, bytes: &[u8], source: Source) {
         const CTSDATA: u8 = PacketType::CtsData.as_u8();
         const EOR: u8 = PacketType::Eor.as_u8();
         const MEDIUM: u8 = PacketType::MediumMsgRtm.as_u8();
@@ -157,7 +106,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     #[inline(never)]
     fn medium_or_other_arrived(&mut self, bytes: &[u8], source: Source) {
         if let Some(medium) = MediumConnid::peek(bytes)
-            && self.matching.ops.further_medium_arrived(&medium, source)
+            && self.matching.ops.further_medium_arrived(&medium, source, medium.payload)
         {
             return;
         }
@@ -206,7 +155,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             }),
             Header::PeerError(error) => matching.peer_error_arrived(peer, error),
             Header::Cts(cts) => matching.ops.cts_arrived(peer, cts),
-            Header::CtsData(data) => matching.ops.ctsdata_arrived(peer, data, payload),
+            Header::CtsData(data) => {
+                matching.ops.ctsdata_arrived(peer, data, *payload);
+            }
             Header::Eor(eor) => matching.ops.eor_arrived(peer, eor),
             Header::Receipt(receipt) => matching.ops.receipt_arrived(peer, receipt),
             Header::ReadNack(nack) => matching.ops.read_nack_arrived(peer, nack),
@@ -249,7 +200,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
 
     /// The next message of a peer and that peer, if this packet is one, complete.
     #[inline(always)]
-    fn next_message<'a>(
+    pub(crate) fn next_message<'a>(
         &mut self,
         bytes: &'a [u8],
         source: Source,

@@ -88,6 +88,7 @@ mod eliciting;
 mod endpoint;
 mod event;
 mod failure;
+mod front;
 mod handshake;
 mod hash;
 mod held;

@@ -20,7 +20,7 @@ use crate::event::DropReason;
 use crate::ids::PeerId;
 use crate::operations::{Operations, Reached, ReceiveRole, SendOn, SendRole};
 use crate::payload::Payload;
-use crate::segment::Segment;
+use crate::segment::{Arrived, Segment};
 use crate::select::Subprotocol;
 use crate::work::{Advance, InFlight, Work};
 
@@ -48,7 +48,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         let rtm = Rtm { msg_id: MsgId(send.msg_id), tag: send.tag, kind, options };
         // At least one byte must be left for the receiver to grant. After a READ_NACK the request
         // carries no data (section 4.7).
-        let first = self.left_of_packet(rtm.len()).min(msg_length - 1);
+        let first = self.longest_segment(rtm.len()).min(msg_length - 1);
         let first = if read_nack { 0 } else { first };
         let advance =
             self.post_segment(id, send, rtm.packet_type(), first, |packet| rtm.emit(packet));
@@ -66,9 +66,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         let recv_id = send.recv_id;
         let data = |seg_offset, seg_length| CtsData { connid, recv_id, seg_length, seg_offset };
         let parts = (data(0, 0).len(), send.window_end, BURST);
-        self.post_segments(id, send, PacketType::CtsData, parts, |packet, offset, length| {
-            data(offset, length).emit(packet)
-        })
+        let emit = |packet: &mut [u8], offset, length| data(offset, length).emit(packet);
+        if self.copies_segments(send) {
+            return self.post_copied_segments(id, send, PacketType::CtsData, parts, emit);
+        }
+        self.post_segments(id, send, PacketType::CtsData, parts, emit)
     }
 }
 
@@ -140,19 +142,25 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Handles a CTSDATA packet: queues a CTS if the granted window is used up, and completes the receive with the last
     /// one. Drops a packet that lies beyond the window.
     #[inline(always)]
-    pub(crate) fn ctsdata_arrived(&mut self, peer: PeerId, data: &CtsData, payload: &[u8]) {
+    pub(crate) fn ctsdata_arrived(
+        &mut self,
+        peer: PeerId,
+        data: &CtsData,
+        payload: &(impl Arrived<Q, B> + ?Sized),
+    ) {
+        let Self { core, receives, .. } = self;
         let id = data.recv_id;
-        let receive = self.receives.get_mut(id);
+        let receive = receives.get_mut(id);
         let receive =
             receive.filter(|of| of.peer == peer && of.subprotocol == Some(Subprotocol::LongCts));
         let Some(receive) = receive else {
-            return self.core.drop_packet(peer, DropReason::UnknownOperation);
+            return core.drop_packet(peer, DropReason::UnknownOperation);
         };
-        let end = data.seg_offset.checked_add(payload.len() as u64);
-        if payload.is_empty() || end.is_none_or(|end| end > receive.granted) {
-            return self.core.drop_packet(peer, DropReason::SegmentOutOfRange);
+        let end = data.seg_offset.checked_add(payload.length() as u64);
+        if payload.length() == 0 || end.is_none_or(|end| end > receive.granted) {
+            return core.drop_packet(peer, DropReason::SegmentOutOfRange);
         }
-        match receive.take_segment(data.seg_offset, payload) {
+        match core.take_segment(receive, data.seg_offset, payload) {
             Ok(Segment::Partial) if receive.coverage.bytes() == receive.granted => {
                 self.core.enqueue(peer, Work::Cts(id));
             }
@@ -163,4 +171,4 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 }
 
 /// Length in bytes of the CTSDATA header with connid, the longer form.
-const CTSDATA_HEADER: usize = 32;
+pub(crate) const CTSDATA_HEADER: usize = 32;

@@ -18,15 +18,16 @@ use crate::completion::Level;
 use crate::core::Core;
 use crate::event::DropReason;
 use crate::ids::PeerId;
-use crate::operations::{Assembly, Operations, SendOn};
+use crate::operations::{Assembly, Operations, Send, SendOn};
 use crate::payload::Payload;
-use crate::segment::Segment;
+use crate::segment::{Arrived, Segment};
 use crate::select::Subprotocol;
 use crate::shape::Shape;
 use crate::work::Advance;
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
-    /// Starts a receive with the first segment to arrive, which was matched.
+    /// Starts a receive with the first segment to arrive, which was matched. Without payload that arrives as a
+    /// [further](Self::further_medium_arrived) one.
     pub(crate) fn begin_medium(
         &mut self,
         (peer, msg_id): (PeerId, MsgId),
@@ -36,34 +37,37 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     ) {
         self.assembling.insert((peer.0, msg_id.0), Assembly::Receiving(id));
         self.last_medium = id;
-        self.segment_arrived(id, shape.offset, payload);
+        if !payload.is_empty() {
+            self.segment_arrived(id, shape.offset, payload);
+        }
     }
 
     /// Handles a further segment of the message that got the last one, if it agrees with the message and its sender wrote
-    /// lately. Otherwise does nothing, and returns `false`.
+    /// lately. Its payload may be elsewhere. Otherwise does nothing, and returns `false`.
     #[inline(always)]
     pub(crate) fn further_medium_arrived(
         &mut self,
         medium: &MediumConnid<'_>,
         source: Source,
+        payload: &(impl Arrived<Q, B> + ?Sized),
     ) -> bool {
         let Self { core, receives, last_medium: id, .. } = self;
-        let MediumConnid { msg_id, tag, msg_length, seg_offset, connid, payload } = *medium;
+        let MediumConnid { msg_id, tag, msg_length, seg_offset, connid, .. } = *medium;
         let last = receives.get_mut(*id).filter(|receive| receive.msg_id == msg_id.0);
         let Some(receive) = last else { return false };
         let Some(peer) = core.recognise(source, connid) else { return false };
-        let end = seg_offset.checked_add(payload.len() as u64);
+        let end = seg_offset.checked_add(payload.length() as u64);
         let agrees = receive.peer == peer
             && receive.subprotocol == Some(Subprotocol::Medium)
             && receive.length == msg_length
             && !receive.receipt
             && receive.tagged == tag.is_some()
             && receive.tag == tag.unwrap_or(0)
-            && !payload.is_empty()
+            && payload.length() > 0
             && end.is_some_and(|end| end <= msg_length);
         if agrees {
             core.statistics.received.count(medium.packet_type());
-            let taken = receive.take_segment(seg_offset, payload);
+            let taken = core.take_segment(receive, seg_offset, payload);
             if taken != Ok(Segment::Partial) {
                 let id = *id;
                 self.last_or_bad_segment_taken(id, peer, taken);
@@ -134,12 +138,30 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         send: &mut SendOn<Q, B>,
         connid: Connid,
     ) -> Advance {
-        let (msg_id, tag, msg_length) = (MsgId(send.msg_id), send.tag, send.length);
-        let medium =
-            |seg_offset| MediumConnid { msg_id, tag, msg_length, seg_offset, connid, payload: &[] };
-        let parts = (medium(0).rtm().len(), msg_length, usize::MAX);
+        if self.copies_segments(send) {
+            return self.send_copied_medium(id, send, connid);
+        }
+        let medium = medium(send, connid);
+        let parts = (medium(0).rtm().len(), send.length, usize::MAX);
         self.post_segments(id, send, medium(0).packet_type(), parts, |packet, offset, _| {
             medium(offset).emit(packet)
         })
     }
+
+    /// The same, if the device copies the data.
+    #[inline(never)]
+    fn send_copied_medium(&mut self, id: OpId, send: &mut SendOn<Q, B>, connid: Connid) -> Advance {
+        let medium = medium(send, connid);
+        let parts = (medium(0).rtm().len(), send.length, usize::MAX);
+        self.post_copied_segments(id, send, medium(0).packet_type(), parts, |packet, offset, _| {
+            medium(offset).emit(packet)
+        })
+    }
+}
+
+/// The segment of a message from an offset on, without its payload.
+#[inline(always)]
+fn medium<M>(send: &Send<M>, connid: Connid) -> impl Fn(u64) -> MediumConnid<'static> + use<M> {
+    let (msg_id, tag, msg_length) = (MsgId(send.msg_id), send.tag, send.length);
+    move |seg_offset| MediumConnid { msg_id, tag, msg_length, seg_offset, connid, payload: &[] }
 }

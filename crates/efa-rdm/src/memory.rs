@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use efa_device::{Access, QueuePair, Region, RegionRange, RemoteRange};
+use efa_device::{Access, CopySource, QueuePair, Region, RegionRange, RemoteRange};
 use efa_proto::{MAX_IOV, RmaIov};
 use smallvec::SmallVec;
 
@@ -211,6 +211,19 @@ impl<R: Region, B: Payload<R>> Memory<B, R> {
         exposed.parts(offset, from.len()).all(|(at, part)| {
             part.region.write(part.offset, &from[at..at + part.length]) == part.length
         })
+    }
+
+    /// As [`write`](Self::write), of bytes that others may access.
+    #[must_use]
+    pub(crate) fn copy_from(&mut self, offset: u64, from: CopySource<'_>) -> bool {
+        if let Self::Buffer(buffer) = self {
+            buffer.copy_from(offset, from);
+            return true;
+        }
+        let write = |at: usize, bytes: &[u8]| {
+            if self.write_other(offset + at as u64, bytes) { bytes.len() } else { 0 }
+        };
+        from.pass_to(write) == from.len()
     }
 
     /// Whether receivers may have the memory mapped.

@@ -56,7 +56,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     }
 
     /// Begins a receive with the first packet of its message.
-    fn begin_receive(
+    pub(crate) fn begin_receive(
         &mut self,
         target: Target<B>,
         peer: PeerId,

@@ -471,21 +471,22 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
 
     /// Handles a READRSP, which carries the first data of a read.
     pub(crate) fn readrsp_arrived(&mut self, peer: PeerId, response: &ReadRsp, payload: &[u8]) {
+        let Self { core, receives, .. } = self;
         let id = response.recv_id;
         let is_asked_for = |receive: &&mut Receive<_>| {
             receive.peer == peer
                 && matches!(receive.role, ReceiveRole::Read { .. })
                 && matches!(receive.subprotocol, Some(Subprotocol::Eager | Subprotocol::LongCts))
         };
-        let Some(receive) = self.receives.get_mut(id).filter(is_asked_for) else {
-            return self.core.drop_packet(peer, DropReason::UnknownOperation);
+        let Some(receive) = receives.get_mut(id).filter(is_asked_for) else {
+            return core.drop_packet(peer, DropReason::UnknownOperation);
         };
         let bytes = payload.len() as u64;
         let fits = receive.subprotocol == Some(Subprotocol::LongCts) || bytes == receive.length;
         if bytes == 0 || bytes > receive.length || !fits {
-            return self.core.drop_packet(peer, DropReason::SegmentOutOfRange);
+            return core.drop_packet(peer, DropReason::SegmentOutOfRange);
         }
-        match receive.take_segment(0, payload) {
+        match core.take_segment(receive, 0, payload) {
             Ok(Segment::Partial) => {
                 receive.send_id = response.send_id;
                 receive.granted = receive.granted.max(bytes);

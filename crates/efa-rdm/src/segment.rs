@@ -4,7 +4,7 @@
 //!   send ── the next bytes ──► header │ bytes ── device ──► coverage: new? ──► buffer of the receive
 //! ```
 
-use efa_device::{Destination, QueuePair, Region};
+use efa_device::{CopyTarget, Destination, QueuePair};
 use efa_proto::{EmitError, OpId, PacketType};
 
 use crate::core::Core;
@@ -12,14 +12,23 @@ use crate::coverage::Covered;
 use crate::event::DropReason;
 use crate::ids::PeerId;
 use crate::memory::Memory;
-use crate::operations::{Operations, Reading, Receive, SendOn};
+use crate::operations::{Operations, Reading, ReceiveOn, Send, SendOn};
 use crate::payload::Payload;
+use crate::transmit::Unposted;
 use crate::work::{Advance, InFlight, Purpose};
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Bytes of payload that fit a packet with a header of this length.
     pub(crate) fn left_of_packet(&self, header: usize) -> u64 {
         (self.transmit.mtu() - header) as u64
+    }
+
+    /// Bytes of payload that are sent in a packet with a header of this length. Where the device copies payloads those are
+    /// whole cache lines, which are copied faster from and to memory that begins with one.
+    pub(crate) fn longest_segment(&self, header: usize) -> u64 {
+        const LINE: u64 = 64;
+        let left = self.left_of_packet(header);
+        if left < self.transmit.payloads_pay_from as u64 { left } else { left - left % LINE }
     }
 
     /// Writes and posts a packet of a send: a header, and the next `length` bytes of its data.
@@ -63,6 +72,39 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         Advance::More
     }
 
+    /// Whether the device is to [copy](QueuePair::post_send_with) the data of a send of several packets.
+    #[inline(always)]
+    pub(crate) fn copies_segments(&self, send: &SendOn<Q, B>) -> bool {
+        let copies = self.transmit.mtu() >= self.transmit.payloads_pay_from;
+        copies && matches!(send.memory, Memory::Buffer(_))
+    }
+
+    /// As [`post_segments`](Self::post_segments), with data that the device copies.
+    #[inline(never)]
+    pub(crate) fn post_copied_segments(
+        &mut self,
+        id: OpId,
+        send: &mut SendOn<Q, B>,
+        packet_type: PacketType,
+        (header, end, most): (usize, u64, usize),
+        emit: impl Fn(&mut [u8], u64, u64) -> Result<usize, EmitError>,
+    ) -> Advance {
+        let longest = self.longest_segment(header);
+        for _ in 0..most {
+            let offset = send.sent;
+            if offset >= end {
+                return Advance::Done;
+            }
+            let length = longest.min(end - offset);
+            let emit = |packet: &mut [u8]| emit(packet, offset, length);
+            let advance = self.post_copied(id, send, packet_type, length, emit);
+            if advance != Advance::Done {
+                return advance;
+            }
+        }
+        Advance::More
+    }
+
     #[inline(always)]
     fn post_to(
         &mut self,
@@ -76,21 +118,53 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         let Ok(mut packet) = self.transmit.packet() else { return Advance::Blocked };
         let bytes = packet.as_mut();
         let written = emit(bytes).ok().and_then(|header| {
-            let end = header.checked_add(usize::try_from(length).ok()?)?;
+            let end = header.saturating_add(length as usize);
             Some((end, send.memory.read(send.sent, bytes.get_mut(header..end)?)))
         });
         let Some((end, true)) = written else {
             self.transmit.recycle(packet);
             return if written.is_some() { Advance::Revoked } else { Advance::TooLong };
         };
-        let record = InFlight {
-            peer: send.peer,
-            purpose: Purpose::Send { id, msg_id: send.msg_id },
-            packet_type,
-            length: end as u32,
-            retransmitted: false,
+        let record = segment_in_flight(id, send, packet_type, end);
+        let posted = self.transmit.post(packet, destination, record);
+        self.segment_posted(posted, send, packet_type, length, end)
+    }
+
+    /// As [`post_to`](Self::post_to), with data that the device copies from a buffer.
+    fn post_copied(
+        &mut self,
+        id: OpId,
+        send: &mut SendOn<Q, B>,
+        packet_type: PacketType,
+        length: u64,
+        emit: impl FnOnce(&mut [u8]) -> Result<usize, EmitError>,
+    ) -> Advance {
+        let Memory::Buffer(buffer) = &send.memory else { return Advance::Revoked };
+        let Ok(mut packet) = self.transmit.packet() else { return Advance::Blocked };
+        let Ok(header) = emit(packet.as_mut()) else {
+            self.transmit.recycle(packet);
+            return Advance::TooLong;
         };
-        match self.transmit.post(packet, destination, record) {
+        let (payload, offset) = (length as usize, send.sent);
+        let end = header + payload;
+        let record = segment_in_flight(id, send, packet_type, end);
+        let copy = |buffer: &&B, into: CopyTarget<'_>| buffer.copy_to(offset, into);
+        let (parts, destination) = ((header, payload), self.peers.destination(send.peer));
+        let posted = self.transmit.post_with(packet, parts, destination, buffer, copy, |_| record);
+        self.segment_posted(posted, send, packet_type, length, end)
+    }
+
+    /// Counts a segment of `length` bytes in a packet of `end` bytes, or keeps the packet.
+    #[inline(always)]
+    fn segment_posted(
+        &mut self,
+        posted: Result<(), Unposted<Q::Packet, B>>,
+        send: &mut SendOn<Q, B>,
+        packet_type: PacketType,
+        length: u64,
+        end: usize,
+    ) -> Advance {
+        match posted {
             Ok(()) => {
                 self.statistics.count_sent(packet_type, end as u32);
                 send.sent += length;
@@ -99,6 +173,23 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
             }
             Err(unposted) => self.not_posted(unposted),
         }
+    }
+}
+
+/// The record of a segment in a packet of `end` bytes.
+#[inline(always)]
+fn segment_in_flight<M, B>(
+    id: OpId,
+    send: &Send<M>,
+    packet_type: PacketType,
+    end: usize,
+) -> InFlight<B> {
+    InFlight {
+        peer: send.peer,
+        purpose: Purpose::Send { id, msg_id: send.msg_id },
+        packet_type,
+        length: end as u32,
+        retransmitted: false,
     }
 }
 
@@ -113,39 +204,77 @@ pub(crate) enum Segment {
     Revoked,
 }
 
-impl<B: Payload<R>, R: Region> Receive<Memory<B, R>> {
+/// The payload of a segment that arrived.
+pub(crate) trait Arrived<Q: QueuePair, B> {
+    /// Length in bytes.
+    fn length(&self) -> usize;
+
+    /// Copies the first `count` bytes to `offset` of the receive's memory. Returns whether the memory is still there.
+    fn copy_to(
+        &self,
+        core: &mut Core<Q, B>,
+        memory: &mut Memory<B, Q::Region>,
+        offset: u64,
+        count: usize,
+    ) -> bool;
+}
+
+/// In a packet.
+impl<Q: QueuePair, B: Payload<Q::Region>> Arrived<Q, B> for [u8] {
+    #[inline(always)]
+    fn length(&self) -> usize {
+        self.len()
+    }
+
+    #[inline(always)]
+    fn copy_to(
+        &self,
+        _: &mut Core<Q, B>,
+        memory: &mut Memory<B, Q::Region>,
+        offset: u64,
+        count: usize,
+    ) -> bool {
+        memory.write(offset, &self[..count])
+    }
+}
+
+impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Copies a segment that the caller has checked to lie within the message. Bytes beyond the
     /// buffer's length count as arrived but aren't copied. Fails if the segment overlaps bytes that
     /// have arrived, or leaves too many holes.
     #[inline(always)]
     pub(crate) fn take_segment(
         &mut self,
+        receive: &mut ReceiveOn<Q, B>,
         offset: u64,
-        payload: &[u8],
+        payload: &(impl Arrived<Q, B> + ?Sized),
     ) -> Result<Segment, DropReason> {
-        let end = offset + payload.len() as u64;
-        match self.coverage.insert(offset, end) {
+        let end = offset + payload.length() as u64;
+        match receive.coverage.insert(offset, end) {
             Covered::New => {}
             Covered::Repeated => return Err(DropReason::RepeatedSegment),
             Covered::TooScattered => return Err(DropReason::TooScattered),
         }
-        let capacity = self.memory.length();
+        let capacity = receive.memory.length();
         if offset < capacity {
-            let fitting = usize::try_from(end.min(capacity) - offset).unwrap_or(payload.len());
-            if !self.memory.write(offset, &payload[..fitting]) {
+            let fitting = end.min(capacity) - offset;
+            let fitting = usize::try_from(fitting).unwrap_or(payload.length());
+            if !payload.copy_to(self, &mut receive.memory, offset, fitting) {
                 return Ok(Segment::Revoked);
             }
         }
-        if self.coverage.bytes() == self.length { Ok(Segment::Last) } else { Ok(Segment::Partial) }
+        let is_whole = receive.coverage.bytes() == receive.length;
+        Ok(if is_whole { Segment::Last } else { Segment::Partial })
     }
 }
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Handles a segment of a receive without flow control; completes the receive with the last one.
     pub(crate) fn segment_arrived(&mut self, id: OpId, offset: u64, payload: &[u8]) {
-        let Some(receive) = self.receives.get_mut(id) else { return };
+        let Self { core, receives, .. } = self;
+        let Some(receive) = receives.get_mut(id) else { return };
         let peer = receive.peer;
-        match receive.take_segment(offset, payload) {
+        match core.take_segment(receive, offset, payload) {
             Ok(Segment::Partial) if receive.reading == Reading::Refused => self.nack_if_due(id),
             Ok(Segment::Partial) => {}
             taken => self.last_or_bad_segment_taken(id, peer, taken),

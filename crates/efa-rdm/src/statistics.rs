@@ -110,8 +110,8 @@ pub struct Statistics {
     pub remote_writes: u64,
     /// Payload bytes delivered to receives and RMA reads of the application.
     pub delivered_bytes: u64,
-    /// Of these, bytes of single packets that were copied from the device's own memory to the buffer of their receive
-    /// at once ([`QueuePair::take_rest`](efa_device::QueuePair::take_rest)).
+    /// Of these, bytes of packets that were copied from the device's own memory to the buffer of their receive at once
+    /// ([`QueuePair::take_rest`](efa_device::QueuePair::take_rest)).
     pub placed_bytes: u64,
     /// RDMA reads posted to the device.
     pub rdma_reads: u64,

@@ -178,6 +178,9 @@ impl<'a> EagerConnid<'a> {
 }
 
 impl<'a> MediumConnid<'a> {
+    /// Length in bytes of the longest header of this form. [`peek`](Self::peek) reads no byte behind it.
+    pub const LONGEST_HEADER: usize = size_of::<WithConnid<Tagged<MediumRtm>>>();
+
     /// Reads a packet if it is of this form and well-formed; `bytes` is exactly one datagram.
     #[must_use]
     #[inline(always)]

@@ -19,8 +19,9 @@ use efa_rdm::{
     Accept, Bounds, Config, Endpoint, Event, Excess, Level, Message, OperationError, PacketsHeld,
     PeerId, ReceiveId, StartError,
 };
-use efa_sim::local::{Faults, LocalQueuePair};
+use efa_sim::local::Faults;
 
+use crate::leaving::Leaving;
 use crate::longread::Memory;
 use crate::rma::bytes_of;
 use crate::world::{Net, pattern, place};
@@ -520,7 +521,7 @@ impl Case {
 }
 
 /// Checks that an endpoint keeps nothing of a removed peer, and that all packets are in its pools again.
-fn check_nothing_left(endpoint: &Endpoint<LocalQueuePair, Memory>, before: PacketsHeld) {
+fn check_nothing_left(endpoint: &Endpoint<Leaving, Memory>, before: PacketsHeld) {
     assert!(endpoint.is_quiet());
     assert_eq!(endpoint.next_timeout(), None);
     let after = endpoint.packets_held();

@@ -11,8 +11,10 @@ use efa_rdm::{
     Payload, PeerId, ReceiveCompletion, ReceiveId, RemoteWrite, RmaCompletion, SendCompletion,
 };
 use efa_sim::SoftRegion;
-use efa_sim::local::{LocalDevice, LocalFabric, LocalOptions, LocalQueuePair};
+use efa_sim::local::{LocalDevice, LocalFabric, LocalOptions};
 use efa_sim::record::{PacketEvent, QueuePairId, Record, Trace};
+
+use crate::leaving::Leaving;
 
 /// Bytes that depend on their offset and on the message.
 pub(crate) fn pattern(length: usize, salt: u64) -> Vec<u8> {
@@ -39,7 +41,7 @@ pub(crate) enum Driving {
 pub(crate) struct End<B = Vec<u8>> {
     pub(crate) driving: Driving,
     pub(crate) device: LocalDevice,
-    pub(crate) endpoint: Endpoint<LocalQueuePair, B>,
+    pub(crate) endpoint: Endpoint<Leaving, B>,
     pub(crate) sends: VecDeque<SendCompletion<B>>,
     pub(crate) receives: VecDeque<ReceiveCompletion<B>>,
     pub(crate) released: VecDeque<(u64, B)>,
@@ -105,6 +107,8 @@ pub(crate) struct Net<B: Payload<SoftRegion> + std::fmt::Debug> {
     pub(crate) network: LocalFabric,
     pub(crate) now: Time,
     pub(crate) ends: Vec<End<B>>,
+    /// Whether queue pairs leave payloads in their own memory: those of every second seed.
+    leaves: bool,
     trace: Trace,
     records: Vec<Record<'static>>,
 }
@@ -116,10 +120,11 @@ pub(crate) fn place<B: Payload<SoftRegion> + std::fmt::Debug>(end: &End<B>) -> Q
 
 impl<B: Payload<SoftRegion> + std::fmt::Debug> Net<B> {
     pub(crate) fn new(options: LocalOptions) -> Self {
+        let leaves = options.seed.is_multiple_of(2);
         let network = LocalFabric::new(options);
         let trace = Trace::new();
         network.capture(trace.clone());
-        Self { network, now: Time::ZERO, ends: Vec::new(), trace, records: Vec::new() }
+        Self { network, now: Time::ZERO, ends: Vec::new(), leaves, trace, records: Vec::new() }
     }
 
     /// Two endpoints with default settings on a network that reorders.
@@ -151,7 +156,8 @@ impl<B: Payload<SoftRegion> + std::fmt::Debug> Net<B> {
     fn add_on(&mut self, device: LocalDevice, config: Config, options: QueuePairOptions) -> usize {
         let qkey = Qkey(0x1000_0000 + self.ends.len() as u32);
         let queue_pair = device.create_queue_pair(options.with(|options| options.qkey = qkey));
-        let endpoint = Endpoint::new(queue_pair.unwrap(), config).unwrap();
+        let queue_pair = Leaving::new(queue_pair.unwrap(), self.leaves);
+        let endpoint = Endpoint::new(queue_pair, config).unwrap();
         self.ends.push(End {
             driving: Driving::default(),
             device,
@@ -174,7 +180,7 @@ impl<B: Payload<SoftRegion> + std::fmt::Debug> Net<B> {
         let other = self.ends[end].device.create_queue_pair(QueuePairOptions::default()).unwrap();
         drop(std::mem::replace(
             &mut self.ends[end].endpoint,
-            Endpoint::new(other, Config::default()).unwrap(),
+            Endpoint::new(Leaving::new(other, self.leaves), Config::default()).unwrap(),
         ));
         self.restart_at(end, qpn, qkey, config);
     }
@@ -182,10 +188,11 @@ impl<B: Payload<SoftRegion> + std::fmt::Debug> Net<B> {
     fn restart_at(&mut self, end: usize, qpn: Qpn, qkey: u32, config: Config) {
         let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(qkey));
         let queue_pair = self.ends[end].device.create_queue_pair_at(qpn, options).unwrap();
+        let queue_pair = Leaving::new(queue_pair, self.leaves);
         self.ends[end].endpoint = Endpoint::new(queue_pair, config).unwrap();
     }
 
-    pub(crate) fn endpoint(&mut self, end: usize) -> &mut Endpoint<LocalQueuePair, B> {
+    pub(crate) fn endpoint(&mut self, end: usize) -> &mut Endpoint<Leaving, B> {
         &mut self.ends[end].endpoint
     }
 
