@@ -326,8 +326,10 @@ impl AddressVector {
     pub fn insert(&self, address: Address) -> Result<FiAddr, DeviceError> {
         self.0.check_writable()?;
         let endpoints = self.0.endpoints();
-        let peer = self.0.insert(&mut self.0.table(), address)?;
-        announce(&endpoints, &[(peer, address)]);
+        let (peer, is_new) = self.0.insert(&mut self.0.table(), address)?;
+        if is_new {
+            announce(&endpoints, &[(peer, address)]);
+        }
         Ok(peer)
     }
 
@@ -336,15 +338,16 @@ impl AddressVector {
     pub fn insert_many(&self, addresses: &[Address]) -> Vec<Result<FiAddr, DeviceError>> {
         let endpoints = self.0.endpoints();
         let mut table = self.0.table();
+        let mut new = Vec::new();
         let insert = |address: &Address| {
             self.0.check_writable()?;
-            self.0.insert(&mut table, *address)
+            let (peer, is_new) = self.0.insert(&mut table, *address)?;
+            new.extend(is_new.then_some((peer, *address)));
+            Ok(peer)
         };
-        let results: Vec<_> = addresses.iter().map(insert).collect();
+        let results = addresses.iter().map(insert).collect();
         drop(table);
-        let pairs = results.iter().zip(addresses);
-        let pairs = pairs.filter_map(|(peer, address)| Some((*peer.as_ref().ok()?, *address)));
-        announce(&endpoints, &pairs.collect::<Vec<_>>());
+        announce(&endpoints, &new);
         results
     }
 
@@ -480,13 +483,16 @@ impl Shared {
         Err(DeviceError::Inconsistent { object, reason })
     }
 
+    /// Inserts a peer; returns whether it is new, too. The readers of a named address vector take every change of a slot for
+    /// another peer, so one that is there already is no change.
     #[inline(always)]
-    fn insert(&self, table: &mut Table, address: Address) -> Result<FiAddr, DeviceError> {
-        let inserted = table.insert(address);
-        if let Ok(FiAddr(peer)) = inserted {
-            self.named.set(peer as u32, || table.entry(peer as u32));
+    fn insert(&self, table: &mut Table, address: Address) -> Result<(FiAddr, bool), DeviceError> {
+        let (peer, is_new) = table.insert(address)?;
+        if is_new {
+            let index = peer.0 as u32;
+            self.named.set(index, || table.entry(index));
         }
-        inserted
+        Ok((peer, is_new))
     }
 
     /// The peer with an address, or with a queue pair that has it.
@@ -600,15 +606,16 @@ impl Table {
         self.by_address.find(spread(hash), same).map(|place| self.addr(place.index))
     }
 
+    /// Inserts a peer; returns whether it is new, too.
     #[inline(always)]
-    fn insert(&mut self, address: Address) -> Result<FiAddr, DeviceError> {
+    fn insert(&mut self, address: Address) -> Result<(FiAddr, bool), DeviceError> {
         let gid = address.gid();
         if gid == Gid::ZERO {
             return Err(DeviceError::BadAddress { gid });
         }
         let hash_of_address = hash(&self.hasher, &address);
         if let Some(known) = self.find_hashed(&address, hash_of_address) {
-            return Ok(known);
+            return Ok((known, false));
         }
         let limit = self.limit.unwrap_or(MOST_PEERS);
         if self.slots.len() >= limit && self.free.is_empty() {
@@ -622,7 +629,7 @@ impl Table {
             self.slots.len() as u32 - 1
         });
         self.take(index, address, hash_of_address);
-        Ok(self.addr(index))
+        Ok((self.addr(index), true))
     }
 
     #[inline(always)]
@@ -686,7 +693,7 @@ mod tests {
         const PEERS: u32 = 1_000_000;
         let mut table = Table::default();
         for number in 0..PEERS {
-            assert_eq!(table.insert(address(number)), Ok(FiAddr(u64::from(number))));
+            assert_eq!(table.insert(address(number)), Ok((FiAddr(u64::from(number)), true)));
         }
         let bytes = table.slots.capacity() * size_of::<Slot>() + table.by_address.allocation_size();
         let each = bytes / PEERS as usize;
@@ -703,13 +710,18 @@ mod tests {
     #[test]
     fn index_of_a_removed_peer_is_free_only_after_its_release() {
         let mut table = Table::default();
-        let first = table.insert(address(1)).unwrap();
-        let second = table.insert(address(2)).unwrap();
+        let (first, _) = table.insert(address(1)).unwrap();
+        let (second, _) = table.insert(address(2)).unwrap();
         assert_eq!(table.begin_removal(first), Some((address(1), Contexts::default())));
         assert_eq!((table.begin_removal(first), table.address(first)), (None, None));
-        assert_eq!(table.insert(address(3)), Ok(FiAddr(2)), "the first index is not free yet");
+        assert_eq!(
+            table.insert(address(3)),
+            Ok((FiAddr(2), true)),
+            "the first index is not free yet"
+        );
         table.free(first);
-        assert_eq!(table.insert(address(1)), Ok(first));
+        assert_eq!(table.insert(address(1)), Ok((first, true)));
+        assert_eq!(table.insert(address(1)), Ok((first, false)));
         assert_eq!(table.address(second), Some(address(2)));
     }
 
@@ -720,7 +732,7 @@ mod tests {
             let options =
                 AddressVectorOptions::new().kind(AddressVectorKind::Map).receive_context_bits(bits);
             let mut table = Table::new(&options);
-            let first = table.insert(address(1)).unwrap();
+            let (first, _) = table.insert(address(1)).unwrap();
             assert_eq!(first, FiAddr(1 << 32));
             let last = u32::MAX >> bits;
             if let Generations::OfSlots(generations) = &mut table.generations {
@@ -731,7 +743,7 @@ mod tests {
             assert_eq!((table.address(first), table.address(peer)), (None, Some(address(1))));
             table.begin_removal(peer).unwrap();
             table.free(peer);
-            assert_eq!(table.insert(address(2)), Ok(first));
+            assert_eq!(table.insert(address(2)), Ok((first, true)));
         }
     }
 }

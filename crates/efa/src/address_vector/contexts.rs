@@ -99,7 +99,7 @@ impl AddressVector {
         if let Some(known) = table.find(first) {
             return Ok(known);
         }
-        let peer = self.0.insert(&mut table, *first)?;
+        let (peer, _) = self.0.insert(&mut table, *first)?;
         let contexts = Contexts { addresses: others.to_vec(), receive: receive - 1 };
         let mut pairs = vec![(peer, *first)];
         pairs.extend(contexts.named(peer, self.0.options.receive_context_bits));

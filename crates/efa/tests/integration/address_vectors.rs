@@ -426,6 +426,33 @@ fn peer_inserted_again_is_known_to_all_endpoints_of_a_reader_though_one_used_it_
     }
 }
 
+// conformance: C96
+#[test]
+fn peer_that_its_writer_inserts_while_it_is_there_stays_the_same_one_for_a_reader() {
+    for refreshes in [true, false] {
+        let options = named("known");
+        let mut world = world(options.clone());
+        let reading = world_end(&mut world, 3, options.read_only());
+        let to_bob = world.introduce(ALICE, BOB);
+        for context in [1, 2] {
+            world.end(BOB).receive(Receive::untagged(), vec![0; 200_000], context).unwrap();
+        }
+        world.end(reading).send(Message::to(to_bob), pattern(200_000, 1), 7).unwrap();
+        let of = world.ends[BOB].endpoint.address();
+        let again = world.ends[ALICE].addresses.insert_many(&[of]);
+        assert_eq!((again, world.introduce(ALICE, BOB)), (vec![Ok(to_bob)], to_bob));
+        if refreshes {
+            world.ends[reading].addresses.refresh();
+        }
+        world.end(reading).send(Message::to(to_bob), "second", 8).unwrap();
+        for end in [BOB, reading] {
+            let mut lengths = [world.done(end).length, world.done(end).length];
+            lengths.sort_unstable();
+            assert_eq!(lengths, [6, 200_000]);
+        }
+    }
+}
+
 /// An end with an address vector of its own.
 fn world_end(world: &mut World, connid: u32, vector: AddressVectorOptions) -> usize {
     let domain = world.fabric.domain().unwrap();
