@@ -205,6 +205,25 @@ fn sender_that_nothing_was_sent_to_is_named_by_its_present_address() {
 }
 
 #[test]
+fn message_that_a_removed_peer_left_names_the_one_inserted_anew_and_leaves_it_usable() {
+    let mut world = World::pair(12);
+    let (to_bob, to_alice) = (world.introduce(ALICE, BOB), world.introduce(BOB, ALICE));
+    world.end(BOB).send(Message::to(to_alice), "left", 1).unwrap();
+    world.done(BOB);
+    world.drive();
+    world.ends[ALICE].addresses.remove(to_bob).unwrap();
+    world.ends[BOB].addresses.remove(to_alice).unwrap();
+    world.drive();
+    let (to_bob, to_alice) = (world.introduce(ALICE, BOB), world.introduce(BOB, ALICE));
+    world.end(ALICE).receive(Receive::untagged(), vec![0; 8], 2).unwrap();
+    let left = world.done(ALICE);
+    assert_eq!((left.peer, left.into_message().into_vec()), (Some(to_bob), b"left".to_vec()));
+    let (sent, received) = world.transfer(Message::to(to_bob), "new", Receive::untagged(), 8);
+    assert_eq!((sent.peer, received.peer), (Some(to_bob), Some(to_alice)));
+    assert_eq!(received.into_message(), *b"new");
+}
+
+#[test]
 fn address_vector_serves_many_endpoints() {
     let mut world = World::pair(8);
     let end = &world.ends[ALICE];
