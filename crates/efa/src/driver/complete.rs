@@ -342,10 +342,14 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     fn find_addr(&mut self, peer: PeerId) -> Option<FiAddr> {
         let address = Address::from(self.engine.peer_address(peer)?);
         let found = self.addresses.find(&address)?;
+        if self.addresses.is_reader() {
+            // Another process doesn't tell of the removal of a peer: its index may have the next one already.
+            let current = self.addresses.published(found);
+            return current.is_some_and(|current| current.address == address).then_some(found);
+        }
         // What a peer left that was removed, and inserted again since, has the index of the new one, which alone is sent to.
         let is_live = self.engine.find_peer(&address.raw()) == Some(peer);
-        // A further context of a scalable endpoint isn't what its index stands for, and another process doesn't tell of
-        // the removal of a peer.
+        // A further context of a scalable endpoint isn't what its index stands for.
         if is_live && !self.addresses.is_reader() && self.addresses.address(found) == Some(address)
         {
             self.peers.insert(found, found, peer);

@@ -453,6 +453,29 @@ fn peer_that_its_writer_inserts_while_it_is_there_stays_the_same_one_for_a_reade
     }
 }
 
+// conformance: C96
+#[test]
+fn sender_whose_slot_has_another_peer_since_is_not_named_by_it_at_a_reader() {
+    let options = named("slot").kind(AddressVectorKind::Table);
+    let mut world = world(options.clone());
+    let reading = world_end(&mut world, 3, options.read_only());
+    let carol = world.add(crate::world::options(4));
+    let (to_bob, to_reading) = (world.introduce(ALICE, BOB), world.introduce(BOB, reading));
+    let hear = |world: &mut World, text: &'static str| {
+        world.end(reading).receive(Receive::untagged(), vec![0; 8], 1).unwrap();
+        world.end(BOB).send(Message::to(to_reading), text, 2).unwrap();
+        let received = world.done(reading);
+        assert_eq!(received.peer_address, Some(world.end(BOB).address()));
+        received.peer
+    };
+    world.ends[reading].addresses.refresh();
+    assert_eq!(hear(&mut world, "first"), Some(to_bob));
+    world.ends[ALICE].addresses.remove(to_bob).unwrap();
+    assert_eq!(hear(&mut world, "removed"), None);
+    assert_eq!(world.introduce(ALICE, carol), to_bob);
+    assert_eq!(hear(&mut world, "replaced"), None);
+}
+
 /// An end with an address vector of its own.
 fn world_end(world: &mut World, connid: u32, vector: AddressVectorOptions) -> usize {
     let domain = world.fabric.domain().unwrap();
