@@ -51,8 +51,8 @@ impl PeerMap {
         *self.by_peer.get(peer.index())?
     }
 
-    /// Names a peer in completions, without an address to send to it.
-    pub(crate) fn name(&mut self, peer: PeerId, name: FiAddr) {
+    /// Names a peer in completions.
+    fn name(&mut self, peer: PeerId, name: FiAddr) {
         put(&mut self.by_peer, peer.index(), name);
     }
 

@@ -450,6 +450,40 @@ fn removed_scalable_peer_is_dropped_in_all_its_contexts_and_heard_again_when_ins
     all_arrive(to_bob, from_alice);
 }
 
+/// Of the queue pair that only sends.
+#[test]
+fn message_that_a_removed_scalable_peer_left_is_not_named_by_the_next_peer_with_its_index() {
+    let world = World::empty();
+    let (alice, bob) = (Host::new(&world, 1, 2, 1), Host::new(&world, 11, 1, 1));
+    let introduce = || {
+        let to_bob = alice.addresses.insert_scalable(bob.endpoint.address()).unwrap();
+        (to_bob, bob.addresses.insert_scalable(alice.endpoint.address()).unwrap())
+    };
+    let send = |to| {
+        alice.endpoint.transmit_context(1).unwrap().send(Message::to(to), "x", 1).unwrap();
+        drive(&world, &[&alice, &bob])
+    };
+    let receive = || bob.endpoint.receive(Receive::untagged(), vec![0; 1], 2).unwrap();
+    let (to_bob, from_alice) = introduce();
+    receive();
+    send(to_bob);
+    bob.addresses.remove(from_alice).unwrap();
+    alice.addresses.remove(to_bob).unwrap();
+    drive(&world, &[&alice, &bob]);
+    let (to_bob, from_alice) = introduce();
+    send(to_bob);
+    bob.addresses.remove(from_alice).unwrap();
+    let next = bob.addresses.insert("[fe80::9]:9/0x9".parse().unwrap()).unwrap();
+    assert_eq!(next, from_alice);
+    receive();
+    let entries = drive(&world, &[&alice, &bob]);
+    let received = entries.iter().flatten().map(|entry| entry.as_ref().unwrap());
+    let left: Vec<_> = received.filter(|entry| entry.is_received()).collect();
+    assert_eq!((left.len(), left[0].peer), (1, None), "{left:?}");
+    let alices_second = alice.endpoint.address().queue_pairs()[1];
+    assert_eq!(left[0].peer_address, Some(alices_second));
+}
+
 #[test]
 fn directed_receive_takes_messages_of_the_transmit_context_that_it_names() {
     let world = World::empty();
