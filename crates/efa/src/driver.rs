@@ -14,7 +14,7 @@ mod connection;
 mod tests;
 mod waited;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use accounts::Accounts;
@@ -91,9 +91,9 @@ pub(crate) struct Driver<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePa
     /// Addresses that were removed from the address vector and not inserted again: the engine drops
     /// what they send.
     removed: HashSet<Address>,
-    /// Addresses that were inserted after another incarnation of their queue pair had been heard, and not used yet: they are
-    /// of later ones.
-    successors: HashSet<Address>,
+    /// Addresses that were inserted after another incarnation of their queue pair, this one, had been heard, and not used yet:
+    /// they are of later ones.
+    successors: HashMap<Address, PeerId>,
     transmit: CqBinding,
     receive: CqBinding,
     /// `None` if neither a counter nor a budget is bound.
@@ -197,7 +197,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             unreported,
             peers: PeerMap::default(),
             removed: HashSet::new(),
-            successors: HashSet::new(),
+            successors: HashMap::new(),
             transmit: CqBinding::new(transmit),
             receive: CqBinding::new(receive),
             accounts: Accounts::new(counters, send_budget),
@@ -601,8 +601,8 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     /// removed again. It learns of others when they are first [used](Self::new_peer).
     pub(crate) fn peers_inserted(&mut self, peers: &[(FiAddr, Address)]) {
         for (addr, address) in peers {
-            if self.engine.find_other_incarnation(&address.raw()).is_some() {
-                self.successors.insert(*address);
+            if let Some(before) = self.engine.find_other_incarnation(&address.raw()) {
+                self.successors.insert(*address, before);
             }
             if !self.removed.contains(address) {
                 continue;
@@ -679,9 +679,10 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             return self.shared_peer(addr);
         }
         let address = self.addresses.address(addr).ok_or(StartError::UnknownAddress(addr))?;
-        // The engine takes the incarnation of a queue pair that it learns of last for the latest one.
-        let is_later = self.successors.contains(&address);
-        if !is_later && self.engine.find_other_incarnation(&address.raw()).is_some() {
+        // The engine takes the incarnation of a queue pair that it learns of last for the latest one. One that was heard since
+        // the address was inserted is later.
+        let heard = self.engine.find_other_incarnation(&address.raw());
+        if heard.is_some() && self.successors.get(&address) != heard.as_ref() {
             return Err(StartError::PeerGone(addr));
         }
         let peer = self.engine.insert_peer(address.raw())?;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use efa_device::{
     Access, AddressHandle, Completion as DeviceCompletion, Device as _, DeviceAttributes,
-    DeviceError, Gid, NoTagList, PostError, Qpn, QueuePairAddress, QueuePairOptions, RdmaRequest,
-    RegisterError, SendRequest, Source,
+    DeviceError, Gid, NoTagList, PostError, Qkey, Qpn, QueuePairAddress, QueuePairOptions,
+    RdmaRequest, RegisterError, SendRequest, Source,
 };
 use efa_rdm::{Config, OperationError};
 use efa_sim::SoftQueuePair;
@@ -111,9 +111,25 @@ impl Host {
     }
 
     fn queue_pair(&self) -> SoftQueuePair {
+        self.queue_pair_with(QueuePairOptions::default())
+    }
+
+    fn queue_pair_with(&self, options: QueuePairOptions) -> SoftQueuePair {
         match self.domain.device() {
-            Device::Soft(device) => device.create_queue_pair(QueuePairOptions::default()).unwrap(),
+            Device::Soft(device) => device.create_queue_pair(options).unwrap(),
             Device::Verbs(_) => panic!("the local link is software"),
+        }
+    }
+
+    /// A queue pair with this number and key. Numbers are given in turn.
+    fn queue_pair_at(&self, qpn: Qpn, qkey: u32) -> SoftQueuePair {
+        let mut options = QueuePairOptions::default();
+        options.qkey = Qkey(qkey);
+        loop {
+            let queue_pair = self.queue_pair_with(options);
+            if queue_pair.address().qpn == qpn {
+                return queue_pair;
+            }
         }
     }
 
@@ -248,4 +264,49 @@ fn drain_ends_though_datagrams_go_on_arriving() {
     let mut target = host.driver(queue_pair, &queue);
     assert!(target.drain(fabric.clock()));
     assert!(target.statistics().received_bytes > 100_000, "it was flooded");
+}
+
+#[test]
+fn address_of_a_later_incarnation_is_refused_after_a_still_later_one_was_heard() {
+    let clock = ManualClock::new();
+    let fabric = Fabric::local(LocalOptions::default()).with_clock(&clock);
+    let (host, other) = (Host::on(&fabric), Host::on(&fabric));
+    let queues = [host.queue(), other.queue()];
+    let mut receiver = host.driver(host.queue_pair(), &queues[0]);
+    let to_receiver = other.addresses.insert(receiver.address()).unwrap();
+    let insert = |receiver: &mut Driver<SoftQueuePair>, address| {
+        let peer = host.addresses.insert(address).unwrap();
+        receiver.peers_inserted(&[(peer, address)]);
+        peer
+    };
+    let mut addresses = [None; 3];
+    for (context, connid) in [(0, 70), (2, 72)] {
+        let mut sender = other.driver(other.queue_pair_at(Qpn(9), connid), &queues[1]);
+        addresses[context] = Some(insert(&mut receiver, sender.address()));
+        receiver.receive(Receive::untagged(), vec![0; 8].into(), context as u64).unwrap();
+        sender.send(Message::to(to_receiver), b"hello".to_vec().into(), 1).unwrap();
+        let received = loop {
+            receiver.progress(fabric.clock());
+            sender.progress(fabric.clock());
+            clock.advance(Duration::from_micros(1));
+            match queues[0].read() {
+                Some(received) => break received.unwrap(),
+                None => assert!(clock.now() < Time::ZERO + Duration::from_secs(1)),
+            }
+        };
+        assert_eq!(received.peer, addresses[context]);
+        if context == 0 {
+            let mut next = sender.address().raw();
+            next.connid.0 = 71;
+            addresses[1] = Some(insert(&mut receiver, next.into()));
+        }
+    }
+    let mut send = |to: Option<FiAddr>| {
+        let sent = receiver.send(Message::to(to.unwrap()), b"x".to_vec().into(), 1);
+        sent.map_err(|refused| refused.error)
+    };
+    for earlier in &addresses[..2] {
+        assert_eq!(send(*earlier), Err(StartError::PeerGone(earlier.unwrap())));
+    }
+    assert_eq!(send(addresses[2]), Ok(()), "what was refused did not end the latest one");
 }
