@@ -302,8 +302,10 @@ impl AddressVector {
                 }
                 self.0.table().slots[index as usize] = Slot::FREE;
             }
-            if let Some(theirs) = theirs {
-                inserted.push((self.0.table().put(index, theirs), theirs.address));
+            let mut table = self.0.table();
+            // An operation may have put a peer there meanwhile. It is announced by the next call, if not by this one.
+            if let Some(theirs) = theirs.filter(|_| table.is_free(index)) {
+                inserted.push((table.put(index, theirs), theirs.address));
             }
         }
         announce(&endpoints, &inserted);
@@ -463,7 +465,7 @@ impl Shared {
         let index = peer.0 as u32;
         let found = self.named.get(index).filter(|found| is_upper(found.upper, peer))?;
         let mut table = self.table();
-        if table.entry(index).is_none() && table.find(&found.address).is_none() {
+        if table.is_free(index) && table.find(&found.address).is_none() {
             table.put(index, found);
             table.unannounced.push((peer, found.address));
         }
@@ -548,6 +550,11 @@ impl Table {
     fn entry(&self, index: u32) -> Option<(u32, Address)> {
         let address = self.slots.get(index as usize)?.peer()?;
         Some((self.upper(index), address))
+    }
+
+    /// Whether a slot has no peer, nor one that is being removed.
+    fn is_free(&self, index: u32) -> bool {
+        self.slots.get(index as usize).is_none_or(|slot| *slot == Slot::FREE)
     }
 
     /// The peer in a slot, as another process has put it there.
@@ -723,6 +730,25 @@ mod tests {
         assert_eq!(table.insert(address(1)), Ok((first, true)));
         assert_eq!(table.insert(address(1)), Ok((first, false)));
         assert_eq!(table.address(second), Some(address(2)));
+    }
+
+    #[cfg(feature = "sim")]
+    #[test]
+    fn operation_puts_no_peer_of_another_process_into_a_slot_that_is_being_freed() {
+        let domain = crate::Fabric::local(crate::LocalOptions::default()).domain().unwrap();
+        let options =
+            AddressVectorOptions::new().name(format!("efa-test-freed-{}", std::process::id()));
+        let writer = AddressVector::new(&domain, options.clone()).unwrap();
+        let reader = AddressVector::new(&domain, options.read_only()).unwrap();
+        let peer = writer.insert(address(1)).unwrap();
+        assert_eq!(reader.len(), 1);
+        // As `refresh` in another thread does it, before and after it tells the endpoints.
+        reader.0.table().begin_removal(peer).unwrap();
+        assert!(reader.0.published(peer).is_some());
+        reader.0.table().slots[0] = Slot::FREE;
+        assert_eq!(reader.len(), 1);
+        writer.remove(peer).unwrap();
+        assert_eq!(reader.len(), 0);
     }
 
     // conformance: C89
