@@ -350,8 +350,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         // What a peer left that was removed, and inserted again since, has the index of the new one, which alone is sent to.
         let is_live = self.engine.find_peer(&address.raw()) == Some(peer);
         // A further context of a scalable endpoint isn't what its index stands for.
-        if is_live && !self.addresses.is_reader() && self.addresses.address(found) == Some(address)
-        {
+        if is_live && self.addresses.address(found) == Some(address) {
             self.peers.insert(found, found, peer);
         }
         Some(found)
