@@ -12,18 +12,19 @@ pub struct Options {
     /// once; shorter ones go in packets and are copied two to four times. 32 KiB by default, where reading becomes faster on the
     /// `shm` link (docs/netio.md has the measurement). Without RDMA all messages go in packets.
     pub read_threshold: u64,
-    /// Most messages of a connection under way at its sender.
+    /// Most messages of a connection under way at its sender; 1,024 by default.
     pub sends: usize,
     /// Bytes of messages that a receiver keeps for one connection while it has no buffer for them. Then the sender's
-    /// messages wait.
+    /// messages wait. 16 MiB by default.
     pub unexpected: usize,
-    /// How long the other side may take to answer a request, and to end a connection.
+    /// How long the other side may take to answer a request, and to end a connection; 5 s by default.
     pub timeout: Duration,
     /// How long [`poll`](crate::Netio::poll) looks for something before it sleeps: this time if the wait before was over
     /// within it, else a fifth of it. So a stream of messages doesn't sleep between two of them, and a context with
-    /// little to do sleeps soon.
+    /// little to do sleeps soon. 100 µs by default.
     pub look: Duration,
-    /// Whether the context can sleep. A device that can't notify needs `false`: the context then polls.
+    /// Whether the context can sleep. A device that can't notify needs `false`: the context then polls. `true` by
+    /// default.
     pub sleeps: bool,
 }
 
@@ -119,9 +120,9 @@ impl From<Completion> for Level {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ListenOptions {
-    /// Buffers that each receive socket makes. `None`: the program [posts](crate::Netio::post) its own.
+    /// Buffers that each receive socket makes; 64 of 64 KiB by default. `None`: the program [posts](crate::Netio::post) its own.
     pub buffers: Option<Buffers>,
-    /// Most connections at a time; further ones are refused.
+    /// Most connections at a time; further ones are refused. 4,096 by default.
     pub connections: usize,
 }
 
@@ -154,17 +155,17 @@ pub(crate) const MOST_OUTSTANDING: usize = 1 << 20;
 #[non_exhaustive]
 pub struct PublishOptions {
     /// Most publications under way, from 1 to 1,048,576 (other numbers are taken as the nearest of these); then the answer
-    /// is [`Published::Again`](crate::Published::Again).
+    /// is [`Published::Again`](crate::Published::Again). 1,024 by default.
     pub outstanding: usize,
-    /// When a subscriber has been served.
+    /// When a subscriber has been served; by default when the message's memory is free.
     pub completion: Completion,
-    /// What happens to a message that not all subscribers can take at once.
+    /// What happens to a message that not all subscribers can take at once; [`WhenFull::Return`] by default.
     pub when_full: WhenFull,
-    /// What happens to a subscriber that takes nothing.
+    /// What happens to a subscriber that takes nothing; [`Slow::Wait`] by default.
     pub slow: Slow,
-    /// Most subscribers; further ones are refused.
+    /// Most subscribers; further ones are refused. 4,096 by default.
     pub subscribers: usize,
-    /// Most tags of one subscriber; further ones are refused.
+    /// Most tags of one subscriber; further ones are refused. 65,536 by default.
     pub tags: usize,
 }
 
@@ -245,7 +246,7 @@ pub enum Slow {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SubscribeOptions {
-    /// The buffers that messages are received in.
+    /// The buffers that messages are received in; 64 of 64 KiB by default.
     pub buffers: Buffers,
 }
 

@@ -177,46 +177,47 @@ use efa_device::{
 #[non_exhaustive]
 pub struct ShmOptions {
     /// Name of the host: processes with the same name in the same directory reach each other. 1 to 64 letters,
-    /// digits, `.`, `_` and `-`, not starting with `.`.
+    /// digits, `.`, `_` and `-`, not starting with `.`. The directory of the name stays when nobody uses it any more, with 8
+    /// KiB: take the same name in every run, or remove it at the end.
     pub name: String,
     /// Directory of the hosts; by default `/dev/shm/efa-<uid>`, or `efa-<uid>` in the directory for
     /// temporary files if there is no `/dev/shm`. It is created, with mode 0700, if it doesn't exist; its
     /// parent must exist.
     pub directory: Option<PathBuf>,
-    /// Largest datagram in bytes, at most 1 MiB. Devices of a host should have the same: a longer datagram than the
+    /// Largest datagram in bytes, at most 1 MiB; 8,928 by default. Devices of a host should have the same: a longer datagram than the
     /// receiver's fails with [`Status::RemoteBadLength`](efa_device::Status::RemoteBadLength).
     pub mtu: usize,
     /// Slots of each ring, a power of two up to 65,536; more packets wait in the send queue. A ring takes
-    /// this many times the MTU of memory.
+    /// this many times the MTU of memory. 64 by default.
     pub ring_slots: usize,
     /// Most queue pairs that can send to one queue pair at a time, up to 4,096. One that requests reads or writes
-    /// from it counts twice.
+    /// from it counts twice. 256 by default.
     pub max_peers: usize,
     /// RNR delay of this device's queue pairs as receivers: a send to one without a posted buffer fails
-    /// after the sender's `rnr_retry` times this.
+    /// after the sender's `rnr_retry` times this. 5 ms by default.
     pub rnr_delay: Duration,
     /// Whether that time runs before a queue pair has posted its first buffer. If not, sends to it wait
-    /// until then, as a program may need time to start.
+    /// until then, as a program may need time to start. `true` by default.
     pub rnr_at_start: bool,
-    /// After how long without acknowledgement to check that the peer's process is alive.
+    /// After how long without acknowledgement to check that the peer's process is alive; 10 ms by default.
     pub probe_after: Duration,
-    /// How long to wait for a peer that has `max_peers` other senders.
+    /// How long to wait for a peer that has `max_peers` other senders; 1 s by default.
     pub attach_timeout: Duration,
     /// Whether a receive reports the sender's GID if the device has no address handle for it.
     pub report_unknown_gid: bool,
-    /// Most sends outstanding on a queue pair.
+    /// Most sends outstanding on a queue pair; 4,096 by default.
     pub max_send: usize,
-    /// Most receive buffers posted on a queue pair.
+    /// Most receive buffers posted on a queue pair; 8,192 by default.
     pub max_receive: usize,
-    /// Most address handles on a device.
+    /// Most address handles on a device; 65,535 by default.
     pub max_address_handles: usize,
-    /// Most memory regions on a device, at most [`MAX_REGIONS`].
+    /// Most memory regions on a device, at most [`MAX_REGIONS`], the default.
     pub max_regions: usize,
-    /// Longest memory region in bytes.
+    /// Longest memory region in bytes; 1 TiB by default.
     pub max_region_size: u64,
     /// The RDMA operations of the device; none [where they can't work](self#rdma).
     pub rdma: Rdma,
-    /// Most bytes of one RDMA operation.
+    /// Most bytes of one RDMA operation; 1 GiB by default.
     pub max_rdma_size: u64,
     /// Whether the kernel copies reads and writes of this device where it can. If not, all are [requested](self#rdma)
     /// from their targets, as between containers.

@@ -158,48 +158,48 @@ pub struct TcpOptions {
     /// Ports, and so queue pair numbers: each queue pair takes the first free one. `None`: any free port
     /// that the system chooses.
     pub ports: Option<RangeInclusive<u16>>,
-    /// Largest datagram in bytes, at most 64 KiB.
+    /// Largest datagram in bytes, at most 64 KiB; 8,928 by default.
     pub mtu: usize,
     /// Most connections that one queue pair accepts, up to 4,096. Each takes up to about a MiB. More senders take
-    /// turns, as the [module](self#room-for-senders) says.
+    /// turns, as the [module](self#room-for-senders) says. 256 by default.
     pub max_peers: usize,
     /// Seed to reorder packets: the next one is drawn from those of a sender that have arrived. Which ones
     /// have arrived depends on the system, so runs are not reproducible. `None`: in order.
     pub reorder: Option<u64>,
     /// RNR delay of this device's queue pairs as receivers: a send to one without a posted buffer fails
-    /// after the sender's `rnr_retry` times this.
+    /// after the sender's `rnr_retry` times this. 5 ms by default.
     pub rnr_delay: Duration,
     /// Whether that time runs before a queue pair has posted its first buffer. If not, sends to it wait
-    /// until then, as a program may need time to start.
+    /// until then, as a program may need time to start. `true` by default.
     pub rnr_at_start: bool,
     /// How long an accepted connection may take to identify its sender, by the clock of the polls. Then it is
-    /// closed; a sender that was busy with other work connects again.
+    /// closed; a sender that was busy with other work connects again. 10 s by default.
     pub hello_timeout: Duration,
     /// How long a packet whose first bytes have arrived may take, by the clock of the polls. Then the
     /// connection is closed; a sender that was busy with other work connects again and sends the packet
-    /// again. Between packets there is no limit.
+    /// again. Between packets there is no limit. 30 s by default.
     pub frame_timeout: Duration,
     /// After how long a host that doesn't respond is given up, rounded to some seconds. The system of a
     /// stopped process responds for it, however much is under way to it. While the process has no room for what is
     /// under way, the system asks the host more and more rarely: every two minutes in the end, or (since Linux 6.15) after
     /// half of this. A program that polls more rarely than this notices nothing. `None`, or more than some 15 minutes: when
-    /// the system's own limit for unacknowledged bytes is reached.
+    /// the system's own limit for unacknowledged bytes is reached. 30 s by default.
     pub dead_after: Option<Duration>,
     /// Whether a receive reports the sender's GID if the device has no address handle for it.
     pub report_unknown_gid: bool,
-    /// Most sends outstanding on a queue pair.
+    /// Most sends outstanding on a queue pair; 4,096 by default.
     pub max_send: usize,
-    /// Most receive buffers posted on a queue pair.
+    /// Most receive buffers posted on a queue pair; 8,192 by default.
     pub max_receive: usize,
-    /// Most address handles on a device.
+    /// Most address handles on a device; 65,535 by default.
     pub max_address_handles: usize,
-    /// Most memory regions on a device, at most [`MAX_REGIONS`].
+    /// Most memory regions on a device, at most [`MAX_REGIONS`], the default.
     pub max_regions: usize,
-    /// Longest memory region in bytes.
+    /// Longest memory region in bytes; 1 TiB by default.
     pub max_region_size: u64,
     /// The RDMA operations of the device.
     pub rdma: Rdma,
-    /// Most bytes of one RDMA operation.
+    /// Most bytes of one RDMA operation; 1 GiB by default.
     pub max_rdma_size: u64,
     /// Receives a record of every packet that this device's queue pairs send and receive.
     pub capture: Option<SharedSink>,

@@ -161,7 +161,9 @@ impl fmt::Debug for Shared {
 #[non_exhaustive]
 pub enum CounterError {
     /// The time is up (`FI_ETIMEDOUT`).
-    #[error("the counter is {value} after {timeout:?}, not yet {threshold}")]
+    #[error(
+        "the counter is {value} after {timeout:?}, not yet {threshold}; {errors} operations have failed in all"
+    )]
     TimedOut {
         /// The value.
         value: u64,
@@ -169,9 +171,12 @@ pub enum CounterError {
         threshold: u64,
         /// The timeout of the call.
         timeout: Duration,
+        /// Failed operations in all, before the call or during it.
+        errors: u64,
     },
-    /// An operation failed (`FI_EAVAIL`). The completion queue has its error.
-    #[error("operations that failed: {errors}")]
+    /// An operation failed (`FI_EAVAIL`). Its completion queue has the error; of an
+    /// [unread](Domain::unread_completion_queue) one the error is lost.
+    #[error("an operation failed ({errors} in all): its completion queue has the reason")]
     Failed {
         /// Failed operations in all.
         errors: u64,
@@ -269,7 +274,8 @@ impl Counter {
     /// [`CompletionQueue::wait`](crate::CompletionQueue::wait) does.
     ///
     /// # Errors
-    /// The time is up, or an operation failed during the wait.
+    /// The time is up, or an operation failed during the wait. One that failed before doesn't end it: compare
+    /// [`errors`](Self::errors) with what you know before you wait for operations that may have failed.
     pub fn wait(&self, threshold: u64, timeout: Duration) -> Result<(), CounterError> {
         let clock = self.0.domain.fabric().clock();
         let deadline = clock.now() + timeout;
@@ -289,7 +295,7 @@ impl Counter {
                 return Err(CounterError::Failed { errors });
             }
             if clock.now() >= deadline {
-                return Err(CounterError::TimedOut { value, threshold, timeout });
+                return Err(CounterError::TimedOut { value, threshold, timeout, errors });
             }
             polls = polls.wrapping_add(1);
             if let Some(wait) = &self.0.wait

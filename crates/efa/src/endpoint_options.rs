@@ -34,11 +34,11 @@ pub struct EndpointOptions {
     /// Seed of the hash tables that tags of peers go into; random if `None`. A peer that knows it can
     /// make the tables slow.
     pub hash_seed: Option<HashSeed>,
-    /// Most sends posted to the device.
+    /// Most sends posted to the device; 1,024 by default.
     pub send_depth: usize,
-    /// Most receive buffers posted to the device.
+    /// Most receive buffers posted to the device; 1,024 by default.
     pub receive_depth: usize,
-    /// How often the device retries after RNR; 7: without limit.
+    /// How often the device retries after RNR, 3 times by default; 7: without limit.
     pub rnr_retry: u8,
     /// Settings of the protocol engine. Its `hash_seed` is ignored.
     pub protocol: Config,

@@ -30,7 +30,8 @@ pub enum ClosedBy {
     /// This one: by [`shutdown`](crate::with_tokio::AsyncMsgEndpoint::shutdown) or
     /// [`close`](crate::with_tokio::AsyncEndpoint::close).
     Local,
-    /// The other one shut it down, dropped its endpoint, or is gone (`FI_SHUTDOWN`).
+    /// The other one shut it down, dropped its endpoint, or is gone (`FI_SHUTDOWN`). Which of these isn't told: a program
+    /// that must know whether its peer had finished needs a last message of its own.
     Peer,
 }
 

@@ -47,6 +47,11 @@
 //! receive that was dropped. It may come after messages of the same sender that were sent later. An error of such
 //! a receive is kept in the same way, unless it is that the receive was cancelled.
 //!
+//! A message that no receive takes can hold its sender up: one that doesn't go in a few packets (from 64 KiB on by default,
+//! and from 12 KiB on over shm) is moved only once a receive has matched it, and its sender's future waits for that. A
+//! program that drops the receive of an answer after a timeout either receives and drops the answer later
+//! ([`claim`](AsyncEndpoint::claim), whose claim is dropped), or its peer bounds the time of its sends.
+//!
 //! When the runtime is shut down, futures that another runtime polls end with [`AsyncError::Ended`].
 
 mod claims;

@@ -176,7 +176,7 @@ fn counter_can_be_added_to_set_and_waited_for() {
     counter.set_errors(0);
     assert_eq!((counter.value(), counter.errors()), (40, 0));
     assert_eq!(counter.wait(40, Duration::ZERO), Ok(()), "reached");
-    let timed_out = CounterError::TimedOut { value: 40, threshold: 41, timeout: SHORT };
+    let timed_out = CounterError::TimedOut { value: 40, threshold: 41, timeout: SHORT, errors: 0 };
     assert_eq!(counter.wait(41, SHORT), Err(timed_out));
 
     for context in 0..3 {
