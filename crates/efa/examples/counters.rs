@@ -7,7 +7,7 @@
 //! $ cargo run -p efa --example counters
 //! received: 10, failed: 0
 //! sent: 10, failed: 0
-//! the counter is 10 after 10ms, not yet 11
+//! the counter is 10 after 10ms, not yet 11; failed operations: 0
 //! ```
 
 use std::error::Error;

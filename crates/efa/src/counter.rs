@@ -162,7 +162,7 @@ impl fmt::Debug for Shared {
 pub enum CounterError {
     /// The time is up (`FI_ETIMEDOUT`).
     #[error(
-        "the counter is {value} after {timeout:?}, not yet {threshold}; {errors} operations have failed in all"
+        "the counter is {value} after {timeout:?}, not yet {threshold}; failed operations: {errors}"
     )]
     TimedOut {
         /// The value.
