@@ -5,13 +5,15 @@
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-const POINTS: [&str; 7] = [
+const POINTS: [&str; 9] = [
     "latency:0:1:one",
     "latency:8:1:one",
     "latency:1048576:1:one",
     "stream:8:1:one",
     "stream:4096:64:one",
     "stream:4096:64:each",
+    "latency:32768:1:one",
+    "stream:32768:16:each",
     "stream:1048576:16:each",
 ];
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -80,7 +82,9 @@ fn messages_of_efa_are_timed_and_the_way_of_their_bytes_is_counted() {
         let shares: Vec<f64> = numbers.split(' ').map(|share| share.parse().unwrap()).collect();
         let [packets, placed, read] = shares[..] else { panic!("{line}") };
         assert!(packets + read >= 1.0 && placed <= packets, "{line}");
-        assert_eq!(placed > 0.0, point.contains("4096"), "{line}");
+        // 32 KiB are several packets, or are read: that depends on how fast the kernel copies here.
+        let is_copied_at_most_twice = !point.contains(":8:");
+        assert_eq!(placed + read > 0.99, is_copied_at_most_twice, "{line}");
     }
 }
 
@@ -98,7 +102,8 @@ fn ring_is_timed_with_messages_that_fit_a_line() {
 
 #[test]
 fn bare_device_is_timed_with_messages_that_fit_a_packet() {
-    let short: Vec<&str> = POINTS.into_iter().filter(|point| !point.contains("1048576")).collect();
+    let is_short = |point: &&str| !(point.contains("1048576") || point.contains("32768"));
+    let short: Vec<&str> = POINTS.into_iter().filter(is_short).collect();
     every_point_has_a_time(&pair("device")[0], &short);
 }
 
