@@ -410,6 +410,9 @@ pub struct QueuePairOptions {
     /// Whether immediate data of a write takes no receive buffer, where the device has
     /// [that](Rdma::unsolicited_write_receive). Software devices have it for all their queue pairs or for none.
     pub unsolicited_write_receive: bool,
+    /// The time at which it is created, on the clock of [`QueuePair::poll`]: what is sent before the first poll bears it in
+    /// captures.
+    pub now: Time,
 }
 
 impl QueuePairOptions {
@@ -437,6 +440,7 @@ impl Default for QueuePairOptions {
             waitable: false,
             idle_packets: usize::MAX,
             unsolicited_write_receive: true,
+            now: Time::ZERO,
         }
     }
 }

@@ -36,6 +36,7 @@ pub(crate) use self::state::{ModifyRequest, QpState, Settable};
 use crate::abi::*;
 use crate::attributes::check_queues;
 use crate::boundary::{BUSY, INVALID, Outcome, UNSUPPORTED};
+use crate::clock::now;
 use crate::completion_queue::CompletionQueue;
 use crate::counter::{Counted, Counter};
 use crate::device::{Device, MAX_RECEIVE_SGE};
@@ -237,6 +238,7 @@ impl LinkTemplate {
             options.receive_depth = self.receive_depth;
             options.rnr_retry = RETRY_FOREVER;
             options.waitable = self.waitable;
+            options.now = now();
         });
         let mut link = match again {
             None => self.link.create_queue_pair(options)?,

@@ -1,27 +1,44 @@
 //! The clock of a fabric.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use efa_device::Time;
+use rustix::time::{ClockId, clock_gettime};
 
 /// The clock that endpoints take the time from.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Clock {
-    /// The host's monotonic clock, counted from this instant.
+    /// The host's monotonic clock, counted from this instant. By default all fabrics on the links `shm` and `tcp` of a host,
+    /// also those of other processes, have the same time.
     Host(Instant),
     /// A clock that the program advances, so that runs can be repeated.
     Manual(ManualClock),
 }
 
 impl Default for Clock {
-    /// The host's clock, from now on.
+    /// The host's monotonic clock, counted from where it counts from, so that all processes of the host have the same time.
     fn default() -> Self {
-        Self::Host(Instant::now())
+        Self::Host(*ZERO)
     }
 }
+
+/// When the host's monotonic clock was zero, to about a hundred nanoseconds.
+static ZERO: LazyLock<Instant> = LazyLock::new(|| {
+    let monotonic = || {
+        let time = clock_gettime(ClockId::Monotonic);
+        Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)
+    };
+    let readings = (0..16).map(|_| {
+        let (before, instant, after) = (monotonic(), Instant::now(), monotonic());
+        (after - before, instant, before + (after - before) / 2)
+    });
+    // The thread may be interrupted between two of them.
+    let best = readings.min_by_key(|(width, ..)| *width);
+    best.and_then(|(_, instant, time)| instant.checked_sub(time)).unwrap_or_else(Instant::now)
+});
 
 impl From<&ManualClock> for Clock {
     fn from(clock: &ManualClock) -> Self {
@@ -95,6 +112,20 @@ impl ManualClock {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn default_clock_is_the_hosts_monotonic_one() {
+        let monotonic = || {
+            let time = clock_gettime(ClockId::Monotonic);
+            Time::from_nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+        };
+        let inexact = Duration::from_millis(1);
+        let (before, now, after) = (monotonic(), Clock::default().now(), monotonic());
+        assert!(
+            now + inexact >= before && now <= after + inexact,
+            "{now:?}: {before:?}, {after:?}"
+        );
+    }
 
     #[test]
     fn manual_clock_advances_only_when_asked_and_never_back() {

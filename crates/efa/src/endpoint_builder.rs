@@ -350,6 +350,7 @@ impl EndpointBuilder {
             queue_pair.receive_depth = options.receive_depth;
             queue_pair.rnr_retry = options.rnr_retry;
             queue_pair.waitable = is_waitable;
+            queue_pair.now = self.domain.fabric().now();
             queue_pair.idle_packets = options.protocol.min_receive_buffers;
             let extras = options.protocol.profile.extras;
             queue_pair.unsolicited_write_receive = extras.contains(Extras::UNSOLICITED_WRITE_RECV);

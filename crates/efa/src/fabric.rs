@@ -5,6 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use std::fmt;
 use std::sync::{Arc, Weak};
+#[cfg(feature = "sim")]
+use std::time::Instant;
 
 use efa_device::{DeviceError, Time};
 #[cfg(feature = "sim")]
@@ -143,7 +145,7 @@ impl Fabric {
         // Streams get random numbers of their own: connections don't change the fate of packets.
         let switchboard = Switchboard::new(options.seed, options.delay.end);
         let network = Network::Local(LocalFabric::new(options), switchboard);
-        Self::new(network, Clock::default(), 0)
+        Self::new(network, Clock::Host(Instant::now()), 0)
     }
 
     /// The same network with another clock for domains opened from now on; for tests, a

@@ -45,7 +45,7 @@ it was posted, others that of the poll that found them: packets posted between t
 time. Filters of different kinds must all match; of filters of one kind, one.
 
 Several files are merged by their times; one that is named twice is read once. The captures that \
-`efa soft-efa run --capture F-%p` writes on one host share a clock; those of `efa pingpong --capture` each count from the start of their process.
+processes of one host write share a clock, unless a Rust program gives its fabric another one; those of two hosts do not.
 
 With --messages each line is a message, write, read or atomic: when its first packet was seen, seconds from \
 there to its last one, requester → responder, its request, the packets of both sides, and how far it is: \

@@ -24,6 +24,8 @@ pub(crate) struct Settings {
     pub(crate) keys: KeyTable,
     pub(crate) book: Arc<Book>,
     pub(crate) capture: Option<SharedSink>,
+    /// Time until the first poll.
+    pub(crate) now: Time,
     /// Pause between two tries at a queue pair without receive buffers.
     pub(crate) rnr_delay: Duration,
     /// Whether the RNR timeout runs before the first receive buffer was posted.
@@ -85,14 +87,14 @@ struct Split {
 
 impl QueueState {
     pub(crate) fn new(settings: Settings, address: QueuePairAddress) -> Self {
-        let Settings { attributes, keys, book, capture, rnr_delay, .. } = settings;
+        let Settings { attributes, keys, book, capture, now, rnr_delay, .. } = settings;
         Self {
             attributes,
             address,
             keys,
             book,
             held: HeldHandles::default(),
-            now: Time::ZERO,
+            now,
             completions: InPlace::new(),
             capture,
             rnr_delay,
@@ -101,7 +103,7 @@ impl QueueState {
             posted: VecDeque::new(),
             in_order: false,
             receives: 0,
-            ready_since: settings.rnr_at_start.then_some(Time::ZERO),
+            ready_since: settings.rnr_at_start.then_some(now),
             split: Split { front: 0, from: usize::MAX },
         }
     }

@@ -184,6 +184,7 @@ pub(super) fn create(
         rnr_delay: settings.rnr_delay,
         rnr_at_start: settings.rnr_at_start,
         report_unknown_gid: settings.report_unknown_gid,
+        now: options.now,
     };
     let address = QueuePairAddress { gid, qpn, qkey: options.qkey };
     Ok(LinkQueuePair::new(QueueState::new(settings, address), link))

@@ -6,12 +6,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
+use efa::sim::{SharedSink, Trace};
 use efa::{
     Access, Address, AddressVector, Buffer, Capabilities, Clock, CompletionQueue,
     CompletionQueueOptions, Config, Direction, Domain, Endpoint, EndpointOptions, Fabric, Link,
     LocalAccess, Message, OperationError, Receive, ReceiveBuffer, Receiving, Release, ShmOptions,
     TcpOptions, WaitError,
 };
+use efa_device::Time;
+use rustix::time::{ClockId, clock_gettime};
 use tempfile::TempDir;
 
 use crate::world::pattern;
@@ -180,6 +183,42 @@ fn new_connection_on_an_old_fabric_does_not_time_out() {
     // Alice has said hello, and not that she closes the connection.
     assert_eq!((&answer[..6], answer.len()), (&hello[..6], hello.len()));
     assert_eq!(end, Err(ErrorKind::WouldBlock));
+}
+
+#[test]
+fn captured_packets_bear_the_hosts_monotonic_time_also_before_the_first_poll() {
+    let now = || {
+        let time = clock_gettime(ClockId::Monotonic);
+        Time::from_nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+    };
+    let directory = TempDir::new().unwrap();
+    let trace = Trace::new();
+    let capture = Some(SharedSink::new(trace.clone()));
+    let shm = Fabric::shm(ShmOptions::new("test").with(|options| {
+        options.directory = Some(directory.path().join("hosts"));
+        options.capture = capture.clone();
+    }));
+    let tcp = TcpOptions::new(Ipv4Addr::LOCALHOST).with(|options| options.capture = capture);
+    for fabric in [shm, Fabric::tcp(tcp)] {
+        let begin = now();
+        let domain = fabric.domain().unwrap();
+        let addresses = domain.address_vector();
+        let queue = domain.completion_queue(CompletionQueueOptions::default());
+        let alice = endpoint(&domain, &queue, &addresses);
+        let to_self = addresses.insert(alice.address()).unwrap();
+        alice.send(Message::to(to_self), "hello", 1).unwrap();
+        alice.receive(Receive::untagged(), vec![0; 5], 2).unwrap();
+        for _ in 0..2 {
+            queue.wait(TIMEOUT).unwrap();
+        }
+        let (records, end) = (trace.take(), now());
+        assert!(records.len() >= 2, "{records:?}");
+        let inexact = Duration::from_millis(1);
+        for record in records {
+            let is_between = record.time + inexact >= begin && record.time <= end + inexact;
+            assert!(is_between, "{record:?} not from {begin:?} to {end:?}");
+        }
+    }
 }
 
 /// The link of three endpoints on one host, of which each takes packets from `max_peers` others.
