@@ -20,7 +20,7 @@ use efa::{
 use efa_device::Rdma;
 use efa_sim::capture::{Capture, CaptureError};
 use efa_sim::faults::FaultOptions;
-use efa_sim::record::{Record, SharedSink, Sink};
+use efa_sim::record::{Record, SharedSink, Sink, SinkError};
 
 use crate::child::option;
 
@@ -403,13 +403,10 @@ impl CaptureFile {
         f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Writes what is still in memory, if it was started: what a process that is killed later leaves.
-    pub(crate) fn flush(&self) {
-        self.with(|capture| {
-            if let Some(capture) = capture {
-                capture.flush();
-            }
-        });
+    /// Writes what is still in memory, if it was started: what a process that is killed later leaves. `finish` has the
+    /// error, too.
+    pub(crate) fn flush(&self) -> Result<(), SinkError> {
+        self.with(|capture| capture.as_mut().map_or(Ok(()), Capture::flush))
     }
 
     /// Ends the file; later packets are not captured.
@@ -428,5 +425,9 @@ impl Sink for CaptureFile {
                 capture.record(record);
             }
         });
+    }
+
+    fn flush(&mut self) -> Result<(), SinkError> {
+        Self::flush(self)
     }
 }

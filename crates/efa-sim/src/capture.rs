@@ -64,7 +64,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pcap_file::pcapng::PcapNgWriter;
@@ -77,7 +77,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 pub use self::reader::{CaptureReader, Captured, Skipped};
-use crate::record::{PacketEvent, Record, Sink};
+use crate::record::{PacketEvent, Record, Sink, SinkError};
 
 /// Link type of the file's interface.
 const LINK_TYPE: DataLink = DataLink::USER0;
@@ -172,18 +172,21 @@ impl From<PcapError> for CaptureError {
 
 /// A capture file being written. Dropping it flushes the file.
 ///
-/// As a [`Sink`] it stops at the first error, which [`finish`](Self::finish) returns.
+/// As a [`Sink`] it stops at the first error, which [`flush`](Self::flush) and [`finish`](Self::finish) return.
 pub struct Capture<W: Write> {
     writer: PcapNgWriter<BufWriter<W>>,
+    /// The file, if it was created here.
+    path: Option<PathBuf>,
     /// Most bytes stored of each packet.
     most: usize,
     scratch: Vec<u8>,
-    failed: Option<CaptureError>,
+    failed: Option<io::Error>,
 }
 
 impl<W: Write> fmt::Debug for Capture<W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Capture")
+            .field("path", &self.path)
             .field("most", &self.most)
             .field("failed", &self.failed)
             .finish_non_exhaustive()
@@ -208,6 +211,7 @@ impl Capture<File> {
         interface: &str,
         most: usize,
     ) -> Result<Self, CaptureError> {
+        let path = path.as_ref();
         let file = File::options().create(true).write(true).truncate(false).open(path)?;
         if file.metadata()?.is_file() {
             if let Err(Errno::WOULDBLOCK) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -215,7 +219,7 @@ impl Capture<File> {
             }
             file.set_len(0)?;
         }
-        Self::bounded(file, interface, most)
+        Ok(Self { path: Some(path.to_owned()), ..Self::bounded(file, interface, most)? })
     }
 }
 
@@ -245,7 +249,7 @@ impl<W: Write> Capture<W> {
                 InterfaceDescriptionOption::IfTsResol(NANOSECONDS),
             ],
         })?;
-        Ok(Self { writer, most, scratch: Vec::new(), failed: None })
+        Ok(Self { writer, path: None, most, scratch: Vec::new(), failed: None })
     }
 
     /// Writes one record.
@@ -265,16 +269,23 @@ impl<W: Write> Capture<W> {
         Ok(())
     }
 
-    /// Writes what is still in memory, so that a reader finds it now. An error is one of [`finish`](Self::finish).
-    pub fn flush(&mut self) {
+    /// Writes what is still in memory, so that a reader finds it now.
+    ///
+    /// # Errors
+    /// The first error, also one of [`Sink::record`]. It ends the capture: every later call has it again.
+    pub fn flush(&mut self) -> Result<(), SinkError> {
         if self.failed.is_none() {
             let flushed = self.writer.get_mut().flush();
-            self.keep(flushed.map_err(CaptureError::from));
+            self.keep(flushed);
+        }
+        match &self.failed {
+            Some(error) => Err(SinkError { path: self.path.clone(), source: same(error) }),
+            None => Ok(()),
         }
     }
 
     /// Keeps an error, which ends the capture.
-    fn keep(&mut self, result: Result<(), CaptureError>) {
+    fn keep(&mut self, result: io::Result<()>) {
         if let Err(error) = result {
             tracing::warn!(%error, "the capture file is incomplete: writing failed");
             self.failed = Some(error);
@@ -287,7 +298,7 @@ impl<W: Write> Capture<W> {
     /// The first error, also one of [`Sink::record`].
     pub fn finish(self) -> Result<W, CaptureError> {
         match self.failed {
-            Some(error) => Err(error),
+            Some(error) => Err(error.into()),
             None => Ok(self.writer.into_inner().into_inner().map_err(|e| e.into_error())?),
         }
     }
@@ -296,13 +307,24 @@ impl<W: Write> Capture<W> {
 impl<W: Write + Send> Sink for Capture<W> {
     fn record(&mut self, record: &Record<'_>) {
         if self.failed.is_none() {
-            let written = self.write(record);
+            let written = self.write(record).map_err(|error| match error {
+                CaptureError::Io(error) => error,
+                other => io::Error::other(other),
+            });
             self.keep(written);
         }
     }
 
-    fn flush(&mut self) {
-        Self::flush(self);
+    fn flush(&mut self) -> Result<(), SinkError> {
+        Self::flush(self)
+    }
+}
+
+/// Another error that says the same.
+fn same(error: &io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(code) => io::Error::from_raw_os_error(code),
+        None => io::Error::new(error.kind(), error.to_string()),
     }
 }
 

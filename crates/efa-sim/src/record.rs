@@ -4,6 +4,8 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::io;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use efa_device::{Gid, Qpn, QueuePairAddress, Status, Time};
@@ -83,13 +85,43 @@ impl Record<'_> {
     }
 }
 
+/// A sink could not write, so records are missing.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: records are missing", path.as_ref().map_or("a capture".into(), |path| path.display().to_string()))]
+#[non_exhaustive]
+pub struct SinkError {
+    /// The file, if the sink knows it.
+    pub path: Option<PathBuf>,
+    /// Why.
+    pub source: io::Error,
+}
+
+impl SinkError {
+    /// The error of a sink that doesn't write to a file, or doesn't know its path.
+    #[must_use]
+    pub fn new(source: io::Error) -> Self {
+        Self { path: None, source }
+    }
+
+    /// As [`new`](Self::new), for the file at `path`.
+    #[must_use]
+    pub fn in_file(path: impl Into<PathBuf>, source: io::Error) -> Self {
+        Self { path: Some(path.into()), source }
+    }
+}
+
 /// Receives records: a [`Trace`] in memory, or a capture file.
 pub trait Sink: Send {
-    /// Receives one record. A sink that fails must not disturb the link: it keeps the error.
+    /// Receives one record. A sink that fails must not disturb the link: it keeps the error for [`flush`](Self::flush).
     fn record(&mut self, record: &Record<'_>);
 
-    /// Writes out what the sink still has in memory. One that keeps an error keeps it here, too.
-    fn flush(&mut self) {}
+    /// Writes out what the sink still has in memory.
+    ///
+    /// # Errors
+    /// The first error of the sink, also one of [`record`](Self::record); every later call has it again.
+    fn flush(&mut self) -> Result<(), SinkError> {
+        Ok(())
+    }
 }
 
 /// Records kept in memory. Clones share them.
@@ -130,8 +162,12 @@ impl SharedSink {
     }
 
     /// Has the sink write out what it still has in memory: of a capture file up to 8 KiB, which a process that is killed loses.
-    pub fn flush(&self) {
-        self.lock().flush();
+    /// Dropping the last clone writes it out as well, and doesn't say whether that failed.
+    ///
+    /// # Errors
+    /// The first error of the sink, since which it has missed records, as a capture on a full disk does.
+    pub fn flush(&self) -> Result<(), SinkError> {
+        self.lock().flush()
     }
 
     fn lock(&self) -> MutexGuard<'_, dyn Sink + 'static> {
@@ -157,7 +193,7 @@ impl Sink for SharedSink {
         self.lock().record(record);
     }
 
-    fn flush(&mut self) {
-        SharedSink::flush(self);
+    fn flush(&mut self) -> Result<(), SinkError> {
+        SharedSink::flush(self)
     }
 }

@@ -60,7 +60,8 @@ impl CaptureFile {
         let mut state = lock(&self.state);
         let State::Open { capture, flush_at } = &mut *state else { return None };
         if flush_at.is_some_and(|at| at <= time) {
-            capture.flush();
+            // `finish` reports the error.
+            let _ = capture.flush();
             *flush_at = None;
         }
         *flush_at
@@ -69,7 +70,8 @@ impl CaptureFile {
     /// Writes out what is in memory.
     pub(crate) fn flush(&self) {
         if let State::Open { capture, flush_at } = &mut *lock(&self.state) {
-            capture.flush();
+            // `finish` reports the error.
+            let _ = capture.flush();
             *flush_at = None;
         }
     }

@@ -183,8 +183,8 @@ pub mod with_tokio;
 /// let capture = SharedSink::new(Capture::create("run.pcapng", "alice")?);
 /// let options = ShmOptions::new("host").with(|options| options.capture = Some(capture.clone()));
 /// let domain = Fabric::shm(options).domain()?;
-/// // … and when a reader shall find all packets so far:
-/// capture.flush();
+/// // … and when a reader shall find all packets so far, and at the end; an error if some are missing:
+/// capture.flush()?;
 /// # }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -195,7 +195,9 @@ pub mod sim {
     pub use efa_sim::capture::{Capture, CaptureError, CaptureReader, Captured};
     pub use efa_sim::faults::{FaultOptions, Refusals};
     pub use efa_sim::local::{Faults, LocalFabric, LocalOptions, Reorder, Statistics};
-    pub use efa_sim::record::{PacketEvent, QueuePairId, Record, SharedSink, Sink, Trace};
+    pub use efa_sim::record::{
+        PacketEvent, QueuePairId, Record, SharedSink, Sink, SinkError, Trace,
+    };
     pub use efa_sim::shm::ShmOptions;
     pub use efa_sim::tcp::TcpOptions;
 }

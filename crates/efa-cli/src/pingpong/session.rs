@@ -260,7 +260,7 @@ impl Session<'_> {
             let now = Instant::now();
             if now - checked >= CHECK {
                 checked = now;
-                self.capture.flush();
+                let _ = self.capture.flush();
                 self.channel.check()?;
             }
             if now - begin > self.timeout {
@@ -313,7 +313,7 @@ impl Idle {
             return Ok(());
         }
         self.checked = now;
-        session.capture.flush();
+        let _ = session.capture.flush();
         session.channel.check()?;
         if now - self.begin > session.timeout {
             return Err(Problem::Stalled { waited: session.timeout });

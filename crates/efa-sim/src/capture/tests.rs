@@ -118,15 +118,35 @@ fn flushed_capture_can_be_read_while_it_is_written() {
     let mut capture = Capture::create(&path, "flushed").unwrap();
     capture.record(&sample());
     assert!(CaptureReader::open(&path).is_err(), "it is in memory");
-    capture.flush();
+    capture.flush().unwrap();
     assert_eq!(CaptureReader::open(&path).unwrap().count(), 1);
     capture.record(&sample());
     let shared = SharedSink::new(capture);
-    shared.flush();
+    shared.flush().unwrap();
     assert_eq!(CaptureReader::open(&path).unwrap().count(), 2);
     shared.clone().record(&sample());
     drop(shared);
     assert_eq!(CaptureReader::open(&path).unwrap().count(), 3);
+}
+
+#[test]
+fn flush_of_a_capture_on_a_full_disk_returns_its_first_error_and_its_path() {
+    let shared = SharedSink::new(Capture::create("/dev/full", "full").unwrap());
+    let is_full = |error: &SinkError| {
+        error.path.as_deref() == Some(Path::new("/dev/full"))
+            && error.source.kind() == io::ErrorKind::StorageFull
+    };
+    // Its failure is one of a record, more of them than are kept in memory, or of the flush.
+    let mut sink = shared.clone();
+    (0..1000).for_each(|_| sink.record(&sample()));
+    for _ in 0..2 {
+        let error = shared.flush().unwrap_err();
+        assert!(is_full(&error), "{error:?}");
+        assert_eq!(error.to_string(), "/dev/full: records are missing");
+    }
+    let mut capture = Capture::create("/dev/full", "full").unwrap();
+    assert!(capture.flush().is_err_and(|error| is_full(&error)));
+    assert!(matches!(capture.finish(), Err(CaptureError::Io(_))));
 }
 
 /// A packet of another interface, of one that isn't described, of another pseudo header's version, of one that is

@@ -105,7 +105,7 @@ impl Session {
             while early.read(queue) {}
             if flushed.elapsed() >= CHECK {
                 flushed = Instant::now();
-                capture.flush();
+                let _ = capture.flush();
             }
         })
     }
@@ -213,7 +213,7 @@ impl Session {
                 continue;
             }
             looked = now;
-            self.capture.flush();
+            let _ = self.capture.flush();
             if gone.is_none() && self.control.is_closed()? {
                 gone = Some(now);
             }
