@@ -188,6 +188,27 @@ pub mod with_tokio;
 /// # }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// Reading it, with the crate `efa-proto` for the packets:
+///
+/// ```no_run
+/// # #[cfg(feature = "capture")] {
+/// use efa::sim::CaptureReader;
+/// use efa_proto::Packet;
+///
+/// let mut reader = CaptureReader::open("run.pcapng")?;
+/// while let Some(captured) = reader.next_captured().transpose()? {
+///     let record = &captured.record;
+///     let nanoseconds = record.time.as_nanos();
+///     // For whole packets and for cut ones.
+///     match Packet::parse_cut(&record.bytes, captured.length) {
+///         Ok(packet) => println!("{nanoseconds} {:?} {} {packet:?}", record.event, record.source),
+///         Err(error) => println!("{nanoseconds} {:?} {} {error}", record.event, record.source),
+///     }
+/// }
+/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[cfg(feature = "sim")]
 pub mod sim {
     pub use efa_device::Rdma;
