@@ -11,6 +11,8 @@
 
 #[path = "../../../crates/efa-rdm/tests/protocol/buffer.rs"]
 mod buffer;
+#[path = "../../../crates/efa-rdm/tests/protocol/leaving.rs"]
+mod leaving;
 mod minutes;
 #[path = "../../../crates/efa-rdm/tests/protocol/random.rs"]
 mod random;
