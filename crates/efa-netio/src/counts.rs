@@ -30,10 +30,12 @@ pub struct SubscriberCounts {
     pub tags: usize,
     /// Messages that were sent: those that were delivered, and of those queued or lost the ones that didn't wait for room.
     pub sent: u64,
-    /// Messages that are complete, as [`PublishOptions::completion`](crate::PublishOptions::completion) has it. Those that were
+    /// Messages that are complete, as [`PublishOptions::completion`](crate::PublishOptions::completion) has it. With
+    /// [`MemoryFree`](crate::Completion::MemoryFree), the default, those that had not arrived when the connection ended are
+    /// among them; with [`Delivered`](crate::Completion::Delivered) each was in one of its buffers. Those that were
     /// complete behind one that was too long for its buffer go over to the lost ones when the subscriber says that it was.
     pub delivered: u64,
-    /// Messages that it didn't get, or not for sure.
+    /// Messages that were not complete when its connection ended, or were not sent to it at all.
     pub lost: u64,
     /// Messages that are neither delivered nor lost yet: under way, or waiting for room at the subscriber.
     pub queued: u64,

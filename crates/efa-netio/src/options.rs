@@ -238,7 +238,8 @@ pub enum Slow {
     /// What it is owed waits.
     #[default]
     Wait,
-    /// It is disconnected when it has taken nothing for this long, and what it is owed counts as lost.
+    /// It is disconnected when it has taken nothing for this long, and what it is owed and what is not complete counts as
+    /// lost. What is complete counts as delivered: with [`Completion::MemoryFree`], also what had not arrived.
     Disconnect(Duration),
 }
 
