@@ -46,7 +46,8 @@ const COPIES_AT_FORK: (u32, u32) = (5, 12);
 /// Arguments of `efa doctor`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Each line is `ok`, `note` (works, could be better), or `BAD` with what to do. The exit code is 1 if \
+Each line is `ok`, `note` (works, could be better), `BAD` with what to do, or `-`: missing, and not needed by \
+the device that is used. The exit code is 1 if \
 something is BAD that the device needs, or in the provider for libfabric, which may only be missing if FI_PROVIDER \
 doesn't name it. With --device auto the device is the software device if --device-name or --directory is given or the \
 machine has no EFA interface, and otherwise the interface.")]

@@ -69,8 +69,13 @@ pub(crate) enum InfoError {
         link: Link,
     },
     /// There is no interface; the error says what to do.
-    #[error(transparent)]
-    NoInterface(efa::Error),
+    #[error("{}{source}", unless_named(name.as_deref(), source))]
+    NoInterface {
+        /// The one that was asked for.
+        name: Option<String>,
+        /// The reason.
+        source: efa::Error,
+    },
     /// Discovery finds nothing.
     #[error(transparent)]
     NothingFound(efa::Error),
@@ -83,6 +88,12 @@ pub(crate) enum InfoError {
     /// The output can't be written.
     #[error("cannot write the output")]
     Output(#[from] io::Error),
+}
+
+/// The name of an interface, before an error that doesn't have it.
+fn unless_named(name: Option<&str>, error: &efa::Error) -> String {
+    let name = name.filter(|name| !error.to_string().contains(name));
+    name.map_or_else(String::new, |name| format!("interface {name}: "))
 }
 
 /// Runs the command.
@@ -180,7 +191,9 @@ impl Facts {
         let mut hints = Hints::new().link(link);
         hints.interface = interface;
         let found = efa::info(&hints).map_err(|error| match error {
-            efa::Error::Device(_) if link == Link::Verbs => InfoError::NoInterface(error),
+            source @ efa::Error::Device(_) if link == Link::Verbs => {
+                InfoError::NoInterface { name: args.device.interface.clone(), source }
+            }
             error => error.into(),
         })?;
         let info = found.first().ok_or(InfoError::Absent { link })?;

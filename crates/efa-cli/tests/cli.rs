@@ -240,6 +240,13 @@ fn info_on_inaccessible_directory_is_one_line_of_error() {
 }
 
 #[test]
+fn info_of_an_absent_interface_names_it() {
+    let error = run(["info", "--interface", "nope"]).failure();
+    assert_eq!(error.matches("nope").count(), 1, "{error}");
+    assert_eq!(error.lines().count(), 1);
+}
+
+#[test]
 fn doctor_of_the_software_device_passes_without_an_interface() {
     let soft = ["doctor", "--device", "soft", "--directory", DEVICES];
     let text = run(soft).success();

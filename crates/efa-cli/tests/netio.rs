@@ -624,6 +624,7 @@ fn invalid_command_lines_are_usage_errors() {
         ("", "Usage: efa netio <COMMAND>"),
         ("publish 127.0.0.1:7000", "--tag <T>"),
         ("publish 127.0.0.1 --tag 1", "`127.0.0.1` is not HOST:PORT"),
+        ("publish 127.0.0.1:99999 --tag 1", "is not HOST:PORT: the port is above 65535"),
         ("publish 127.0.0.1:7000 --tag x", "a number of 64 bits is expected"),
         ("publish 127.0.0.1:7000 --tag 1 --repeat", "--repeat needs a FILE"),
         ("publish 127.0.0.1:7000 --tag 1 --repeat -", "--repeat needs a FILE"),

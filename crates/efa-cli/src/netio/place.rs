@@ -15,7 +15,7 @@ use super::NetioError;
 use crate::child::option;
 use crate::device::{DeviceArgs, Kind, PropertyArgs, SoftLink, TcpHost, host_address};
 use crate::output;
-use crate::pingpong::size;
+use crate::pingpong::{size, why_no_port};
 
 /// A host's name or IP address, and a TCP port.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ impl fmt::Display for Site {
 
 /// The text names no host and port.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not HOST:PORT")]
+#[error("`{}` is not HOST:PORT{}", .0, why_no_port(.0))]
 pub(crate) struct SiteError(String);
 
 impl FromStr for Site {

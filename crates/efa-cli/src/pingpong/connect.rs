@@ -32,7 +32,7 @@ impl fmt::Display for HostPort {
 
 /// The text is no host.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is neither HOST nor HOST:PORT")]
+#[error("`{text}` is neither HOST nor HOST:PORT{}", why_no_port(text))]
 pub(crate) struct HostPortError {
     text: String,
 }
@@ -55,6 +55,17 @@ impl FromStr for HostPort {
         };
         let named = parsed.filter(|parsed| !parsed.host.is_empty());
         named.ok_or_else(|| HostPortError { text: text.to_owned() })
+    }
+}
+
+/// What to add to an error about `HOST:PORT`, if only the port is wrong: it is a number that is too high.
+pub(crate) fn why_no_port(text: &str) -> &'static str {
+    let (host, port) = text.rsplit_once(':').unwrap_or_default();
+    let is_number = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    let is_host = !host.is_empty() && (!host.contains(':') || host.ends_with(']'));
+    match is_number && is_host && port.parse::<u16>().is_err() {
+        true => ": the port is above 65535",
+        false => "",
     }
 }
 
@@ -183,6 +194,17 @@ mod tests {
         ] {
             let error = HostPortError { text: text.to_owned() };
             assert_eq!(text.parse::<HostPort>(), Err(error), "{text}");
+        }
+    }
+
+    #[test]
+    fn port_that_is_too_high_is_named_as_the_mistake() {
+        for text in ["node7:65536", "127.0.0.1:99999", "[::1]:123456789"] {
+            let error = text.parse::<HostPort>().unwrap_err().to_string();
+            assert!(error.ends_with("HOST:PORT: the port is above 65535"), "{error}");
+        }
+        for text in ["", ":99999", "node7:", "node7:http", "::1:99999:", "node7:7"] {
+            assert_eq!(why_no_port(text), "", "{text}");
         }
     }
 }

@@ -39,6 +39,7 @@ use clap::builder::RangedU64ValueParser;
 use efa::{Domain, DomainAttributes, Endpoint};
 use efa_sim::capture::CaptureError;
 
+pub(crate) use self::connect::why_no_port;
 use self::connect::{ConnectError, HostPort, Listening};
 use self::control::{Channel, ControlError};
 use self::fi::FiControlError;
