@@ -11,10 +11,11 @@
 //!       ──► decode     the packets of captures, one line each
 //!       ──► netio      messages from and into files, point to point or published
 //!       ──► soft_efa   runs other programs on the software device
+//!            netio, pingpong use: interrupt (signals that end a run)
 //!            all use: device (an interface or the software device), output (which may be closed)
 //! ```
 //!
-//! Exit codes: 0 success, 1 failure, 2 invalid command line; of `netio` also 3 refused, 4 lost.
+//! Exit codes: 0 success, 1 failure, 2 invalid command line, 130 and 143 interrupted; of `netio` also 3 refused, 4 lost.
 
 #![forbid(unsafe_code)]
 
@@ -26,6 +27,7 @@ mod environment;
 #[doc(hidden)]
 pub mod hostile;
 mod info;
+mod interrupt;
 mod listing;
 mod netio;
 mod output;
@@ -55,7 +57,8 @@ use tracing_subscriber::util::SubscriberInitExt as _;
         default: warn)\n  \
         FI_LOG_*  the same as libfabric names it, if EFA_LOG and RUST_LOG are not set\n  \
         FI_EFA_*  thresholds and sizes as libfabric names them; `efa info --parameters` lists all\n\n\
-        Exit codes: 0 success, 1 failure, 2 invalid command line; of `efa netio` also 3 refused, 4 lost."
+        Exit codes: 0 success, 1 failure, 2 invalid command line, 130 interrupted by Ctrl-C, 143 by SIGTERM; \
+        of `efa netio` also 3 refused, 4 lost."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -104,9 +107,15 @@ pub fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             output::print_error(format_args!("error: {}", one_line(&error)));
-            ExitCode::from(error.downcast_ref().map_or(1, netio::NetioError::code))
+            ExitCode::from(code(&error))
         }
     }
+}
+
+/// The exit code of a failure.
+fn code(error: &anyhow::Error) -> u8 {
+    let of_netio = error.downcast_ref().map(netio::NetioError::code);
+    of_netio.or_else(|| error.downcast_ref().map(pingpong::PingpongError::code)).unwrap_or(1)
 }
 
 /// Parses the command line of this process, and checks what clap doesn't.

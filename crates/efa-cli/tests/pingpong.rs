@@ -10,6 +10,8 @@ use std::thread;
 
 use common::unreadable::{AS_USER, Unreadable};
 use common::{DEADLINE, Outcome, Running, Scratch, efa, run};
+use efa_sim::capture::CaptureReader;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// The directory of the software devices of these tests.
@@ -230,6 +232,81 @@ fn bandwidth_reports_window_and_message_rate() {
             assert!(row.get("one_way_seconds").is_none());
         }
     }
+}
+
+/// Sends a signal to a program.
+fn signal(running: &Running, signal: Signal) {
+    let id = Pid::from_raw(running.id().try_into().unwrap()).unwrap();
+    kill_process(id, signal).unwrap();
+}
+
+/// `efa pingpong` with one size that is soon finished and one that isn't, so that SIGINT ends it: a test that a script runs in
+/// the background has it ignored, and its children too.
+fn long_run(arguments: &str) -> Command {
+    let command = pingpong(&format!("--sizes 8,6M --iterations 5000 --warmup 0 {arguments}"));
+    let mut started = Command::new("env");
+    started.args(["--default-signal=INT".as_ref(), command.get_program()]);
+    started.args(command.get_args()).env("EFA_LOG", "info");
+    started.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    started
+}
+
+/// That this was interrupted.
+#[track_caller]
+fn is_interrupted(outcome: &Outcome, code: i32, name: &str) {
+    assert_eq!(outcome.code, Some(code), "{outcome:?}");
+    let error = format!("error: interrupted by {name}\n");
+    assert!(outcome.stderr.ends_with(&error), "{outcome:?}");
+    assert!(!outcome.stderr.contains("WARN"), "{outcome:?}");
+}
+
+/// That a capture has packets, and ends with a whole one.
+#[track_caller]
+fn is_whole(capture: &str) {
+    let records: Result<Vec<_>, _> = CaptureReader::open(capture).unwrap().collect();
+    assert!(records.unwrap().len() > 10_000);
+}
+
+#[test]
+fn interrupted_client_prints_the_sizes_that_are_finished_and_finishes_its_capture() {
+    let directory = Scratch::new("interrupted");
+    std::fs::create_dir(&directory).unwrap();
+    let capture = format!("{}/client.pcapng", directory.as_str());
+    for (number, name, json_or_text) in
+        [(Signal::INT, "SIGINT", "--json"), (Signal::TERM, "SIGTERM", "")]
+    {
+        let mut client =
+            Running::start(&mut long_run(&format!("{json_or_text} --capture {capture}")));
+        client.stderr_line("a size is finished");
+        signal(&client, number);
+        let outcome = client.finish();
+        is_interrupted(&outcome, 128 + number.as_raw(), name);
+        is_whole(&capture);
+        if json_or_text.is_empty() {
+            let is_row = |line: &&str| line.ends_with("eager");
+            assert_eq!(outcome.stdout.lines().filter(is_row).count(), 1, "{outcome:?}");
+            continue;
+        }
+        let result = json(&outcome.stdout);
+        assert_eq!(result["complete"], false);
+        let rows = result["results"].as_array().unwrap();
+        assert_eq!((rows.len(), &rows[0]["size"]), (1, &8.into()), "{result}");
+    }
+}
+
+#[test]
+fn interrupted_server_finishes_its_capture_and_its_client_fails() {
+    let directory = Scratch::new("interrupted-server");
+    std::fs::create_dir(&directory).unwrap();
+    let capture = format!("{}/server.pcapng", directory.as_str());
+    let (server, at) = server(&format!("--capture {capture}"));
+    let mut client = Running::start(&mut long_run(&at));
+    client.stderr_line("a size is finished");
+    signal(&server, Signal::TERM);
+    is_interrupted(&server.finish(), 143, "SIGTERM");
+    is_whole(&capture);
+    let error = client.finish().failure();
+    assert!(error.contains("the other side failed: interrupted by SIGTERM"), "{error}");
 }
 
 #[test]

@@ -13,11 +13,11 @@ use efa_netio::{
 };
 use serde::Serialize;
 
-use super::NetioError;
-use super::interrupt::Interrupt;
 use super::place::{self, LinkArgs, Side, Site};
 use super::publish::Audience;
+use super::{NetioError, interrupt_of};
 use crate::child::read_aside;
+use crate::interrupt::Interrupt;
 use crate::output;
 use crate::pingpong::readable_size;
 
@@ -100,7 +100,7 @@ pub(super) fn run(args: &Args) -> Result<(), NetioError> {
     netio.publish_at(socket, &site.host, site.port)?;
     // Nobody else knows the address yet.
     let (address, _) = place::listens(&mut netio, socket.into(), &site)?;
-    let interrupt = Interrupt::new(&netio)?;
+    let interrupt = interrupt_of(&netio)?;
     let start = || Subscriber::start(args, &address.to_string());
     let mut subscribers = (0..args.subscribers).map(|_| start()).collect::<Result<Vec<_>, _>>()?;
     let mut audience = Audience::default();
@@ -156,7 +156,8 @@ pub(super) fn run(args: &Args) -> Result<(), NetioError> {
         gigabytes_per_second: bytes as f64 / seconds / 1e9,
     };
     report.print(args.link.json)?;
-    interrupted.and(audience.check())
+    interrupted?;
+    audience.check()
 }
 
 /// Waits until all have subscribed.

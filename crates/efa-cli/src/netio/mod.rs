@@ -8,7 +8,6 @@
 //! * `place`: where the other side is, and the device to reach it
 //! * `input`, `output`: files as messages, and messages into files
 //! * `totals`, `statistics`: what a run has done, and what became of the messages of each subscriber
-//! * `interrupt`: signals that end a run
 //! * `publish`, `subscribe`, `send`, `receive`, `bench`: a command each
 //!
 //! A side that has given everything ends its connections in order, which tells the other side that there is no more.
@@ -16,7 +15,6 @@
 
 mod bench;
 mod input;
-mod interrupt;
 mod output;
 mod place;
 mod publish;
@@ -32,10 +30,10 @@ use std::process::ExitStatus;
 
 use clap::Subcommand;
 use efa::{ConnectError, OperationError, Shortage};
-use efa_netio::{ClosedReason, NoThread, RefusedReason, SendError, SocketError, Tag};
-use signal_hook::low_level;
+use efa_netio::{ClosedReason, Netio, NoThread, RefusedReason, SendError, SocketError, Tag};
 
 use self::place::Site;
+use crate::interrupt::{CatchError, Interrupt, Interrupted};
 
 /// Arguments of `efa netio`.
 #[derive(Debug, clap::Args)]
@@ -115,14 +113,11 @@ pub(crate) enum NetioError {
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
     /// Signals can't be caught.
-    #[error("cannot catch signals")]
-    Signals(#[source] io::Error),
+    #[error(transparent)]
+    Signals(#[from] CatchError),
     /// A signal came before the end of the input.
-    #[error("interrupted by {}", low_level::signal_name(*signal).unwrap_or("a signal"))]
-    Interrupted {
-        /// Its number.
-        signal: i32,
-    },
+    #[error(transparent)]
+    Interrupted(#[from] Interrupted),
 
     /// The name of a host can't be resolved.
     #[error("cannot resolve {site}")]
@@ -264,8 +259,7 @@ impl NetioError {
             | Self::TooFew { .. }
             | Self::SubscriberFailed { .. }
             | Self::SubscribersLate { .. } => 4,
-            // As a shell has it.
-            Self::Interrupted { signal } => u8::try_from(128 + signal).unwrap_or(u8::MAX),
+            Self::Interrupted(interrupted) => interrupted.code(),
         }
     }
 }
@@ -281,6 +275,12 @@ impl Args {
             Command::Bench(args) => args.conflict(),
         }
     }
+}
+
+/// From now on signals wake the context.
+fn interrupt_of(netio: &Netio) -> Result<Interrupt, CatchError> {
+    let signal = netio.signal();
+    Interrupt::catch(move || signal.raise())
 }
 
 /// Runs the command.

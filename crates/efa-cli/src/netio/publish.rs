@@ -8,12 +8,12 @@ use efa_netio::{
     Slow, Tag, Wait, WhenFull,
 };
 
-use super::NetioError;
 use super::input::{Feed, InputArgs, Next, Repeat};
-use super::interrupt::Interrupt;
 use super::place::{self, LinkArgs, Side, Site};
 use super::statistics::Statistics;
 use super::totals::{Counter, PublisherTotals};
+use super::{NetioError, interrupt_of};
+use crate::interrupt::Interrupt;
 
 /// Arguments of `efa netio publish`.
 #[derive(Debug, clap::Args)]
@@ -103,7 +103,7 @@ pub(super) fn run(args: &Args) -> Result<(), NetioError> {
     let socket = netio.publish_socket(feed.pool(), options)?;
     netio.publish_at(socket, &args.site.host, args.site.port)?;
     let (address, early) = place::listens(&mut netio, socket.into(), &args.site)?;
-    let interrupt = Interrupt::new(&netio)?;
+    let interrupt = interrupt_of(&netio)?;
     place::announce(address);
     let (counter, audience) = (Counter::new(feed.whole()), Audience::default());
     let every = args.statistics;

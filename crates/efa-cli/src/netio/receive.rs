@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use efa_netio::{ClosedReason, Event, ListenOptions, Netio, Wait};
 
-use super::NetioError;
-use super::interrupt::Interrupt;
 use super::output::{Format, Sink};
 use super::place::{self, LinkArgs, Side, Site};
 use super::subscribe::ReceivingArgs;
 use super::totals::Counter;
+use super::{NetioError, interrupt_of};
+use crate::interrupt::Interrupt;
 
 /// Arguments of `efa netio receive`.
 #[derive(Debug, clap::Args)]
@@ -53,7 +53,7 @@ pub(super) fn run(args: &Args) -> Result<(), NetioError> {
     let socket = netio.listen_socket(ListenOptions::default().buffers(buffers).connections(1));
     netio.listen(socket, &args.site.host, args.site.port)?;
     let (address, early) = place::listens(&mut netio, socket.into(), &args.site)?;
-    let interrupt = Interrupt::new(&netio)?;
+    let interrupt = interrupt_of(&netio)?;
     place::announce(address);
     let mut counter = Counter::new(None);
     if sink.is_stdout() {

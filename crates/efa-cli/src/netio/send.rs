@@ -6,12 +6,12 @@ use efa_netio::{
     ClosedReason, Completion, Event, Message, Netio, SendOptions, SendSocket, Sent, Wait,
 };
 
-use super::NetioError;
 use super::input::{Feed, InputArgs, Next, Repeat};
-use super::interrupt::Interrupt;
 use super::place::{self, LinkArgs, Side, Site};
 use super::subscribe::Attempts;
 use super::totals::Counter;
+use super::{NetioError, interrupt_of};
+use crate::interrupt::Interrupt;
 
 /// Arguments of `efa netio send`.
 #[derive(Debug, clap::Args)]
@@ -52,7 +52,7 @@ pub(super) fn run(args: &Args) -> Result<(), NetioError> {
     let feed = args.input.open(&netio, Repeat::Times(1))?;
     let socket = netio.send_socket(SendOptions::default().completion(Completion::Delivered));
     netio.connect(socket, &args.site.host, args.site.port)?;
-    let interrupt = Interrupt::new(&netio)?;
+    let interrupt = interrupt_of(&netio)?;
     let counter = Counter::new(feed.whole());
     let attempts = Attempts::new(args.retry);
     let (is_connected, lost) = (false, 0);

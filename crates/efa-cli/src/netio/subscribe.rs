@@ -8,11 +8,11 @@ use efa_netio::{
     Wait,
 };
 
-use super::NetioError;
-use super::interrupt::Interrupt;
 use super::output::{Format, Sink};
 use super::place::{self, LinkArgs, Side, Site};
 use super::totals::Counter;
+use super::{NetioError, interrupt_of};
+use crate::interrupt::Interrupt;
 
 /// Pause before a refused connection is tried again.
 pub(super) const PAUSE: Duration = Duration::from_millis(20);
@@ -125,7 +125,7 @@ pub(super) fn run(args: &Args) -> Result<(), NetioError> {
     for tag in &args.tags {
         netio.subscribe(socket, *tag)?;
     }
-    let interrupt = Interrupt::new(&netio)?;
+    let interrupt = interrupt_of(&netio)?;
     let attempts = Attempts::new(args.retry);
     let mut counter = Counter::new(None);
     if sink.is_stdout() {

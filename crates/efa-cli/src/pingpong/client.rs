@@ -19,19 +19,22 @@ use super::plan::{Direction, Mode, Step};
 use super::report::{Row, readable_size};
 use super::session::{RunError, Session, Turn, mapped_buffer};
 
-/// Runs the whole plan.
-pub(crate) fn run(session: &mut Session<'_>, progress: &ProgressBar) -> Result<Vec<Row>, RunError> {
-    let steps = session.plan.steps.clone();
-    let mut rows = Vec::with_capacity(steps.len());
-    for (index, step) in (0..).zip(steps) {
+/// Runs the whole plan; adds a row for each size that is finished.
+pub(crate) fn run(
+    session: &mut Session<'_>,
+    progress: &ProgressBar,
+    rows: &mut Vec<Row>,
+) -> Result<(), RunError> {
+    for (index, step) in (0..).zip(session.plan.steps.clone()) {
         progress.set_message(readable_size(step.size));
         rows.push(match session.plan.mode {
             Mode::Latency => round_trips(session, index, step)?,
             Mode::Bandwidth => stream(session, index, step)?,
         });
         progress.inc(1);
+        tracing::info!(size = step.size, "a size is finished");
     }
-    Ok(rows)
+    Ok(())
 }
 
 fn round_trips(session: &mut Session<'_>, step: u64, sizes: Step) -> Result<Row, RunError> {

@@ -47,13 +47,14 @@ use self::plan::{MAX_ITERATIONS, MAX_WINDOW, Mode, Plan, PlanError, Step};
 use self::process::{ProcessError, ServerProcess};
 pub(crate) use self::report::readable_size;
 use self::run::Measured;
-use self::session::RunError;
+use self::session::{Problem, RunError};
 use self::sizes::Sizes;
 pub(crate) use self::sizes::size;
 use crate::child::option;
 use crate::device::{
     CaptureArgs, CaptureFile, DeviceArgs, Kind, PropertyArgs, SoftLink, TcpHost, host_address,
 };
+use crate::interrupt::{CatchError, Interrupted};
 use crate::output;
 
 /// Default of `--warmup`.
@@ -80,8 +81,13 @@ From 2.4 on it also sends the space that it leaves before a message: give this s
 With --device verbs the packets go by an interface of this machine, which reaches other hosts: start \
 `efa pingpong --device verbs --listen 0.0.0.0` there and `efa pingpong --device verbs THERE` here.
 
+Ctrl-C or SIGTERM during the measurement ends it: the sizes that are finished are printed, with \
+\"complete\":false in JSON, and the capture is complete up to there. The other side fails.
+
 Sizes are in bytes or with k, M, G; a range doubles from its first size up to its last. Sizes, \
-repetitions and properties of the messages are options of the client.")]
+repetitions and properties of the messages are options of the client.
+
+Exit codes: 0 success, 1 failure, 2 invalid command line, 130 interrupted by Ctrl-C, 143 by SIGTERM.")]
 pub(crate) struct Args {
     /// Connect to a server that was started by hand [default port: 47592]
     #[arg(value_name = "HOST[:PORT]", conflicts_with = "listen", group = "side")]
@@ -220,7 +226,13 @@ pub(crate) enum PingpongError {
     Process(#[from] ProcessError),
     /// A message failed.
     #[error(transparent)]
-    Run(#[from] RunError),
+    Run(RunError),
+    /// Signals can't be caught.
+    #[error(transparent)]
+    Signals(#[from] CatchError),
+    /// A signal came before the end.
+    #[error(transparent)]
+    Interrupted(#[from] Interrupted),
     /// The capture can't be written.
     #[error("{}: cannot write the capture", file.display())]
     Capture {
@@ -232,6 +244,26 @@ pub(crate) enum PingpongError {
     /// The result can't be written.
     #[error("cannot write the output")]
     Output(#[from] io::Error),
+}
+
+impl From<RunError> for PingpongError {
+    /// A signal has nothing to do with the message.
+    fn from(error: RunError) -> Self {
+        match error.source {
+            Problem::Interrupted(interrupted) => interrupted.into(),
+            _ => Self::Run(error),
+        }
+    }
+}
+
+impl PingpongError {
+    /// The exit code of the process.
+    pub(crate) fn code(&self) -> u8 {
+        match self {
+            Self::Interrupted(interrupted) => interrupted.code(),
+            _ => 1,
+        }
+    }
 }
 
 impl Args {
@@ -396,6 +428,11 @@ fn accept_client(listening: &Listening<'_>, timeout: Duration) -> Result<Channel
 fn with_own_server(args: &Args) -> Result<Measured, PingpongError> {
     let (mut server, stream) = ServerProcess::start(args.for_server())?;
     match run::measure(args, stream) {
+        Ok(measured) if measured.interrupted.is_err() => {
+            // It knows, and its exit status is of no interest.
+            let _ = server.wait(FAILURE_TIMEOUT);
+            Ok(measured)
+        }
         Ok(measured) => {
             let status = server.wait(args.timeout())?;
             let ended_well = status.success().then_some(measured);
@@ -441,9 +478,11 @@ fn announce(args: &Args, address: SocketAddr) -> io::Result<()> {
     out.flush()
 }
 
-/// Prints the result, and then fails if the capture is incomplete.
-fn print(args: &Args, Measured { report, captured }: Measured) -> Result<(), PingpongError> {
+/// Prints the result, and then fails if the capture is incomplete or the run was interrupted.
+fn print(args: &Args, measured: Measured) -> Result<(), PingpongError> {
+    let Measured { report, captured, interrupted } = measured;
     let text = if args.json { report.json() } else { report.table() };
     output::tolerate_closed(writeln!(io::stdout(), "{text}"))?;
-    captured
+    captured?;
+    Ok(interrupted?)
 }

@@ -21,6 +21,8 @@ pub(crate) struct Report {
     cq_data: bool,
     check: bool,
     warmup: u64,
+    /// Whether there are results for all sizes.
+    complete: bool,
     results: Vec<Row>,
 }
 
@@ -101,7 +103,8 @@ impl Row {
 impl Report {
     pub(crate) fn new(device: String, plan: &Plan, results: Vec<Row>) -> Self {
         let Plan { mode, tagged, cq_data, check, warmup, .. } = *plan;
-        Self { version: VERSION, mode, device, tagged, cq_data, check, warmup, results }
+        let complete = results.len() >= plan.steps.len();
+        Self { version: VERSION, mode, device, tagged, cq_data, check, warmup, complete, results }
     }
 
     /// One JSON object in one line.

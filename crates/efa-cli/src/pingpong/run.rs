@@ -12,16 +12,19 @@ use super::report::Report;
 use super::session::{Early, Problem, RunError, Session};
 use super::{Args, FAILURE_TIMEOUT, PingpongError, client, server};
 use crate::device::{CaptureFile, Objects};
+use crate::interrupt::{Interrupt, Interrupted};
 
 /// How long to deliver queued packets at the end of a run.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Capacity of the completion queue: a window of receives and of sends, and the replies.
 const CAPACITY: usize = 2 * MAX_WINDOW as usize + 4;
 
-/// What a client has measured. An incomplete capture is a failure, and leaves the report valid.
+/// What a client has measured. An incomplete capture is a failure, and leaves the report valid; so is a signal, which leaves
+/// it with the sizes that were finished.
 pub(super) struct Measured {
     pub(super) report: Report,
     pub(super) captured: Result<(), PingpongError>,
+    pub(super) interrupted: Result<(), Interrupted>,
 }
 
 /// The client: plans, runs and measures.
@@ -46,14 +49,22 @@ fn as_client(args: &Args, channel: &mut Channel) -> Result<Measured, PingpongErr
     channel.send(&Message::Start { plan: plan.clone(), address })?;
     let theirs = channel.receive_ready()?;
     let mut session = session(objects, &theirs, channel, plan, &device)?;
+    session.interrupt = Interrupt::catch(|| {})?;
     let progress = progress_bar(session.plan.steps.len());
-    let rows = client::run(&mut session, &progress);
+    let mut rows = Vec::new();
+    let result = client::run(&mut session, &progress, &mut rows);
     progress.finish_and_clear();
-    let rows = rows?;
-    session.channel.send(&Message::Done)?;
-    session.receive_done()?;
+    let interrupted = interruption(result)?;
+    match &interrupted {
+        Ok(()) => {
+            session.channel.send(&Message::Done)?;
+            session.receive_done()?;
+        }
+        Err(interrupted) => fail(session.channel, interrupted.to_string()),
+    }
     let report = Report::new(attributes.name, &session.plan, rows);
-    Ok(Measured { report, captured: device.close(session.endpoint) })
+    let captured = device.close(session.endpoint, interrupted);
+    Ok(Measured { report, captured, interrupted })
 }
 
 fn as_server(args: &Args, channel: &mut Channel) -> Result<(), PingpongError> {
@@ -64,11 +75,36 @@ fn as_server(args: &Args, channel: &mut Channel) -> Result<(), PingpongError> {
     let address = objects.endpoint.address().to_string();
     let mut session = session(objects, &theirs, channel, plan, &device)?;
     session.channel.send(&Message::Ready { address })?;
+    // A signal ends the process that a client started: the client tells how.
+    if !args.serve_inherited {
+        session.interrupt = Interrupt::catch(|| {})?;
+    }
     tracing::info!("the run begins");
-    server::run(&mut session)?;
-    session.receive_done()?;
-    session.channel.send(&Message::Done)?;
-    device.close(session.endpoint)
+    let interrupted = interruption(server::run(&mut session))?;
+    if interrupted.is_ok() {
+        session.receive_done()?;
+        session.channel.send(&Message::Done)?;
+    }
+    device.close(session.endpoint, interrupted)?;
+    Ok(interrupted?)
+}
+
+/// Tells a signal that has ended a run from its failure.
+pub(super) fn interruption(
+    result: Result<(), impl Into<PingpongError>>,
+) -> Result<Result<(), Interrupted>, PingpongError> {
+    match result.map_err(Into::into) {
+        Ok(()) => Ok(Ok(())),
+        Err(PingpongError::Interrupted(interrupted)) => Ok(Err(interrupted)),
+        Err(error) => Err(error),
+    }
+}
+
+/// Tells the other side why this one has failed.
+fn fail(channel: &mut Channel, reason: String) {
+    if let Err(error) = channel.send(&Message::Failed { reason }) {
+        tracing::debug!(%error, "the failure can't be sent to the other side");
+    }
 }
 
 /// Ends a run: reports a failure to the other side, or returns the other side's failure if that is the cause.
@@ -91,10 +127,7 @@ pub(super) fn conclude<T>(
     {
         return Err(cause.into());
     }
-    let reason = describe(&error);
-    if let Err(send_error) = channel.send(&Message::Failed { reason }) {
-        tracing::debug!(%send_error, "the failure can't be sent to the other side");
-    }
+    fail(channel, describe(&error));
     Err(error)
 }
 
@@ -130,10 +163,19 @@ impl<'a> Device<'a> {
         self.capture.clone().unwrap_or_default()
     }
 
-    /// Closes the endpoint, and ends the capture.
-    pub(super) fn close(self, endpoint: Endpoint) -> Result<(), PingpongError> {
-        if let Err(error) = endpoint.close(CLOSE_TIMEOUT) {
-            tracing::warn!(%error, "the endpoint is closed too early");
+    /// Closes the endpoint, and ends the capture. After an interruption nobody waits for what is under way.
+    pub(super) fn close(
+        self,
+        endpoint: Endpoint,
+        interrupted: Result<(), Interrupted>,
+    ) -> Result<(), PingpongError> {
+        match interrupted {
+            Err(_) => drop(endpoint.close(Duration::ZERO)),
+            Ok(()) => {
+                if let Err(error) = endpoint.close(CLOSE_TIMEOUT) {
+                    tracing::warn!(%error, "the endpoint is closed too early");
+                }
+            }
         }
         match (&self.capture, &self.args.capture.file) {
             (Some(capture), Some(file)) => capture
@@ -156,8 +198,8 @@ fn session<'a>(
     let theirs: Address = theirs.parse()?;
     let peer = insert(&addresses, link, theirs, &endpoint)?;
     let (timeout, early) = (device.args.timeout(), Early::default());
-    let capture = device.capture();
-    Ok(Session { endpoint, queue, peer, channel, plan, capture, timeout, early })
+    let (capture, interrupt) = (device.capture(), Interrupt::default());
+    Ok(Session { endpoint, queue, peer, channel, plan, capture, interrupt, timeout, early })
 }
 
 /// Inserts the other side's endpoint into the address vector.

@@ -19,6 +19,7 @@ use super::pattern::{Mismatch, Pattern};
 use super::plan::{Direction, Plan};
 use super::report::readable_size;
 use crate::device::CaptureFile;
+use crate::interrupt::{Interrupt, Interrupted};
 
 /// Polls of the completion queue between two yields of the processor.
 pub(super) const SPINS: u32 = 16;
@@ -88,6 +89,9 @@ pub(crate) enum Problem {
         /// The time waited.
         waited: Duration,
     },
+    /// A signal came.
+    #[error(transparent)]
+    Interrupted(#[from] Interrupted),
     /// The peer closed the control channel or failed.
     #[error(transparent)]
     Control(#[from] ControlError),
@@ -163,6 +167,8 @@ pub(crate) struct Session<'a> {
     pub(crate) plan: Plan,
     /// The capture of the packets, which is flushed while nothing completes.
     pub(crate) capture: CaptureFile,
+    /// Signals that end the run.
+    pub(crate) interrupt: Interrupt,
     /// Longest wait without a completion.
     pub(crate) timeout: Duration,
     /// Completions that no wait has returned yet.
@@ -272,6 +278,7 @@ impl Session<'_> {
 
     /// Waits for one completion, and adds it to its queue.
     fn wait(&mut self) -> Result<(), Problem> {
+        self.interrupt.take()?;
         let mut spins = 0;
         let mut idle = None;
         let completion = loop {
@@ -313,7 +320,8 @@ impl Idle {
             return Ok(());
         }
         self.checked = now;
-        let _ = session.capture.flush();
+        session.interrupt.take()?;
+        session.capture.flush();
         session.channel.check()?;
         if now - self.begin > session.timeout {
             return Err(Problem::Stalled { waited: session.timeout });
@@ -362,6 +370,7 @@ mod tests {
                 channel,
                 plan,
                 capture: CaptureFile::default(),
+                interrupt: Interrupt::default(),
                 timeout: TIMEOUT,
                 early: Early::default(),
             }
@@ -414,7 +423,9 @@ mod tests {
         let _other = opened.join().unwrap();
         let (plan, early) = (plan(true, false), Early::default());
         let timeout = 2 * CHECK;
-        let mut session = Session { endpoint, queue, peer, channel, plan, capture, timeout, early };
+        let interrupt = Interrupt::default();
+        let mut session =
+            Session { endpoint, queue, peer, channel, plan, capture, interrupt, timeout, early };
         session.send(TURN, vec![1; 100]).unwrap();
         let error = session.received(TURN).unwrap_err().source;
         assert!(matches!(error, Problem::Stalled { .. }), "{error}");
@@ -433,7 +444,9 @@ mod tests {
         let (channel, plan) = (&mut channel, plan(true, false));
         let (timeout, early) = (TIMEOUT, Early::default());
         let capture = CaptureFile::default();
-        let mut session = Session { endpoint, queue, peer, channel, plan, capture, timeout, early };
+        let interrupt = Interrupt::default();
+        let mut session =
+            Session { endpoint, queue, peer, channel, plan, capture, interrupt, timeout, early };
         drop(opened.join().unwrap());
         let error = session.received(TURN).unwrap_err().source;
         assert!(matches!(error, Problem::Control(ControlError::Closed)), "{error}");

@@ -26,10 +26,11 @@ use super::client::Subprotocols;
 use super::control::Stream;
 use super::plan::{Direction, Step};
 use super::report::{Report, Row, readable_size};
-use super::run::{Device, Measured, insert, progress_bar};
+use super::run::{Device, Measured, insert, interruption, progress_bar};
 use super::session::{RunError, Turn};
 use super::{Args, PingpongError};
 use crate::device::Objects;
+use crate::interrupt::Interrupt;
 
 /// Capacity of the completion queue: a send and a receive, and some more.
 const CAPACITY: usize = 16;
@@ -46,13 +47,18 @@ pub(super) fn measure(args: &Args, stream: Stream) -> Result<Measured, PingpongE
     let (capture, timeout) = (device.capture(), args.timeout());
     let mut session = Session::new(endpoint, queue, peer, control, plan, capture, timeout)?;
     session.control.send_name(ours)?;
+    session.interrupt = Interrupt::catch(|| {})?;
     let progress = progress_bar(session.plan.steps.len());
-    let rows = ask(&mut session, &progress);
+    let mut rows = Vec::new();
+    let result = ask(&mut session, &progress, &mut rows);
     progress.finish_and_clear();
-    let rows = rows?;
-    session.exchange_fin(Direction::ToServer)?;
+    let interrupted = interruption(result)?;
+    if interrupted.is_ok() {
+        session.exchange_fin(Direction::ToServer)?;
+    }
     let report = Report::new(device.domain.attributes().name, &session.plan, rows);
-    Ok(Measured { report, captured: device.close(session.endpoint) })
+    let captured = device.close(session.endpoint, interrupted);
+    Ok(Measured { report, captured, interrupted })
 }
 
 /// The client's control protocol in a run of one size, without its messages.
@@ -86,14 +92,21 @@ pub(super) fn serve(args: &Args, stream: Stream) -> Result<(), PingpongError> {
     let plan = (args.fi_plan(), args.fi_prefix);
     let (capture, timeout) = (device.capture(), args.timeout());
     let mut session = Session::new(endpoint, queue, peer, control, plan, capture, timeout)?;
+    session.interrupt = Interrupt::catch(|| {})?;
     tracing::info!("the run begins");
-    answer(&mut session)?;
-    session.exchange_fin(Direction::ToClient)?;
-    device.close(session.endpoint)
+    let interrupted = interruption(answer(&mut session))?;
+    if interrupted.is_ok() {
+        session.exchange_fin(Direction::ToClient)?;
+    }
+    device.close(session.endpoint, interrupted)?;
+    Ok(interrupted?)
 }
 
-fn ask(session: &mut Session, progress: &ProgressBar) -> Result<Vec<Row>, PingpongError> {
-    let mut rows = Vec::new();
+fn ask(
+    session: &mut Session,
+    progress: &ProgressBar,
+    rows: &mut Vec<Row>,
+) -> Result<(), PingpongError> {
     for (step, sizes) in (0..).zip(session.plan.steps.clone()) {
         let Step { size, iterations, .. } = sizes;
         progress.set_message(readable_size(size));
@@ -102,7 +115,7 @@ fn ask(session: &mut Session, progress: &ProgressBar) -> Result<Vec<Row>, Pingpo
         session.control_step(|control, idle| control.send_count(iterations, idle))?;
         progress.inc(1);
     }
-    Ok(rows)
+    Ok(())
 }
 
 fn round_trips(session: &mut Session, step: u64, sizes: Step) -> Result<Row, RunError> {

@@ -11,6 +11,7 @@ use super::super::session::{CHECK, Problem, RunError, SPINS, Turn};
 use super::control::{FiControl, FiControlError};
 use super::data;
 use crate::device::CaptureFile;
+use crate::interrupt::Interrupt;
 
 /// How long to wait for messages of a peer that has closed the control channel: it closes at its end, when its
 /// last message may not have arrived yet.
@@ -27,6 +28,8 @@ pub(super) struct Session {
     prefix: usize,
     /// The capture of the packets, which is flushed while nothing completes.
     capture: CaptureFile,
+    /// Signals that end the run.
+    pub(super) interrupt: Interrupt,
     /// Longest wait without a completion.
     timeout: Duration,
     /// Number of messages written, and received, so far.
@@ -83,6 +86,7 @@ impl Session {
             plan,
             prefix,
             capture,
+            interrupt: Interrupt::default(),
             timeout,
             filled,
             received,
@@ -200,6 +204,7 @@ impl Session {
 
     /// Waits for one completion, and adds it to its queue.
     fn wait(&mut self) -> Result<(), Problem> {
+        self.interrupt.take()?;
         let begin = Instant::now();
         let (mut spins, mut looked, mut gone) = (0_u32, begin, None);
         while !self.early.read(&self.queue) {
@@ -213,7 +218,8 @@ impl Session {
                 continue;
             }
             looked = now;
-            let _ = self.capture.flush();
+            self.interrupt.take()?;
+            self.capture.flush();
             if gone.is_none() && self.control.is_closed()? {
                 gone = Some(now);
             }
