@@ -24,6 +24,7 @@ mod statistics;
 mod subscribe;
 mod totals;
 
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitStatus;
@@ -159,15 +160,15 @@ pub(crate) enum NetioError {
     },
 
     /// A connection has ended before the end of the messages.
-    #[error("lost the {peer}: {reason}")]
+    #[error("lost the {peer}: {reason}{}", remedy(reason, *peer))]
     PeerLost {
         /// Who was lost.
-        peer: &'static str,
+        peer: Peer,
         /// Why.
         reason: ClosedReason,
     },
     /// Some who had subscribed didn't get everything.
-    #[error("lost {messages} messages and {subscribers} subscribers{}", because(last.as_ref()))]
+    #[error("lost {}{}", both(*messages, *subscribers), because(last.as_ref()))]
     Lost {
         /// Messages that didn't arrive, each at one subscriber.
         messages: u64,
@@ -221,7 +222,53 @@ fn is_scarcity(error: &io::Error) -> bool {
 }
 
 fn because(reason: Option<&ClosedReason>) -> String {
-    reason.map_or_else(String::new, |reason| format!(" ({reason})"))
+    let because = |reason| format!(" ({reason}){}", remedy(reason, Peer::Subscriber));
+    reason.map_or_else(String::new, because)
+}
+
+/// The other side of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Peer {
+    Publisher,
+    Subscriber,
+    Sender,
+    Receiver,
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Publisher => "publisher",
+            Self::Subscriber => "subscriber",
+            Self::Sender => "sender",
+            Self::Receiver => "receiver",
+        })
+    }
+}
+
+/// What to do about the end of a connection.
+fn remedy(reason: &ClosedReason, peer: Peer) -> String {
+    let ClosedReason::TooLong { length, capacity: capacity @ 1.., .. } = reason else {
+        return String::new();
+    };
+    let (receiving, sending) = match peer {
+        Peer::Publisher | Peer::Subscriber => ("subscribe", "publish"),
+        Peer::Sender | Peer::Receiver => ("receive", "send"),
+    };
+    format!(
+        ": use `{receiving} --message-size {length}` or more, or `{sending} --message-size {capacity}` or less"
+    )
+}
+
+/// `2 messages and 1 subscriber`, without what there is none of.
+fn both(messages: u64, subscribers: u64) -> String {
+    let count = |count, what| match count {
+        0 => None,
+        1 => Some(format!("1 {what}")),
+        count => Some(format!("{count} {what}s")),
+    };
+    let counts = [count(messages, "message"), count(subscribers, "subscriber")];
+    counts.into_iter().flatten().collect::<Vec<_>>().join(" and ")
 }
 
 impl NetioError {
@@ -333,7 +380,24 @@ mod tests {
         let lost =
             NetioError::Lost { messages: 2, subscribers: 1, last: Some(ClosedReason::PeerGone) };
         assert_eq!(lost.code(), 4);
-        let text = "lost 2 messages and 1 subscribers (the other side is gone)";
+        let text = "lost 2 messages and 1 subscriber (the other side is gone)";
         assert_eq!(lost.to_string(), text);
+        let subscriber = NetioError::Lost { messages: 0, subscribers: 2, last: None };
+        assert_eq!(subscriber.to_string(), "lost 2 subscribers");
+        let message = NetioError::Lost { messages: 1, subscribers: 0, last: None };
+        assert_eq!(message.to_string(), "lost 1 message");
+    }
+
+    #[test]
+    fn message_that_is_too_long_for_its_buffer_is_told_with_both_remedies() {
+        let told = |peer| {
+            let reason = ClosedReason::TooLong { length: 2048, capacity: 1024, lost: None };
+            NetioError::PeerLost { peer, reason }.to_string()
+        };
+        let text = "a message of 2048 bytes for a buffer of 1024 bytes: use `subscribe --message-size 2048` or more, or \
+                    `publish --message-size 1024` or less";
+        assert_eq!(told(Peer::Publisher), format!("lost the publisher: {text}"));
+        let other = text.replace("subscribe", "receive").replace("publish", "send");
+        assert_eq!(told(Peer::Sender), format!("lost the sender: {other}"));
     }
 }

@@ -8,7 +8,7 @@ use super::output::{Format, Sink};
 use super::place::{self, LinkArgs, Side, Site};
 use super::subscribe::ReceivingArgs;
 use super::totals::Counter;
-use super::{NetioError, interrupt_of};
+use super::{NetioError, Peer, interrupt_of};
 use crate::interrupt::Interrupt;
 
 /// Arguments of `efa netio receive`.
@@ -102,7 +102,7 @@ fn receive_all(
             }
             Some(Event::Closed { reason: ClosedReason::DisconnectedByPeer, .. }) => return Ok(()),
             Some(Event::Closed { reason, .. }) => {
-                return Err(NetioError::PeerLost { peer: "sender", reason });
+                return Err(NetioError::PeerLost { peer: Peer::Sender, reason });
             }
             _ => {}
         }

@@ -10,7 +10,7 @@ use super::input::{Feed, InputArgs, Next, Repeat};
 use super::place::{self, LinkArgs, Side, Site};
 use super::subscribe::Attempts;
 use super::totals::Counter;
-use super::{NetioError, interrupt_of};
+use super::{NetioError, Peer, interrupt_of};
 use crate::interrupt::Interrupt;
 
 /// Arguments of `efa netio send`.
@@ -131,7 +131,7 @@ impl Run<'_> {
                         (ClosedReason::Disconnected, Some(error)) => {
                             Err(NetioError::NotSent(error))
                         }
-                        (reason, _) => Err(NetioError::PeerLost { peer: "receiver", reason }),
+                        (reason, _) => Err(NetioError::PeerLost { peer: Peer::Receiver, reason }),
                     };
                 }
                 _ => {}

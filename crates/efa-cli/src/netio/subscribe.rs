@@ -11,7 +11,7 @@ use efa_netio::{
 use super::output::{Format, Sink};
 use super::place::{self, LinkArgs, Side, Site};
 use super::totals::Counter;
-use super::{NetioError, interrupt_of};
+use super::{NetioError, Peer, interrupt_of};
 use crate::interrupt::Interrupt;
 
 /// Pause before a refused connection is tried again.
@@ -206,7 +206,7 @@ impl Run<'_> {
             (ClosedReason::DisconnectedByPeer, Some(wanted)) => {
                 Err(NetioError::TooFew { received, wanted })
             }
-            (reason, _) => Err(NetioError::PeerLost { peer: "publisher", reason }),
+            (reason, _) => Err(NetioError::PeerLost { peer: Peer::Publisher, reason }),
         }
     }
 }
