@@ -513,8 +513,8 @@ fn killed_receiver_or_sender_is_a_loss_of_the_other() {
 fn message_longer_than_the_buffer_is_a_loss_of_both_sides() {
     let files = Files::new("long", 30_000);
     let file = files.text("file");
-    let (publisher, at) =
-        listening(&mut netio(&format!("publish {ANY} --tag 1 --message-size 2000 {file}")));
+    let publish = format!("publish {ANY} --tag 1 --message-size 2000 --statistics {file}");
+    let (publisher, at) = listening(&mut netio(&publish));
     let subscribe = format!("subscribe {at} --tag 1 --discard --message-size 1000");
     let problem = "a message of 2000 bytes for a buffer of 1000 bytes";
     let remedies =
@@ -523,8 +523,16 @@ fn message_longer_than_the_buffer_is_a_loss_of_both_sides() {
     assert!(said.contains(&format!("{problem}: {remedies}")), "{said}");
     let said = failed(publisher.finish(), 4);
     assert!(said.contains(&format!("({problem}): {remedies}")), "{said}");
-    // Receipts come also for messages that are dropped behind it.
-    assert!(said.contains(" at least ") && said.contains("; at most "), "{said}");
+    // Receipts come also for messages that are dropped behind it. What the subscriber tells is exact.
+    assert!(!said.contains(" at least ") && !said.contains("; at most "), "{said}");
+    let number = |after: &str, before: &str| -> u64 {
+        let (_, rest) = said.split_once(after).unwrap_or_else(|| panic!("{after}: {said}"));
+        let (number, _) = rest.split_once(before).unwrap_or_else(|| panic!("{before}: {said}"));
+        number.parse().unwrap_or_else(|error| panic!("{number}: {error}: {said}"))
+    };
+    let lost = number(" s, ", " lost; 0 deliveries to 1 subscribers (1 lost)");
+    assert_eq!(number(" 0 delivered, ", " lost, 0 queued"), lost, "{said}");
+    assert!(lost > 0 && number("error: lost ", " message") == lost, "{said}");
     let (receiver, at) = listening(&mut netio(&format!("receive {ANY} --message-size 1000")));
     let sender = start(&format!("send {at} --message-size 2000 {file}"));
     let said = failed(sender.finish(), 4);

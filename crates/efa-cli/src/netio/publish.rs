@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::builder::RangedU64ValueParser;
 use efa_netio::{
     ClosedReason, Completion, Event, Message, Netio, PublishOptions, PublishSocket, Published,
-    Slow, Tag, Wait, WhenFull,
+    Slow, SubscriberCounts, Tag, Wait, WhenFull,
 };
 
 use super::input::{Feed, InputArgs, Next, Repeat};
@@ -20,9 +20,9 @@ use crate::interrupt::Interrupt;
 #[command(after_help = "\
 Where it listens is said on standard error; with port 0 the system chooses one. When all subscribers have \
 everything, their connections are ended, and so are they, with success. A message is counted as delivered when it is \
-in the subscriber's buffer. After one that is too long for that, those behind it count too if they reached the \
-subscriber, which drops them; the totals then say \"at most\", and \"exact\":false in JSON. The numbers of \
---statistics don't count them as delivered, if the subscriber tells how many it got. With --json its lines are objects with a list \"statistics\".
+in the subscriber's buffer. Behind one that is too long for that, the subscriber drops those that reach it, and tells how \
+many it got. The totals say \"at most\", and \"exact\":false in JSON, if one of another version doesn't tell. With --json \
+the lines of --statistics are objects with a list \"statistics\".
 
 Ctrl-C or SIGTERM ends it with its totals. Messages under way may be lost then, and subscribers see that it is not the end of \
 the input. With --repeat without N a signal is an end in order: what is under way still arrives, and the exit code is 0.
@@ -135,8 +135,34 @@ pub(super) struct Audience {
     here: u64,
     messages_lost: u64,
     last_lost: Option<ClosedReason>,
-    /// A message was too long for a subscriber, which dropped those behind it.
-    is_cut_off: bool,
+    /// Messages that were delivered to subscribers that are gone, and lost, by the account of each.
+    accounts: Deliveries,
+    cut_off: CutOff,
+}
+
+/// Messages, each at one subscriber.
+#[derive(Clone, Copy, Default)]
+struct Deliveries {
+    delivered: u64,
+    lost: u64,
+}
+
+impl Deliveries {
+    fn add(&mut self, counts: &SubscriberCounts) {
+        self.delivered += counts.delivered;
+        self.lost += counts.lost;
+    }
+}
+
+/// Whether a message was too long for a subscriber, which dropped those behind it.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum CutOff {
+    #[default]
+    No,
+    /// The subscribers told how many they got, so that the accounts are right. Completions are not.
+    Told,
+    /// One didn't tell.
+    Untold,
 }
 
 impl Audience {
@@ -153,7 +179,13 @@ impl Audience {
                 self.here = self.here.saturating_sub(1);
                 let in_order =
                     matches!(reason, ClosedReason::Disconnected | ClosedReason::DisconnectedByPeer);
-                self.is_cut_off |= matches!(reason, ClosedReason::TooLong { .. });
+                self.accounts.add(&counts);
+                if let ClosedReason::TooLong { lost, .. } = reason {
+                    self.cut_off = match (self.cut_off, lost) {
+                        (CutOff::Untold, _) | (_, None) => CutOff::Untold,
+                        (_, Some(_)) => CutOff::Told,
+                    };
+                }
                 if !in_order {
                     self.totals.subscribers_lost += 1;
                     self.last_lost = Some(reason);
@@ -180,6 +212,15 @@ impl Audience {
         self.messages_lost
     }
 
+    /// What was delivered and lost, as well as it is known in the end; `left` are the subscribers that are not gone.
+    fn settle(&mut self, left: impl Iterator<Item = SubscriberCounts>) {
+        if self.cut_off == CutOff::Told {
+            left.for_each(|counts| self.accounts.add(&counts));
+            (self.totals.served, self.messages_lost) =
+                (self.accounts.delivered, self.accounts.lost);
+        }
+    }
+
     /// Whether something was lost.
     pub(super) fn check(self) -> Result<(), NetioError> {
         match (self.messages_lost, self.totals.subscribers_lost) {
@@ -197,11 +238,12 @@ impl Run<'_> {
         let is_complete = result.is_ok();
         let (netio, socket) = (&self.netio, self.socket);
         let statistics = self.statistics.map(|statistics| statistics.end(netio, socket));
-        let audience = self.audience;
+        let mut audience = self.audience;
+        audience.settle(netio.subscribers(socket));
         let is_whole = audience.messages_lost == 0 && audience.totals.subscribers_lost == 0;
         let mut totals = self.counter.totals(is_complete && is_whole);
         totals.lost = audience.messages_lost;
-        totals.exact = !audience.is_cut_off;
+        totals.exact = audience.cut_off != CutOff::Untold;
         totals.publisher = Some(audience.totals.clone());
         totals.statistics = statistics;
         totals.print(self.args.link.json)?;
