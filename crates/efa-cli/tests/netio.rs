@@ -541,6 +541,26 @@ fn message_longer_than_the_buffer_is_a_loss_of_both_sides() {
 }
 
 #[test]
+fn sender_that_ends_early_says_how_many_messages_it_has_not_sent() {
+    let files = Files::new("unsent", 400_000);
+    let copy = files.text("copy");
+    let (_receiver, at) = listening(&mut netio(&format!("receive {ANY} --output {copy}")));
+    let options = "--message-size 1000 --rate 2 --json";
+    let sender = start(&format!("send {at} {options} {}", files.text("file")));
+    common::until("the first one there", || {
+        std::fs::metadata(&copy).is_ok_and(|data| data.len() > 0)
+    });
+    signal(&sender, Signal::TERM);
+    let outcome = sender.finish();
+    assert_eq!(outcome.code, Some(143), "{outcome:?}");
+    let totals = json(&outcome.stdout);
+    let number = |name: &str| totals[name].as_u64().unwrap();
+    // One may be under way.
+    let under_way = 400 - number("messages") - number("unsent");
+    assert!(under_way <= 1 && number("unsent") >= 300, "{totals}");
+}
+
+#[test]
 fn input_that_cannot_be_read_is_a_failure_and_no_end_of_messages() {
     // Its first page is nothing that a process has.
     let file = "/proc/self/mem";

@@ -113,7 +113,9 @@ impl InputArgs {
                 Repeat::Times(times) => whole.map(|whole| whole.saturating_mul(times)),
                 Repeat::Forever => None,
             },
+            lines: self.lines,
             pace: self.rate.map(Pace::new),
+            given: 0,
             under_way: 0,
             ended: false,
         })
@@ -251,7 +253,10 @@ pub(super) struct Feed {
     free: Sender<usize>,
     filled: Receiver<Filled>,
     whole: Option<u64>,
+    lines: bool,
     pace: Option<Pace>,
+    /// Messages that were given.
+    given: u64,
     under_way: usize,
     ended: bool,
 }
@@ -269,6 +274,16 @@ impl Feed {
     /// Bytes of all, if that is known.
     pub(super) fn whole(&self) -> Option<u64> {
         self.whole
+    }
+
+    /// Messages that were not given, if it is known how many there are: of an input that is at its end, and of a file, read
+    /// once, whose messages are not its lines.
+    pub(super) fn left(&self) -> Option<u64> {
+        let whole = self.whole.filter(|_| !self.lines);
+        match self.ended {
+            true => Some(0),
+            false => Some(whole?.div_ceil(self.size as u64).saturating_sub(self.given)),
+        }
     }
 
     /// No more messages are wanted.
@@ -296,6 +311,7 @@ impl Feed {
                 if let Some(pace) = &mut self.pace {
                     pace.given(Instant::now());
                 }
+                self.given += 1;
                 self.under_way += 1;
                 Ok(Next::Message(Message::of(part).key(place as u64)))
             }

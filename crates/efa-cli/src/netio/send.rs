@@ -9,7 +9,7 @@ use efa_netio::{
 use super::input::{Feed, InputArgs, Next, Repeat};
 use super::place::{self, LinkArgs, Side, Site};
 use super::subscribe::Attempts;
-use super::totals::Counter;
+use super::totals::{Counter, Unsent};
 use super::{NetioError, Peer, interrupt_of};
 use crate::interrupt::Interrupt;
 
@@ -21,6 +21,9 @@ too if they reached the receiver, which drops them; the totals then say \"at mos
 
   efa netio receive 127.0.0.1:7000 --output COPY &
   efa netio send 127.0.0.1:7000 --retry 5 FILE
+
+If it ends early, its totals say how many messages of the input were not sent; of --lines and of an input that is no file \
+that is unknown (\"unsent\":null in JSON) before it was read to its end.
 
 Ctrl-C or SIGTERM ends it with its totals. Messages under way may be lost then, and the receiver sees that it is not the \
 end of the input.
@@ -55,13 +58,24 @@ pub(super) fn run(args: &Args) -> Result<(), NetioError> {
     let interrupt = interrupt_of(&netio)?;
     let counter = Counter::new(feed.whole());
     let attempts = Attempts::new(args.retry);
-    let (is_connected, lost) = (false, 0);
-    let mut run =
-        Run { args, netio, socket, feed, interrupt, counter, attempts, is_connected, lost };
+    let (is_connected, is_held, lost) = (false, false, 0);
+    let mut run = Run {
+        args,
+        netio,
+        socket,
+        feed,
+        interrupt,
+        counter,
+        attempts,
+        is_connected,
+        is_held,
+        lost,
+    };
     let result = run.send_all();
     if !matches!(result, Err(NetioError::Connect { .. })) {
         let mut totals = run.counter.totals(result.is_ok());
         totals.lost = run.lost;
+        totals.unsent = Some(Unsent(run.feed.left().map(|left| left + u64::from(run.is_held))));
         totals.exact = !matches!(
             result,
             Err(NetioError::PeerLost { reason: ClosedReason::TooLong { .. }, .. })
@@ -80,6 +94,8 @@ struct Run<'a> {
     counter: Counter,
     attempts: Attempts,
     is_connected: bool,
+    /// A message of the input waits to be sent.
+    is_held: bool,
     lost: u64,
 }
 
@@ -99,6 +115,7 @@ impl Run<'_> {
                 match next {
                     Next::Message(message) => {
                         held = self.send(message)?;
+                        self.is_held = held.is_some();
                         wait = if held.is_some() { Wait::Forever } else { Wait::No };
                     }
                     Next::Later(left) => wait = Wait::For(left),

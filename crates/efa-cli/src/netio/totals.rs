@@ -20,6 +20,9 @@ pub(super) struct Totals {
     pub(super) seconds: f64,
     /// Messages that didn't arrive, each at one receiver.
     pub(super) lost: u64,
+    /// Messages of the input that were not sent, of a sender.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) unsent: Option<Unsent>,
     /// Whether it is known which messages arrived. After one that was too long for a receiver's buffer, some of those
     /// behind it count as arrived although the receiver dropped them.
     pub(super) exact: bool,
@@ -31,6 +34,10 @@ pub(super) struct Totals {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) statistics: Option<Vec<Row>>,
 }
+
+/// Messages of an input that were not sent. `None` if the input's end was not reached, so that nobody knows how many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Unsent(pub(super) Option<u64>);
 
 /// What only a publisher has.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -111,6 +118,7 @@ impl Counter {
             bytes,
             seconds,
             lost: 0,
+            unsent: None,
             exact: true,
             complete,
             publisher: None,
@@ -133,7 +141,12 @@ impl Totals {
     fn text(&self) -> String {
         let Self { messages, bytes, seconds, lost, exact, .. } = self;
         let (most, least) = if *exact { ("", "") } else { ("at most ", "at least ") };
-        let numbers = format!("{bytes} bytes in {seconds:.3} s, {least}{lost} lost");
+        let unsent = match self.unsent {
+            None | Some(Unsent(Some(0))) => String::new(),
+            Some(Unsent(Some(unsent))) => format!(", {unsent} not sent"),
+            Some(Unsent(None)) => ", the rest of the input not sent".to_owned(),
+        };
+        let numbers = format!("{bytes} bytes in {seconds:.3} s, {least}{lost} lost{unsent}");
         match &self.publisher {
             None => format!("{most}{messages} messages, {numbers}"),
             Some(PublisherTotals { served, unheard, subscribers, subscribers_lost }) => format!(
@@ -156,6 +169,22 @@ mod tests {
         let text = Totals { publisher, ..totals }.text();
         assert!(text.starts_with("0 messages, 0 bytes in 1.000 s, at least 0 lost; "), "{text}");
         assert!(text.contains("; at most 3 deliveries to 2 subscribers"), "{text}");
+    }
+
+    #[test]
+    fn totals_of_a_sender_have_what_was_not_sent() {
+        let totals = |unsent| Totals {
+            unsent: Some(Unsent(unsent)),
+            seconds: 1.0,
+            ..Counter::new(None).totals(false)
+        };
+        let text = "0 messages, 0 bytes in 1.000 s, 0 lost";
+        assert_eq!(totals(Some(0)).text(), text);
+        assert_eq!(totals(Some(7)).text(), format!("{text}, 7 not sent"));
+        assert_eq!(totals(None).text(), format!("{text}, the rest of the input not sent"));
+        let json = |unsent| serde_json::to_value(totals(unsent)).unwrap();
+        assert_eq!(json(Some(7))["unsent"], 7);
+        assert!(json(None)["unsent"].is_null() && json(None).get("unsent").is_some());
     }
 
     #[test]
