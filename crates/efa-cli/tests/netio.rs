@@ -578,6 +578,24 @@ fn input_that_cannot_be_read_is_a_failure_and_no_end_of_messages() {
     assert!(said.starts_with("error: cannot write /nonexistent/file: "), "{said}");
 }
 
+#[test]
+fn messages_that_a_full_disk_does_not_take_are_not_in_the_totals() {
+    let files = Files::new("full", 3000);
+    let file = files.text("file");
+    let is_none = |outcome: Outcome| {
+        let totals = json(&outcome.stdout);
+        assert_eq!((&totals["messages"], &totals["bytes"]), (&0.into(), &0.into()), "{totals}");
+        let said = failed(outcome, 1);
+        assert!(said.contains("error: cannot write /dev/full: No space"), "{said}");
+    };
+    let (receiver, at) = listening(&mut netio(&format!("receive {ANY} --json --output /dev/full")));
+    let _sender = start(&format!("send {at} --message-size 1000 {file}"));
+    is_none(receiver.finish());
+    let (_publisher, at) =
+        listening(&mut netio(&format!("publish {ANY} --tag 1 --message-size 1000 {file}")));
+    is_none(start(&format!("subscribe {at} --tag 1 --json --output /dev/full")).finish());
+}
+
 /// A port of the loopback address at which nobody listens, and the socket that keeps it from others.
 fn refusing_port() -> (OwnedFd, SocketAddr) {
     let socket =

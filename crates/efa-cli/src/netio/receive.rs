@@ -19,7 +19,7 @@ Where it listens is said on standard error; with port 0 the system chooses one. 
   efa netio receive 127.0.0.1:7000 --output COPY &
   efa netio send 127.0.0.1:7000 --retry 5 FILE
 
-Ctrl-C or SIGTERM ends it with its totals.
+Ctrl-C or SIGTERM ends it with its totals. They have the messages that are wholly in the file of --output.
 
 Exit codes: 0 all was received, 1 failure, 2 invalid command line, 3 cannot listen there, 4 the sender was gone before \
 the end, 130 interrupted by Ctrl-C, 143 by SIGTERM.")]
@@ -61,6 +61,7 @@ pub(super) fn run(args: &Args) -> Result<(), NetioError> {
     }
     let result = receive_all(&mut netio, early, &interrupt, &mut sink, &mut counter);
     let result = sink.end(result);
+    counter.remove(sink.unwritten());
     counter.totals(result.is_ok()).print(args.link.json)?;
     result
 }

@@ -29,7 +29,7 @@ messages.
 --hex prints a line for each message: tag, length and bytes. --json prints an object for each, and in the end one with \
 the totals; with --output or --discard that one alone.
 
-Ctrl-C or SIGTERM ends it with its totals.
+Ctrl-C or SIGTERM ends it with its totals. They have the messages that are wholly in the file of --output.
 
 Exit codes: 0 all was received, 1 failure, 2 invalid command line, 3 refused: cannot connect, or too many tags, 4 the \
 publisher was gone before the end, or ended before --count messages, 130 interrupted by Ctrl-C, 143 by SIGTERM.")]
@@ -135,6 +135,7 @@ pub(super) fn run(args: &Args) -> Result<(), NetioError> {
         Run { args, netio, socket, sink, interrupt, counter, attempts, is_leaving: false };
     let received = run.receive_all();
     let result = run.sink.end(received);
+    run.counter.remove(run.sink.unwritten());
     if !matches!(result, Err(NetioError::Connect { .. })) {
         run.counter.totals(result.is_ok()).print(args.link.json)?;
     }

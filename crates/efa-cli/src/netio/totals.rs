@@ -99,6 +99,12 @@ impl Counter {
         self.bar.set_position(self.bytes);
     }
 
+    /// Messages that were added, and their bytes, don't count after all.
+    pub(super) fn remove(&mut self, (messages, bytes): (u64, u64)) {
+        self.messages -= messages;
+        self.bytes -= bytes;
+    }
+
     pub(super) fn messages(&self) -> u64 {
         self.messages
     }
