@@ -403,9 +403,13 @@ impl CaptureFile {
         f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Writes what is still in memory, if it was started: what a process that is killed later leaves. `finish` has the
-    /// error, too.
-    pub(crate) fn flush(&self) -> Result<(), SinkError> {
+    /// Writes what is still in memory, if it was started: what a process that is killed later leaves. An error is one of
+    /// [`finish`](Self::finish).
+    pub(crate) fn flush(&self) {
+        let _ = self.try_flush();
+    }
+
+    fn try_flush(&self) -> Result<(), SinkError> {
         self.with(|capture| capture.as_mut().map_or(Ok(()), Capture::flush))
     }
 
@@ -428,6 +432,6 @@ impl Sink for CaptureFile {
     }
 
     fn flush(&mut self) -> Result<(), SinkError> {
-        Self::flush(self)
+        self.try_flush()
     }
 }

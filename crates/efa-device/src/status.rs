@@ -121,9 +121,7 @@ impl fmt::Display for Status {
             Self::BadStatus => "unexpected response of the remote side",
             Self::UnresponsiveRemote => "the remote side stopped responding",
             Self::UnknownPeer => "the remote side does not know the sender",
-            Self::UnreachableRemote => {
-                "the remote side was never reachable: this device reaches no host with its address"
-            }
+            Self::UnreachableRemote => "the remote side was never reachable",
             Self::FeatureMismatch => "the remote side lacks a feature that the operation needs",
             Self::NotPermitted => {
                 "not permitted to access the memory of the remote process (not dumpable, seccomp, \

@@ -266,7 +266,7 @@ impl Session<'_> {
             let now = Instant::now();
             if now - checked >= CHECK {
                 checked = now;
-                let _ = self.capture.flush();
+                self.capture.flush();
                 self.channel.check()?;
             }
             if now - begin > self.timeout {

@@ -109,7 +109,7 @@ impl Session {
             while early.read(queue) {}
             if flushed.elapsed() >= CHECK {
                 flushed = Instant::now();
-                let _ = capture.flush();
+                capture.flush();
             }
         })
     }
