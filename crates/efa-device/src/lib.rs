@@ -525,6 +525,13 @@ pub trait QueuePair {
         usize::MAX
     }
 
+    /// Whether a datagram to `to` would leave at once. `false`: it would wait in the send queue, behind datagrams whose
+    /// completions make room. Until then it costs no copy to keep what is to be sent. By default none waits.
+    fn has_room(&self, to: Destination) -> bool {
+        let _ = to;
+        true
+    }
+
     /// Queues a datagram of the first [`length`](SendRequest::length) bytes of the packet and, behind them, `rest` bytes
     /// that `fill` writes where the device wants them, before this returns. A packet that comes back without being
     /// delivered has all of these bytes, so that [`post_send`](Self::post_send) can send it, unless it is too short for

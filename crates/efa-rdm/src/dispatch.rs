@@ -91,7 +91,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             // Every subprotocol leaves room for its header.
             Advance::TooLong => self.fail_send(id, OperationError::Device(Status::BadLength)),
             Advance::Revoked => self.give_up_response(id),
-            Advance::More | Advance::Blocked | Advance::Stopped => {}
+            Advance::More | Advance::Blocked | Advance::Crowded | Advance::Stopped => {}
         }
         advance
     }
@@ -158,6 +158,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             match advance {
                 Advance::Done | Advance::Stopped | Advance::TooLong | Advance::Revoked => {}
                 Advance::More => active.backlog.push_back(work),
+                Advance::Crowded => {
+                    active.backlog.push_front(work);
+                    return Advance::Crowded;
+                }
                 Advance::Blocked => {
                     active.backlog.push_front(work);
                     if !active.backoff.is_waiting() {
@@ -287,7 +291,25 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
                 return self.core_mut().schedule.put_back(peer);
             }
             let core = self.core_mut();
-            if let Some(active) = core.peers.active_mut(peer) {
+            let Some(active) = core.peers.active_mut(peer) else { continue };
+            if served == Advance::Crowded {
+                core.schedule.crowd(peer, active);
+            } else {
+                active.scheduled = false;
+                core.schedule.serve_if_due(peer, active);
+            }
+        }
+    }
+
+    /// Has peers served to which packets would have waited in the device's queue.
+    #[cold]
+    pub(crate) fn serve_crowded(&mut self) {
+        let core = self.core_mut();
+        while let Some(peer) = core.schedule.take_crowded() {
+            // It may have ended, and come back, since.
+            if let Some(active) = core.peers.active_mut(peer)
+                && core::mem::take(&mut active.crowded)
+            {
                 active.scheduled = false;
                 core.schedule.serve_if_due(peer, active);
             }

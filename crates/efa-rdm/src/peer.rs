@@ -107,6 +107,8 @@ pub(crate) struct Active<P, B> {
     pub(crate) backlog: Backlog<P, B>,
     /// Whether the peer is queued to be served.
     pub(crate) scheduled: bool,
+    /// Whether it is so as packets to it would wait in the device's queue.
+    pub(crate) crowded: bool,
     /// Sends and writes that wait for the peer's HANDSHAKE, and those that were started behind them.
     pub(crate) held: VecDeque<OpId>,
     /// The queue pair on which the peer receives messages without headers (feature 7).
@@ -140,6 +142,7 @@ impl<P, B> Active<P, B> {
             lacking: false,
             backlog: Backlog::default(),
             scheduled: false,
+            crowded: false,
             held: VecDeque::new(),
             user_queue: None,
             reads_under_way: 0,

@@ -373,8 +373,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         if self.core().now >= self.trim_at {
             self.trim();
         }
-        if self.core().schedule.has_pausing() {
+        if self.core().schedule.has_pausing_or_crowded() {
             self.matching.ops.end_pause();
+            self.serve_crowded();
         }
         if self.core().schedule.has_ready() {
             self.core_mut().transmit.device.hold();

@@ -5,6 +5,7 @@
 //!   peers with a backlog ─────────┤
 //!   peers in RNR backoff ─────────┼─► due ─► one comparison in a call that finds nothing to do
 //!   peers that wait for a pause ──┤
+//!   peers that wait for room ─────┤
 //!   the next trim ────────────────┘
 //! ```
 
@@ -28,6 +29,8 @@ pub(crate) struct Schedule<B> {
     ready: VecDeque<PeerId>,
     /// The device's queue was full when `ready` peers were last served.
     blocked: bool,
+    /// Peers to which packets would wait in the device's queue.
+    crowded: Vec<PeerId>,
     backing_off: BinaryHeap<Reverse<(Time, PeerId)>>,
     pausing: VecDeque<PeerId>,
 }
@@ -40,6 +43,7 @@ impl<B> Schedule<B> {
             completions: VecDeque::new(),
             ready: VecDeque::new(),
             blocked: false,
+            crowded: Vec::new(),
             backing_off: BinaryHeap::new(),
             pausing: VecDeque::new(),
         }
@@ -61,7 +65,7 @@ impl<B> Schedule<B> {
     /// Computes the due time after all work was done: at once if completions or peers wait, else the
     /// earlier of `next` and the end of the first backoff.
     pub(crate) fn update_due(&mut self, next: Time) {
-        let waits = !(self.ready.is_empty() && self.pausing.is_empty());
+        let waits = self.has_ready() || self.has_pausing_or_crowded();
         let backoff = self.next_backoff().unwrap_or(next);
         self.due_besides = if waits { Time::ZERO } else { next.min(backoff) };
         self.due = if self.completions.is_empty() { self.due_besides } else { Time::ZERO };
@@ -114,6 +118,18 @@ impl<B> Schedule<B> {
         self.at_once();
     }
 
+    /// Keeps a peer that was ready until the next call: packets to it would wait in the device's queue. An application that
+    /// sleeps until then is woken by the device, which completes those that wait.
+    pub(crate) fn crowd<P>(&mut self, peer: PeerId, active: &mut Active<P, B>) {
+        active.crowded = true;
+        self.crowded.push(peer);
+    }
+
+    /// Removes and returns one of those peers. The caller queues it to be served.
+    pub(crate) fn take_crowded(&mut self) -> Option<PeerId> {
+        self.crowded.pop()
+    }
+
     /// Whether the device's queue was full when a peer was last served.
     pub(crate) fn is_blocked(&self) -> bool {
         self.blocked
@@ -145,6 +161,11 @@ impl<B> Schedule<B> {
 
     pub(crate) fn has_pausing(&self) -> bool {
         !self.pausing.is_empty()
+    }
+
+    #[inline(always)]
+    pub(crate) fn has_pausing_or_crowded(&self) -> bool {
+        self.pausing.len() + self.crowded.len() > 0
     }
 
     /// Removes and returns the peer that waits longest for its look.

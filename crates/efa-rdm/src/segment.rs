@@ -79,7 +79,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         copies && matches!(send.memory, Memory::Buffer(_))
     }
 
-    /// As [`post_segments`](Self::post_segments), with data that the device copies.
+    /// As [`post_segments`](Self::post_segments), with data that the device copies, and as long as packets don't wait in its
+    /// queue: there they would be copied once more.
     #[inline(never)]
     pub(crate) fn post_copied_segments(
         &mut self,
@@ -90,14 +91,18 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         emit: impl Fn(&mut [u8], u64, u64) -> Result<usize, EmitError>,
     ) -> Advance {
         let longest = self.longest_segment(header);
+        let destination = self.peers.destination(send.peer);
         for _ in 0..most {
             let offset = send.sent;
             if offset >= end {
                 return Advance::Done;
             }
+            if !self.transmit.device.has_room(destination) {
+                return Advance::Crowded;
+            }
             let length = longest.min(end - offset);
             let emit = |packet: &mut [u8]| emit(packet, offset, length);
-            let advance = self.post_copied(id, send, packet_type, length, emit);
+            let advance = self.post_copied(destination, id, send, packet_type, length, emit);
             if advance != Advance::Done {
                 return advance;
             }
@@ -133,6 +138,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// As [`post_to`](Self::post_to), with data that the device copies from a buffer.
     fn post_copied(
         &mut self,
+        destination: Destination,
         id: OpId,
         send: &mut SendOn<Q, B>,
         packet_type: PacketType,
@@ -149,7 +155,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         let end = header + payload;
         let record = segment_in_flight(id, send, packet_type, end);
         let copy = |buffer: &&B, into: CopyTarget<'_>| buffer.copy_to(offset, into);
-        let (parts, destination) = ((header, payload), self.peers.destination(send.peer));
+        let parts = (header, payload);
         let posted = self.transmit.post_with(packet, parts, destination, buffer, copy, |_| record);
         self.segment_posted(posted, send, packet_type, length, end)
     }

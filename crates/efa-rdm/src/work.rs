@@ -173,6 +173,8 @@ pub(crate) enum Advance {
     More,
     /// The device's queue is full.
     Blocked,
+    /// A packet to this peer would [wait](efa_device::QueuePair::has_room) in the device's queue.
+    Crowded,
     /// The peer has ended.
     Stopped,
     /// The packet would be longer than the MTU.
@@ -184,7 +186,7 @@ pub(crate) enum Advance {
 impl Advance {
     /// Whether the item stays in the backlog.
     pub(crate) fn goes_on(self) -> bool {
-        matches!(self, Self::More | Self::Blocked)
+        matches!(self, Self::More | Self::Blocked | Self::Crowded)
     }
 }
 

@@ -55,6 +55,12 @@ pub struct Path {
 pub trait Link: fmt::Debug {
     /// As [`QueuePair::payloads_pay_from`].
     const PAYLOADS_PAY_FROM: usize = usize::MAX;
+    /// As [`QueuePair::has_room`].
+    fn has_room(&self, to: Destination) -> bool {
+        let _ = to;
+        true
+    }
+
     /// Length of the shortest datagram of which the link [leaves](QueuePair::split_headers) bytes in its own memory, if it
     /// does so.
     const SPLIT_FROM: Option<usize> = None;
@@ -254,6 +260,10 @@ impl<L: Link> QueuePair for LinkQueuePair<L> {
 
     fn payloads_pay_from(&self) -> usize {
         L::PAYLOADS_PAY_FROM
+    }
+
+    fn has_room(&self, to: Destination) -> bool {
+        self.link.has_room(to)
     }
 
     fn post_send_with(

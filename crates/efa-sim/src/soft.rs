@@ -160,6 +160,10 @@ impl QueuePair for SoftQueuePair {
         each!(SoftQueuePair, self, qp => qp.payloads_pay_from())
     }
 
+    fn has_room(&self, to: Destination) -> bool {
+        each!(SoftQueuePair, self, qp => qp.has_room(to))
+    }
+
     fn post_send_with(
         &mut self,
         request: SendRequest<Box<[u8]>>,

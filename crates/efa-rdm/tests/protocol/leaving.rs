@@ -25,11 +25,16 @@ pub(crate) struct Leaving {
     front: Option<usize>,
     /// The datagram of the last completion, if bytes of it were left.
     left: Option<Vec<u8>>,
+    /// Datagrams that were posted and have not completed.
+    outstanding: usize,
 }
+
+/// Most datagrams outstanding for which there is room.
+const ROOM: usize = 5;
 
 impl Leaving {
     pub(crate) fn new(inner: LocalQueuePair, leaves: bool) -> Self {
-        Self { inner, leaves, front: None, left: None }
+        Self { inner, leaves, front: None, left: None, outstanding: 0 }
     }
 
     /// Takes what is behind the front out of a packet.
@@ -74,7 +79,12 @@ impl QueuePair for Leaving {
         self.inner.prepare(to)
     }
     fn post_send(&mut self, request: SendRequest<Packet>) -> Result<(), PostError<Packet>> {
-        self.inner.post_send(request)
+        self.inner.post_send(request)?;
+        self.outstanding += 1;
+        Ok(())
+    }
+    fn has_room(&self, _: Destination) -> bool {
+        !self.leaves || self.outstanding < ROOM
     }
     fn payloads_pay_from(&self) -> usize {
         if self.leaves { 0 } else { usize::MAX }
@@ -85,7 +95,9 @@ impl QueuePair for Leaving {
         rest: usize,
         fill: impl FnOnce(CopyTarget<'_>),
     ) -> Result<(), PostError<Packet>> {
-        self.inner.post_send_with(request, rest, fill)
+        self.inner.post_send_with(request, rest, fill)?;
+        self.outstanding += 1;
+        Ok(())
     }
     fn post_receive(&mut self, packet: Packet) -> Result<(), PostError<Packet>> {
         self.inner.post_receive(packet)
@@ -146,7 +158,9 @@ impl QueuePair for Leaving {
     }
     fn poll(&mut self, now: Time) -> Option<Completion<Packet>> {
         self.left = None;
-        self.inner.poll(now).map(|completion| self.split(completion))
+        let completion = self.inner.poll(now)?;
+        self.outstanding -= usize::from(matches!(completion, Completion::Send { .. }));
+        Some(self.split(completion))
     }
     fn next_event(&self) -> Option<Time> {
         self.inner.next_event()

@@ -284,6 +284,11 @@ impl Link for ShmLink {
         Err((request, fill))
     }
 
+    fn has_room(&self, to: Destination) -> bool {
+        let outgoing = self.by_number.get(to.qpn).and_then(|key| self.outgoing.get(key));
+        outgoing.is_none_or(|outgoing| outgoing.has_space() || outgoing.is_detached())
+    }
+
     fn start_rdma(
         &mut self,
         state: &mut QueueState,

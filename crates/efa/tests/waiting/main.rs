@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod idle;
+mod long;
 #[path = "../sleepers/mod.rs"]
 mod sleepers;
 #[path = "../spent/mod.rs"]
