@@ -526,7 +526,7 @@ pub trait QueuePair {
     }
 
     /// Whether a datagram to `to` would leave at once. `false`: it would wait in the send queue, behind datagrams whose
-    /// completions make room. Until then it costs no copy to keep what is to be sent. By default none waits.
+    /// completions make room. Who keeps what is to be sent until then saves a copy. By default none waits.
     fn has_room(&self, to: Destination) -> bool {
         let _ = to;
         true

@@ -20,6 +20,8 @@ use crate::work::{Advance, Work};
 
 /// Work items of one peer in a row before others are served.
 const BURST: usize = 16;
+/// Peers to which packets would have waited that are tried again in one call.
+const CROWDED_AT_ONCE: usize = 4;
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Starts a message or atomic, which takes the next message id of its peer.
@@ -301,11 +303,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         }
     }
 
-    /// Has peers served to which packets would have waited in the device's queue.
+    /// Has peers served to which packets would have waited in the device's queue, some in each call: a call should take no
+    /// longer if there are many.
     #[cold]
     pub(crate) fn serve_crowded(&mut self) {
         let core = self.core_mut();
-        while let Some(peer) = core.schedule.take_crowded() {
+        for _ in 0..CROWDED_AT_ONCE {
+            let Some(peer) = core.schedule.take_crowded() else { return };
             // It may have ended, and come back, since.
             if let Some(active) = core.peers.active_mut(peer)
                 && core::mem::take(&mut active.crowded)

@@ -30,7 +30,7 @@ pub(crate) struct Schedule<B> {
     /// The device's queue was full when `ready` peers were last served.
     blocked: bool,
     /// Peers to which packets would wait in the device's queue.
-    crowded: Vec<PeerId>,
+    crowded: VecDeque<PeerId>,
     backing_off: BinaryHeap<Reverse<(Time, PeerId)>>,
     pausing: VecDeque<PeerId>,
 }
@@ -43,7 +43,7 @@ impl<B> Schedule<B> {
             completions: VecDeque::new(),
             ready: VecDeque::new(),
             blocked: false,
-            crowded: Vec::new(),
+            crowded: VecDeque::new(),
             backing_off: BinaryHeap::new(),
             pausing: VecDeque::new(),
         }
@@ -118,16 +118,16 @@ impl<B> Schedule<B> {
         self.at_once();
     }
 
-    /// Keeps a peer that was ready until the next call: packets to it would wait in the device's queue. An application that
-    /// sleeps until then is woken by the device, which completes those that wait.
+    /// Keeps a peer that was ready until one of the next calls: packets to it would wait in the device's queue. An application
+    /// that sleeps until then is woken by the device, which completes those that wait.
     pub(crate) fn crowd<P>(&mut self, peer: PeerId, active: &mut Active<P, B>) {
         active.crowded = true;
-        self.crowded.push(peer);
+        self.crowded.push_back(peer);
     }
 
-    /// Removes and returns one of those peers. The caller queues it to be served.
+    /// Removes and returns the one of those peers that has waited longest. The caller queues it to be served.
     pub(crate) fn take_crowded(&mut self) -> Option<PeerId> {
-        self.crowded.pop()
+        self.crowded.pop_front()
     }
 
     /// Whether the device's queue was full when a peer was last served.

@@ -8,6 +8,7 @@ mod claims;
 mod completions;
 mod connections;
 mod counters;
+mod crowded;
 mod discovery;
 mod ends;
 mod events;
