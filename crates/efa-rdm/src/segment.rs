@@ -145,6 +145,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         length: u64,
         emit: impl FnOnce(&mut [u8]) -> Result<usize, EmitError>,
     ) -> Advance {
+        // The caller has looked.
         let Memory::Buffer(buffer) = &send.memory else { return Advance::Revoked };
         let Ok(mut packet) = self.transmit.packet() else { return Advance::Blocked };
         let Ok(header) = emit(packet.as_mut()) else {

@@ -55,12 +55,6 @@ pub struct Path {
 pub trait Link: fmt::Debug {
     /// As [`QueuePair::payloads_pay_from`].
     const PAYLOADS_PAY_FROM: usize = usize::MAX;
-    /// As [`QueuePair::has_room`].
-    fn has_room(&self, to: Destination) -> bool {
-        let _ = to;
-        true
-    }
-
     /// Length of the shortest datagram of which the link [leaves](QueuePair::split_headers) bytes in its own memory, if it
     /// does so.
     const SPLIT_FROM: Option<usize> = None;
@@ -73,6 +67,12 @@ pub trait Link: fmt::Debug {
 
     /// Sends a datagram that was accepted, or completes it.
     fn send(&mut self, state: &mut QueueState, path: Path, request: SendRequest<Packet>);
+
+    /// As [`QueuePair::has_room`].
+    fn has_room(&self, to: Destination) -> bool {
+        let _ = to;
+        true
+    }
 
     /// Sends a datagram within the limits of the device, of which `fill` writes the last `rest` bytes where they leave from;
     /// or returns both, if it can't do so at once.
