@@ -19,7 +19,7 @@ use crate::completion::Completion;
 use crate::core::Core;
 use crate::endpoint::Endpoint;
 use crate::longcts::CTSDATA_HEADER;
-use crate::matching::{Matching, Posted};
+use crate::matching::Posted;
 use crate::memory::Memory;
 use crate::payload::Payload;
 use crate::segment::Arrived;
@@ -108,13 +108,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         let rtm = medium.rtm();
         let Ok(shape) = Shape::of(&rtm, payload) else { return false };
         let Some(peer) = matching.ops.core.recognise(source, connid) else { return false };
-        let next = |matching: &Matching<Q, B>| {
-            let active = matching.ops.core.peers.active(peer);
-            active.is_some_and(|active| active.window.passes(msg_id))
-        };
-        if matching.ops.receives.is_full()
+        let active = matching.ops.core.peers.active(peer);
+        if !active.is_some_and(|active| active.window.passes(msg_id))
+            || matching.ops.receives.is_full()
             || matching.ops.assembly(peer, msg_id).is_some()
-            || !next(matching)
         {
             return false;
         }

@@ -155,9 +155,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             }),
             Header::PeerError(error) => matching.peer_error_arrived(peer, error),
             Header::Cts(cts) => matching.ops.cts_arrived(peer, cts),
-            Header::CtsData(data) => {
-                matching.ops.ctsdata_arrived(peer, data, *payload);
-            }
+            Header::CtsData(data) => matching.ops.ctsdata_arrived(peer, data, *payload),
             Header::Eor(eor) => matching.ops.eor_arrived(peer, eor),
             Header::Receipt(receipt) => matching.ops.receipt_arrived(peer, receipt),
             Header::ReadNack(nack) => matching.ops.read_nack_arrived(peer, nack),

@@ -29,7 +29,8 @@
 //! * On the shm and tcp links all events bear the time of the queue pair's latest poll that had to look
 //!   for completions (a poll that returns one already queued doesn't count). A packet that was received
 //!   or failed bears the time of the poll that found it. A packet that was sent bears the time of the
-//!   last such poll *before* it was posted, or of its [creation](efa_device::QueuePairOptions::now): all packets posted between two polls, as the segments of
+//!   last such poll *before* it was posted, or of the queue pair's
+//!   [creation](efa_device::QueuePairOptions::now): all packets posted between two polls, as the segments of
 //!   one message, bear the same time, and the differences of their times are no measure of bandwidth.
 //! * On the local link the time is virtual: `sent` is the fabric's time, `received` and `failed` the
 //!   simulated moment of the event, to the nanosecond.
