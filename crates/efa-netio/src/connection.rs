@@ -385,7 +385,9 @@ impl Connection {
     /// The reason of an operation that failed while the connection was open.
     pub(crate) fn failed(&self, error: OperationError) -> Option<ClosedReason> {
         match error {
-            OperationError::Cancelled => None,
+            OperationError::Cancelled
+            | OperationError::ConnectionEnded
+            | OperationError::Closed => None,
             _ if self.endpoint.is_none() => None,
             error if is_of_peer(error) => Some(ClosedReason::PeerGone),
             error => Some(ClosedReason::Failed(error)),

@@ -221,7 +221,7 @@ pub(crate) struct EntryNumbers {
 pub(crate) const OWN: c_int = 8192;
 
 /// Reasons of this provider's own: what `prov_errno - OWN` means.
-const REASONS: [&str; 13] = [
+const REASONS: [&str; 15] = [
     "another error of the provider",
     "the message is longer than the buffer, which holds its beginning",
     "cancelled",
@@ -235,6 +235,8 @@ const REASONS: [&str; 13] = [
     "too many operations under way",
     "the device matched the receive with a packet that begins no message",
     "no message is there that the receive would take",
+    "the connection has ended",
+    "the endpoint was closed",
 ];
 
 /// The numbers in the entry of a peek that found nothing.
@@ -255,6 +257,8 @@ pub(crate) fn of_operation(error: &OperationError) -> EntryNumbers {
         OperationError::UnexpectedHeader { .. } => own(FI_EIO, 9),
         OperationError::TooManyOperations => own(FI_ENOBUFS, 10),
         OperationError::WronglyMatched => own(FI_EIO, 11),
+        OperationError::ConnectionEnded => own(FI_ECANCELED, 13),
+        OperationError::Closed => own(FI_ECANCELED, 14),
         OperationError::Device(status) => {
             EntryNumbers { error: of_status(*status), provider: status.code().into() }
         }
@@ -339,6 +343,8 @@ mod tests {
             OperationError::WronglyMatched,
             OperationError::Device(Status::ReceiverNotReady),
             OperationError::GivenUp { code: 4111 },
+            OperationError::ConnectionEnded,
+            OperationError::Closed,
         ];
         let numbers = operations.map(|error| of_operation(&error));
         let mut texts = numbers.map(|numbers| words(numbers.provider));
@@ -353,6 +359,8 @@ mod tests {
         );
         assert_eq!(numbers[9], EntryNumbers { error: FI_ENORX, provider: 10 });
         assert_eq!(numbers[10], EntryNumbers { error: FI_EREMOTEIO, provider: 4111 });
+        assert_eq!(numbers[11], EntryNumbers { error: FI_ECANCELED, provider: OWN + 13 });
+        assert_eq!(words(OWN + 13), "the connection has ended");
     }
 
     #[test]
@@ -364,7 +372,7 @@ mod tests {
 
     #[test]
     fn any_number_has_a_text() {
-        for number in [c_int::MIN, -1, 0, 1, 15, 16, 4096, OWN - 1, OWN + 12, OWN + 13, c_int::MAX]
+        for number in [c_int::MIN, -1, 0, 1, 15, 16, 4096, OWN - 1, OWN + 14, OWN + 15, c_int::MAX]
         {
             assert!(!text(number).is_empty(), "{number}");
         }

@@ -349,7 +349,7 @@ mod tests {
                 }
                 check(&mut end);
             }
-            end.cancel_all();
+            end.end_operations();
             for (claim, _) in claims {
                 end.discard(claim);
             }

@@ -172,9 +172,15 @@ pub enum OperationError {
         /// Length of the buffer.
         capacity: u64,
     },
-    /// The application cancelled it or closed the endpoint, or its connection ended (`FI_ECANCELED`).
+    /// The application cancelled it (`FI_ECANCELED`).
     #[error("cancelled")]
     Cancelled,
+    /// The connection of the endpoint ended, by either side.
+    #[error("the connection has ended")]
+    ConnectionEnded,
+    /// The application closed or dropped the endpoint while the operation was under way.
+    #[error("the endpoint was closed")]
+    Closed,
     /// The device failed to deliver a packet, or the endpoint's queue pair failed.
     #[error("the device reports: {0}")]
     Device(Status),

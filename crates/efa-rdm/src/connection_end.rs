@@ -1,10 +1,10 @@
 //! The end of a connection: of an endpoint that has one peer, and will have no other.
 //!
 //! ```text
-//!   end_connection ─┬─► the peer ends: sends under way and messages that are incomplete are cancelled
-//!                   ├─► posted receives are cancelled
+//!   end_connection ─┬─► the peer ends: sends under way and messages that are incomplete end
+//!                   ├─► posted receives end
 //!                   └─► the limit of receives becomes 0: a later one takes a message that is complete, also a
-//!                       claimed one, or is cancelled at once
+//!                       claimed one, or ends at once
 //! ```
 
 use efa_device::QueuePair;
@@ -24,18 +24,18 @@ impl<Q: QueuePair, B> Matching<Q, B> {
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Ends the only peer of this endpoint, for good: operations under way with it, and receives that no
-    /// complete message matched, end with [`OperationError::Cancelled`]. Complete messages can still be
-    /// received; a later receive that accepts none of them is cancelled at once.
+    /// complete message matched, end with [`OperationError::ConnectionEnded`]. Complete messages can still be
+    /// received; a later receive that accepts none of them ends so at once.
     ///
     /// `None` if there was no peer yet. On a device with a tag list, messages that matched a receive which
     /// the device holds are dropped.
     pub fn end_connection(&mut self, peer: Option<PeerId>) {
         if let Some(peer) = peer {
-            self.core_mut().end_peer(peer, OperationError::Cancelled);
+            self.core_mut().end_peer(peer, OperationError::ConnectionEnded);
             self.settle();
         }
         self.matching.limit = 0;
-        self.matching.end_posted_receives(OperationError::Cancelled);
+        self.matching.end_posted_receives(OperationError::ConnectionEnded);
     }
 
     /// A receive beyond the limit.

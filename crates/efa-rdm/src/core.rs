@@ -126,7 +126,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
 
     /// What receives end with for which no message will come any more.
     pub(crate) fn end_of_receives(&self) -> OperationError {
-        self.peers.closed.map_or(OperationError::Cancelled, OperationError::Device)
+        self.peers.closed.map_or(OperationError::ConnectionEnded, OperationError::Device)
     }
 
     /// Reports an error, unless it is the one reported last: the same call is tried again and again.

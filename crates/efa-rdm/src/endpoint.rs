@@ -487,27 +487,27 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         found.is_some_and(|receive| self.cancel(receive))
     }
 
-    /// Ends every operation with [`OperationError::Cancelled`], so that all buffers come back.
+    /// Ends every operation with [`OperationError::Closed`], so that all buffers come back.
     ///
     /// Peers don't learn of it, so call this before the endpoint is dropped. Until it is, the
     /// device may still read or write registered memory that comes back.
-    pub fn cancel_all(&mut self) {
-        self.matching.end_posted_receives(OperationError::Cancelled);
+    pub fn end_operations(&mut self) {
+        self.matching.end_posted_receives(OperationError::Closed);
         debug_assert_eq!(self.matching.waiting, 0);
         for id in self.matching.ops.receives.find(|_| true) {
-            self.matching.ops.end_receive(id, Some(OperationError::Cancelled));
+            self.matching.ops.end_receive(id, Some(OperationError::Closed));
         }
-        self.matching.ops.cancel_single_reads();
+        self.matching.ops.end_single_reads();
         for id in self.matching.ops.sends.find(|_| true) {
-            self.matching.ops.fail_send(id, OperationError::Cancelled);
+            self.matching.ops.fail_send(id, OperationError::Closed);
         }
         if let Some(in_place) = self.in_place.as_deref_mut() {
-            in_place.end_receives(OperationError::Cancelled);
+            in_place.end_receives(OperationError::Closed);
         }
         let core = self.core_mut();
         let packets = core.transmit.records_mut().chain(core.peers.queued_packets_mut());
         for (peer, message) in abandon(packets) {
-            self.matching.ops.single_packet_ended(peer, message, Err(OperationError::Cancelled));
+            self.matching.ops.single_packet_ended(peer, message, Err(OperationError::Closed));
         }
     }
 

@@ -11,7 +11,7 @@
 //!
 //! A transfer ends only when the device has completed all its RDMA operations, even if the message or
 //! the peer has ended before: until then the device may access the buffer. The exception is
-//! [`cancel_all`](crate::Endpoint::cancel_all), which doesn't wait.
+//! [`end_operations`](crate::Endpoint::end_operations), which doesn't wait.
 
 use efa_device::{QueuePair, Region, RegionRange, Status, WorkId};
 use efa_proto::OpId;

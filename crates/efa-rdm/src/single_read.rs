@@ -133,10 +133,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     }
 
     /// Completes all messages that single RDMA operations read. The device is not done with their buffers.
-    pub(crate) fn cancel_single_reads(&mut self) {
+    pub(crate) fn end_single_reads(&mut self) {
         let taken = self.core.transmit.single_reads_mut().filter_map(|read| {
             let buffer = read.buffer.take()?;
-            Some(read.ended(buffer, Err(OperationError::Cancelled)))
+            Some(read.ended(buffer, Err(OperationError::Closed)))
         });
         for ended in taken.collect::<Vec<_>>() {
             self.single_reads -= 1;

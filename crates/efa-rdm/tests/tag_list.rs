@@ -214,12 +214,12 @@ fn message_beginning_with_another_segment_takes_no_receive() {
         (0..40).for_each(|_| net.step());
         net.send(0, 7, 5, 20_000);
         (0..400).for_each(|_| net.step());
-        net.receiver.cancel_all();
+        net.receiver.end_operations();
         net.settle(1);
         let dropped = net.receiver.statistics().dropped;
         match net.received[..] {
             [(1, Ok(5))] => assert_eq!(dropped, 0),
-            [(1, Err(OperationError::Cancelled))] => assert!(dropped > 0),
+            [(1, Err(OperationError::Closed))] => assert!(dropped > 0),
             ref other => panic!("{other:?}"),
         }
         ends[usize::from(dropped > 0)] += 1;
@@ -366,7 +366,7 @@ fn claims_and_cancelled_contexts_leave_the_device_list_in_step() {
         while let Some((claim, _)) = net.receiver.claim(any).unwrap() {
             assert!(net.receiver.discard(claim));
         }
-        net.receiver.cancel_all();
+        net.receiver.end_operations();
         net.settle(0);
         let mut results = net.received.iter().filter_map(|(_, result)| result.ok());
         let (mut seen, count) = (std::collections::BTreeSet::new(), net.received.len());
@@ -381,16 +381,16 @@ fn claims_and_cancelled_contexts_leave_the_device_list_in_step() {
 }
 
 #[test]
-fn cancel_all_returns_buffers_of_device_receives_at_once() {
+fn end_of_all_operations_returns_buffers_of_device_receives_at_once() {
     let mut net = Net::new(3, LIST, 1, Rdma::NONE);
     for tag in 0..6 {
         net.post(tag, 0, tag);
     }
     (0..40).for_each(|_| net.step());
-    net.receiver.cancel_all();
+    net.receiver.end_operations();
     let mut count = 0;
     while let Some(Completion::Receive(receive)) = net.receiver.poll_completion() {
-        assert_eq!(receive.result, Err(OperationError::Cancelled));
+        assert_eq!(receive.result, Err(OperationError::Closed));
         count += 1;
     }
     assert_eq!(count, 6);
@@ -413,9 +413,9 @@ fn message_matched_to_a_cancelled_receive_is_dropped_or_waits() {
         if !net.received.is_empty() {
             continue;
         }
-        net.receiver.cancel_all();
+        net.receiver.end_operations();
         net.settle(1);
-        assert_eq!(net.received, [(1, Err(OperationError::Cancelled))]);
+        assert_eq!(net.received, [(1, Err(OperationError::Closed))]);
         let dropped = net.receiver.statistics().dropped;
         assert_eq!(dropped, net.matched_by_device(), "only messages that the device had matched");
         ends[dropped as usize] += 1;
@@ -441,9 +441,9 @@ fn long_message_matched_to_a_cancelled_receive_ends_at_its_sender_by_peer_error(
         if net.receiver.statistics().received.of(PacketType::LongCtsTagRtm) > 0 {
             continue;
         }
-        net.receiver.cancel_all();
+        net.receiver.end_operations();
         net.settle(1);
-        assert_eq!(net.received, [(1, Err(OperationError::Cancelled))]);
+        assert_eq!(net.received, [(1, Err(OperationError::Closed))]);
         let dropped = net.receiver.statistics().dropped;
         assert_eq!(net.given_up, vec![5; dropped as usize]);
         ends[dropped as usize] += 1;
@@ -484,7 +484,7 @@ fn segments_of_unexpected_message_reach_no_other_message() {
             }
             net.step();
         }
-        net.receiver.cancel_all();
+        net.receiver.end_operations();
         net.settle(1);
         let [(1, first)] = net.received[..] else { panic!("{:?}", net.received) };
         net.post(7, 0, 2);
@@ -495,6 +495,6 @@ fn segments_of_unexpected_message_reach_no_other_message() {
         let given_away = net.receiver.statistics().dropped > 0;
         let arrived = rest.iter().any(|(_, result)| *result == Ok(6));
         assert!(arrived || given_away, "case {case}: {rest:?}");
-        assert!(first.is_ok() || first == Err(OperationError::Cancelled), "case {case}: {first:?}");
+        assert!(first.is_ok() || first == Err(OperationError::Closed), "case {case}: {first:?}");
     }
 }

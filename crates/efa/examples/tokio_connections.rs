@@ -71,8 +71,8 @@ async fn serve(builder: MsgEndpointBuilder, request: ConnectionRequest) -> Resul
     let mut answered = 0;
     loop {
         let ping = match endpoint.receive(Receive::untagged(), vec![0; 8]).await {
-            // The end of the connection cancels receives that no message has matched.
-            Err(AsyncError::Failed(failed)) if failed.error == OperationError::Cancelled => {
+            // The end of the connection ends receives that no message has matched.
+            Err(AsyncError::Failed(failed)) if failed.error == OperationError::ConnectionEnded => {
                 return match endpoint.closed().await? {
                     ClosedBy::Peer => Ok(answered),
                     other => Err(format!("closed by {other:?}").into()),

@@ -735,7 +735,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Drop for Driv
     fn drop(&mut self) {
         self.transmit.close();
         self.receive.close();
-        self.engine.cancel_all();
+        self.engine.end_operations();
         self.deliver();
     }
 }

@@ -62,7 +62,7 @@ impl fmt::Display for EndpointId {
 /// completions. Any thread may call any method; calls on one endpoint are serialized.
 ///
 /// When an endpoint is dropped or closed, operations under way complete with
-/// [`OperationError::Cancelled`](crate::OperationError::Cancelled) after its queue pair is destroyed, so
+/// [`OperationError::Closed`](crate::OperationError::Closed) after its queue pair is destroyed, so
 /// that every buffer comes back. [`close`](Self::close) first finishes sends and queued responses;
 /// dropping doesn't.
 pub struct Endpoint {

@@ -51,7 +51,7 @@ fn new_incarnation_of_the_only_peer_is_a_stranger() {
 }
 
 #[test]
-fn end_of_a_connection_cancels_what_is_under_way_and_keeps_complete_messages() {
+fn end_of_a_connection_ends_what_is_under_way_and_keeps_complete_messages() {
     let mut world = world();
     // Complete: one packet, several packets. Incomplete: the sender waits for a CTS.
     for (context, length) in [(1, 100), (2, 50_000), (3, 400_000)] {
@@ -70,12 +70,12 @@ fn end_of_a_connection_cancels_what_is_under_way_and_keeps_complete_messages() {
     world.send(1, 0, pattern(400_000, 9), 20);
     world.endpoint(1).end_connection(Some(source));
     world.drive();
-    let mut cancelled: Vec<_> =
+    let mut ended: Vec<_> =
         world.take_receives(1).iter().map(|ended| (ended.context, ended.result)).collect();
-    cancelled.sort_by_key(|(context, _)| *context);
-    let as_cancelled = Err(OperationError::Cancelled);
-    assert_eq!(cancelled, [(10, as_cancelled), (11, as_cancelled)]);
-    assert_eq!(world.send_done(1).result, as_cancelled);
+    ended.sort_by_key(|(context, _)| *context);
+    let as_ended = Err(OperationError::ConnectionEnded);
+    assert_eq!(ended, [(10, as_ended), (11, as_ended)]);
+    assert_eq!(world.send_done(1).result, as_ended);
 
     // Later receives: two find a message, the others nothing, and so does one for tags.
     for context in 30..33 {
@@ -93,9 +93,9 @@ fn end_of_a_connection_cancels_what_is_under_way_and_keeps_complete_messages() {
     let expected = [
         (30, Ok(()), 100, Some(source)),
         (31, Ok(()), 50_000, Some(source)),
-        (32, as_cancelled, 0, None),
-        (33, as_cancelled, 0, None),
-        (34, as_cancelled, 0, None),
+        (32, as_ended, 0, None),
+        (33, as_ended, 0, None),
+        (34, as_ended, 0, None),
     ];
     assert_eq!(ended, expected);
     assert_eq!(world.endpoint(1).packets_held().unexpected_bytes, 0);
@@ -135,7 +135,7 @@ fn claimed_message_that_is_complete_is_received_after_the_connection_has_ended()
 }
 
 #[test]
-fn connection_that_ends_before_it_has_a_peer_cancels_its_receives() {
+fn connection_that_ends_before_it_has_a_peer_ends_its_receives() {
     let mut world = world();
     world.receive(2, 100, 1);
     world.endpoint(2).end_connection(None);
@@ -143,5 +143,5 @@ fn connection_that_ends_before_it_has_a_peer_cancels_its_receives() {
     world.drive();
     let ended = world.take_receives(2);
     assert_eq!(ended.iter().map(|ended| ended.context).collect::<Vec<_>>(), [1, 2]);
-    assert!(ended.iter().all(|ended| ended.result == Err(OperationError::Cancelled)));
+    assert!(ended.iter().all(|ended| ended.result == Err(OperationError::ConnectionEnded)));
 }

@@ -557,14 +557,14 @@ fn unexpected_messages_beyond_the_bound_cause_back_pressure() {
 }
 
 #[test]
-fn cancelled_in_place_receives_complete_with_cancelled() {
+fn in_place_receives_end_as_closed_with_all_operations() {
     for release in [Release::V1_20, Release::V2_0] {
         let mut setup = Setup::of(Config::default(), at(release, UnexpectedHeader::Move));
         setup.post(3..5);
-        setup.receiver.cancel_all();
+        setup.receiver.end_operations();
         setup.step();
         assert_eq!(setup.received.iter().map(|done| done.context).collect::<Vec<_>>(), [3, 4]);
-        assert_eq!(setup.errors(), [OperationError::Cancelled; 2]);
+        assert_eq!(setup.errors(), [OperationError::Closed; 2]);
     }
 }
 

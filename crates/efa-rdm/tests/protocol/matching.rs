@@ -250,7 +250,7 @@ fn operations_beyond_the_limit_are_refused_with_their_buffers() {
 
 /// Each operation completes once, whatever it waits for.
 #[test]
-fn cancel_all_completes_every_operation() {
+fn end_of_all_operations_completes_each_as_closed() {
     let mut world = World::new(LocalOptions::default());
     let options = QueuePairOptions::default().with(|options| options.rnr_retry = 0);
     for _ in 0..3 {
@@ -278,17 +278,17 @@ fn cancel_all_completes_every_operation() {
     // A send queued behind that packet, and one on the device.
     world.send(1, 0, pattern(10, 4), 22);
     world.send(1, 2, pattern(10, 5), 23);
-    world.endpoint(1).cancel_all();
+    world.endpoint(1).end_operations();
     let mut sends = world.take_sends(1);
     sends.sort_unstable_by_key(|send| send.context);
-    let cancelled = Err(OperationError::Cancelled);
+    let closed = Err(OperationError::Closed);
     let lengths = [(20, 100_000), (21, 10), (22, 10), (23, 10)];
     assert!(sends.iter().map(|of| (of.context, of.length)).eq(lengths));
-    assert!(sends.iter().all(|of| of.result == cancelled && of.buffer.is_some()));
+    assert!(sends.iter().all(|of| of.result == closed && of.buffer.is_some()));
     let mut receives = world.take_receives(1);
     receives.sort_unstable_by_key(|receive| receive.context);
     let lengths = receives.iter().map(|of| (of.context, of.buffer.len(), of.result));
-    assert!(lengths.eq([(10, 200_000, cancelled), (11, 20, cancelled)]));
+    assert!(lengths.eq([(10, 200_000, closed), (11, 20, closed)]));
     world.network.not_ready(target, 0).unwrap();
     world.drive();
     assert!(world.take_receives(1).is_empty() && world.take_sends(1).is_empty());

@@ -179,7 +179,7 @@ impl MsgEndpointBuilder {
         Self { endpoint: self.endpoint.bind_send_budget(budget), ..self }
     }
 
-    /// Binds a queue that the endpoint takes its receives from. Receives that are posted there are not cancelled when
+    /// Binds a queue that the endpoint takes its receives from. Receives that are posted there do not fail when
     /// the connection ends.
     pub fn bind_shared_receive_queue(self, queue: &SharedReceiveQueue) -> Self {
         Self { endpoint: self.endpoint.bind_shared_receive_queue(queue), ..self }
@@ -270,10 +270,10 @@ impl MsgEndpointBuilder {
 /// of the peer has arrived, which may come first: then the program can answer it.
 ///
 /// When the other side ends the connection, what is under way ends with
-/// [`OperationError::Cancelled`](crate::OperationError::Cancelled). Messages that have arrived complete can
-/// still be received; a receive that matches none of them is cancelled at once.
+/// [`OperationError::ConnectionEnded`](crate::OperationError::ConnectionEnded). Messages that have arrived complete can
+/// still be received; a receive that matches none of them ends so at once.
 ///
-/// When it is dropped, what is under way is cancelled, and the other side gets a
+/// When it is dropped, what is under way fails, and the other side gets a
 /// [`Shutdown`](crate::ControlEvent::Shutdown). [`shutdown`](Self::shutdown) finishes sends before.
 pub struct MsgEndpoint {
     // The queue pair is destroyed before the other side learns of the end.
@@ -382,19 +382,19 @@ impl MsgEndpoint {
     /// can't connect or accept any more.
     ///
     /// # Errors
-    /// Not all was sent in time. The endpoint is closed nevertheless; sends under way are cancelled.
+    /// Not all was sent in time. The endpoint is closed nevertheless; sends under way fail.
     pub fn close(&self, timeout: Duration) -> Result<(), CloseError> {
         self.attachment.close(&self.endpoint, timeout)
     }
 
     /// Ends the connection: finishes the sends under way, then tells the other side (`fi_shutdown`). It polls,
-    /// and blocks the thread. Receives are cancelled, but for messages that have arrived. There is no event at
+    /// and blocks the thread. Receives fail, but for messages that have arrived. There is no event at
     /// this side.
     ///
     /// Without a connection, and after its end, it does nothing.
     ///
     /// # Errors
-    /// Not all was sent in time. The connection is ended nevertheless, and sends under way are cancelled.
+    /// Not all was sent in time. The connection is ended nevertheless, and sends under way fail.
     pub fn shutdown(&self, timeout: Duration) -> Result<(), CloseError> {
         self.attachment.shutdown(&self.endpoint, timeout)
     }

@@ -199,7 +199,7 @@ fn buffer_of_an_rdma_read_returns_after_the_queue_pair_is_destroyed() {
         "a buffer came back while the queue pair existed"
     );
     for _ in 0..2 {
-        assert_eq!(queue.read().unwrap().unwrap_err().error, OperationError::Cancelled);
+        assert_eq!(queue.read().unwrap().unwrap_err().error, OperationError::Closed);
     }
     assert!(queue.read().is_none());
 }

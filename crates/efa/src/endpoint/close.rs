@@ -8,7 +8,7 @@ use crate::error::CloseError;
 use crate::injected::Copies;
 
 impl Endpoint {
-    /// Closes the endpoint: finishes the sends under way and sends queued responses, then cancels
+    /// Closes the endpoint: finishes the sends under way and sends queued responses, then ends
     /// receives and destroys the queue pair. It polls, and blocks the thread, as
     /// [`CompletionQueue::wait`](crate::CompletionQueue::wait) does.
     ///
@@ -16,7 +16,7 @@ impl Endpoint {
     /// Completions stay in their queues. Closing a closed endpoint does nothing.
     ///
     /// # Errors
-    /// Not all was sent in time. The endpoint is closed nevertheless; sends under way are cancelled too.
+    /// Not all was sent in time. The endpoint is closed nevertheless; sends under way fail too.
     pub fn close(&self, timeout: Duration) -> Result<(), CloseError> {
         self.shared.transmittable.clear();
         self.shared.receivable.clear();
@@ -26,7 +26,7 @@ impl Endpoint {
     }
 
     /// Removes the endpoint from the objects that know it, and destroys its queue pair. Operations under way complete
-    /// as cancelled. A thread that still knows the endpoint finds it closed.
+    /// as closed. A thread that still knows the endpoint finds it closed.
     fn end(&self) {
         self.unbind();
         let mut driver = self.shared.driver.lock();

@@ -59,11 +59,11 @@ pub struct NotAccepted {
 /// [`accept_async`](MsgEndpointBuilder::accept_async) make one. What is said of a [`MsgEndpoint`] holds here too.
 ///
 /// Clones are handles to the same endpoint, and so are those of the [`AsyncEndpoint`] in it. When the last one is dropped,
-/// what is under way is cancelled, and the other side gets a [`Shutdown`](crate::ControlEvent::Shutdown).
+/// what is under way fails, and the other side gets a [`Shutdown`](crate::ControlEvent::Shutdown).
 /// [`shutdown`](Self::shutdown) finishes sends before.
 ///
 /// After the end of the connection, messages that have arrived complete can still be received. Other operations are
-/// refused or end with [`Cancelled`](crate::OperationError::Cancelled).
+/// refused or fail with [`ConnectionEnded`](crate::OperationError::ConnectionEnded).
 ///
 /// ```
 /// use std::time::Duration;
@@ -260,7 +260,7 @@ impl AsyncMsgEndpoint {
     }
 
     /// Waits for the end of the connection (`FI_SHUTDOWN`), and returns which side ended it. If the other one did, all that
-    /// has arrived has completed, or can be received; receives that no message has matched are cancelled, and may end a moment
+    /// has arrived has completed, or can be received; receives that no message has matched have failed, or fail a moment
     /// before this. Any number of tasks may wait, also later. Dropping the future does nothing.
     ///
     /// If nobody takes [what was not asked for](AsyncEndpoint::unasked) and the endpoint makes no progress for that, the end
@@ -284,7 +284,7 @@ impl AsyncMsgEndpoint {
     }
 
     /// Ends the connection: finishes the sends under way, then tells the other side ([`MsgEndpoint::shutdown`],
-    /// `fi_shutdown`). Receives are cancelled, but for messages that have arrived. A thread of the runtime for blocking
+    /// `fi_shutdown`). Receives fail, but for messages that have arrived. A thread of the runtime for blocking
     /// calls polls meanwhile. If this future is dropped after it was polled, the connection is ended all the same. If the
     /// runtime was shut down, it is ended without waiting.
     ///
@@ -292,7 +292,7 @@ impl AsyncMsgEndpoint {
     /// endpoint.
     ///
     /// # Errors
-    /// Not all was sent in time. The connection is ended nevertheless, and sends under way are cancelled.
+    /// Not all was sent in time. The connection is ended nevertheless, and sends under way fail.
     pub async fn shutdown(&self, timeout: Duration) -> Result<(), CloseError> {
         self.endpoint
             .0

@@ -156,7 +156,7 @@ const UNDER_WAY: usize = 8192;
 pub struct AsyncEndpoint(pub(super) Arc<Inner>);
 
 pub(super) struct Inner {
-    // Dropped first: what is under way then completes as cancelled.
+    // Dropped first: what is under way then fails.
     pub(super) endpoint: Endpoint,
     // The queue pair is destroyed before the other side learns of the end.
     pub(super) connection: Option<Box<Connection>>,
@@ -471,8 +471,8 @@ impl AsyncEndpoint {
         }
     }
 
-    /// [Closes](Endpoint::close) the endpoint: finishes the sends under way, then cancels the rest, whose
-    /// futures end with [`Cancelled`](crate::OperationError::Cancelled). A thread of the runtime for blocking
+    /// [Closes](Endpoint::close) the endpoint: finishes the sends under way, then ends the rest, whose
+    /// futures fail with [`Closed`](crate::OperationError::Closed). A thread of the runtime for blocking
     /// calls polls meanwhile. If this future is dropped, the endpoint is closed all the same. If the runtime was shut down,
     /// it is closed without waiting.
     ///

@@ -45,7 +45,7 @@
 //!
 //! So a receive can stand in `select!`, and no message is lost. A message that is kept comes in the buffer of the
 //! receive that was dropped. It may come after messages of the same sender that were sent later. An error of such
-//! a receive is kept in the same way, unless it is that the receive was cancelled.
+//! a receive is kept in the same way, unless it is that the receive was cancelled, or that its connection or endpoint ended.
 //!
 //! A message that no receive takes can hold its sender up: one that doesn't go in a few packets (from 64 KiB on by default,
 //! and from 12 KiB on over shm) is moved only once a receive has matched it, and its sender's future waits for that. A

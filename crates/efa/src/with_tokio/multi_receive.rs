@@ -89,8 +89,8 @@ impl MultiReceive {
     /// 1024 messages wait to be taken. If there are more, the endpoint makes no progress until some are.
     ///
     /// # Errors
-    /// A message failed, such as one that its sender gave up; the endpoint was closed, which
-    /// [cancels](crate::OperationError::Cancelled) the receive; the runtime was shut down.
+    /// A message failed, such as one that its sender gave up; the endpoint was
+    /// [closed](crate::OperationError::Closed); the runtime was shut down.
     pub async fn next(&mut self) -> Option<Result<Completion, AsyncError>> {
         poll_fn(|cx| self.poll_next_message(cx)).await
     }

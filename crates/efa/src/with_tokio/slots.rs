@@ -21,7 +21,7 @@ use std::task::{Poll, Waker};
 use efa_rdm::OperationError;
 use slab::Slab;
 
-use crate::completion::{Completion, Kind};
+use crate::completion::{Completion, CompletionError, Kind};
 use crate::completion_queue::Entry;
 use crate::message::Receive;
 
@@ -241,10 +241,11 @@ impl Slots {
 
     /// Gives a message to the receive that has waited longest of those that match it, or keeps it.
     fn keep(&mut self, old: Receive, entry: Entry) -> Option<Waker> {
+        use OperationError::{Cancelled, Closed, ConnectionEnded};
         if of(&entry).kind == Kind::Released {
             return None;
         }
-        if matches!(&entry, Err(failed) if failed.error == OperationError::Cancelled) {
+        if let Err(CompletionError { error: Cancelled | ConnectionEnded | Closed, .. }) = &entry {
             return None;
         }
         let fits = |slot: &Slot| {
@@ -292,7 +293,6 @@ mod tests {
 
     use super::*;
     use crate::buffer::Buffer;
-    use crate::completion::CompletionError;
     use crate::endpoint::EndpointId;
 
     fn message(tag: u64, text: &'static str) -> Entry {

@@ -203,10 +203,10 @@ fn in_place_receives_are_counted_and_may_omit_the_source() {
     assert_eq!(received.into_message(), *b"hello");
     assert_eq!(counter.value(), 1);
 
-    // The other receive is cancelled.
+    // The other receive ends.
     drop(bob);
-    let cancelled = queue.read().unwrap().unwrap_err();
-    assert_eq!((cancelled.completion.context, cancelled.error), (1, OperationError::Cancelled));
+    let ended = queue.read().unwrap().unwrap_err();
+    assert_eq!((ended.completion.context, ended.error), (1, OperationError::Closed));
     assert!(queue.read().is_none());
 }
 

@@ -222,7 +222,7 @@ fn dropped_endpoint_returns_every_buffer_once() {
             let completion = match entry {
                 Ok(completion) => completion,
                 Err(failed) => {
-                    assert_eq!(failed.error, OperationError::Cancelled);
+                    assert_eq!(failed.error, OperationError::Closed);
                     *failed.completion
                 }
             };
@@ -326,9 +326,9 @@ fn closed_endpoint_starts_nothing_and_keeps_its_statistics() {
     world.transfer(Message::to(to_bob), "hello", Receive::untagged(), 8);
     let second = Duration::from_secs(1);
     world.end(ALICE).close(second).unwrap();
-    let cancelled = world.failed(ALICE);
-    assert_eq!((cancelled.error, cancelled.completion.context), (OperationError::Cancelled, 1));
-    assert_eq!(cancelled.completion.buffer, [3; 8]);
+    let ended = world.failed(ALICE);
+    assert_eq!((ended.error, ended.completion.context), (OperationError::Closed, 1));
+    assert_eq!(ended.completion.buffer, [3; 8]);
 
     let alice = world.end(ALICE);
     let memory = RemoteMemory { address: 0, length: 8, key: 0 };
@@ -411,17 +411,17 @@ fn dropped_endpoint_appends_its_completions_to_a_full_queue() {
     }
     drop(bob);
 
-    let (mut messages, mut cancelled) = (Vec::new(), Vec::new());
+    let (mut messages, mut closed) = (Vec::new(), Vec::new());
     while let Some(entry) = queue.read() {
         match entry {
             Ok(completion) => messages.push(completion.into_message()),
             Err(failed) => {
-                assert_eq!(failed.error, OperationError::Cancelled);
-                cancelled.push((failed.completion.context, failed.completion.buffer.len()));
+                assert_eq!(failed.error, OperationError::Closed);
+                closed.push((failed.completion.context, failed.completion.buffer.len()));
             }
         }
     }
     assert_eq!(messages, [0, 1, 2, 3, 4].map(|i| pattern(10, i)));
-    cancelled.sort_unstable();
-    assert_eq!(cancelled, [(1, 950), (2, 10)]);
+    closed.sort_unstable();
+    assert_eq!(closed, [(1, 950), (2, 10)]);
 }

@@ -51,7 +51,7 @@ impl Ledger {
             Err(failed) => (*failed.completion, Some(failed.error)),
         };
         match error {
-            Some(OperationError::Cancelled) => self.cancelled += 1,
+            Some(OperationError::Cancelled | OperationError::Closed) => self.cancelled += 1,
             Some(_) => self.failed += 1,
             None => {}
         }

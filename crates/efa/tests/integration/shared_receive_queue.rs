@@ -201,7 +201,7 @@ fn receive_under_way_at_a_closed_endpoint_is_cancelled_on_its_queue() {
     let End { queue, endpoint, .. } = world.ends.remove(LEFT);
     drop(endpoint);
     let failed = queue.read().unwrap().unwrap_err();
-    assert_eq!((failed.error, failed.completion.context), (OperationError::Cancelled, 1));
+    assert_eq!((failed.error, failed.completion.context), (OperationError::Closed, 1));
     assert_eq!(failed.completion.buffer.len(), 1_000_000);
     assert_eq!(shared.len(), 1);
 }

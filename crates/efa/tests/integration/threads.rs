@@ -132,7 +132,7 @@ fn drop_and_close_return_buffers_while_another_thread_polls() {
                 _ => endpoint.close(Duration::from_secs(20)).unwrap(),
             }
             let back = matches!(receive.read(), Some(Err(ended))
-                if (ended.error, ended.completion.context) == (OperationError::Cancelled, run));
+                if (ended.error, ended.completion.context) == (OperationError::Closed, run));
             late += u32::from(!back);
         }
         done.store(true, Ordering::Relaxed);

@@ -359,8 +359,10 @@ fn tasks_that_wait_for_the_end_are_woken_when_the_peer_is_dropped() {
         for wait in waits {
             assert_eq!(wait.await.unwrap(), Ok(ClosedBy::Peer));
         }
-        let cancelled = receive.await.unwrap_err();
-        assert!(matches!(cancelled, AsyncError::Failed(f) if f.error == OperationError::Cancelled));
+        let ended = receive.await.unwrap_err();
+        assert!(
+            matches!(ended, AsyncError::Failed(f) if f.error == OperationError::ConnectionEnded)
+        );
         assert_eq!(callee.closed().await, Ok(ClosedBy::Peer));
         // There is nothing left to shut down.
         callee.shutdown(TIMEOUT).await.unwrap();

@@ -471,16 +471,16 @@ fn refused_operation_returns_its_buffer_and_failed_one_its_reason() {
         );
         sent.unwrap();
         assert!(matches!(received, Err(AsyncError::Failed(_))), "{received:?}");
-        // Closing cancels what is under way.
+        // Closing ends what is under way.
         let receive = b.endpoint.receive(Receive::untagged(), vec![0; 4]);
         let close = async {
             sleep(Duration::from_millis(5)).await;
             b.endpoint.close(TIMEOUT).await
         };
-        let (cancelled, closed) = tokio::join!(receive, close);
+        let (ended, closed) = tokio::join!(receive, close);
         closed.unwrap();
-        let Err(AsyncError::Failed(cancelled)) = cancelled else { panic!("{cancelled:?}") };
-        assert_eq!(cancelled.error, OperationError::Cancelled);
+        let Err(AsyncError::Failed(ended)) = ended else { panic!("{ended:?}") };
+        assert_eq!(ended.error, OperationError::Closed);
     });
 }
 

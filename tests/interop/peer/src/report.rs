@@ -18,7 +18,9 @@ const ETRUNC: i32 = 265;
 pub(crate) fn operation_error(error: &OperationError) -> i32 {
     match error {
         OperationError::Truncated { .. } => ETRUNC,
-        OperationError::Cancelled => ECANCELED,
+        OperationError::Cancelled | OperationError::ConnectionEnded | OperationError::Closed => {
+            ECANCELED
+        }
         OperationError::PeerRestarted | OperationError::PeerRemoved => ECONNRESET,
         _ => EIO,
     }

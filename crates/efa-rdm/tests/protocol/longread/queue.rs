@@ -69,8 +69,8 @@ fn sender_killed_during_the_read_fails_the_receive() {
     assert_eq!(received.result, Err(OperationError::Device(Status::UnresponsiveRemote)));
     assert_eq!(received.buffer.bytes().len(), 300_000);
     assert!(world.ends[1].events.iter().any(|event| matches!(event, Event::PeerLost { .. })));
-    world.ends[0].endpoint.cancel_all();
-    assert_eq!(world.send_done(0).result, Err(OperationError::Cancelled));
+    world.ends[0].endpoint.end_operations();
+    assert_eq!(world.send_done(0).result, Err(OperationError::Closed));
 }
 
 /// With `poll`, the failed read is the only thing that the call handles.
@@ -95,7 +95,7 @@ fn sender_killed_during_a_read_in_one_piece_fails_all_operations_with_it() {
         assert_eq!(world.receive_done(1).result, lost, "{driving:?}");
         assert_eq!(world.send_done(1).result, lost, "{driving:?}");
         assert!(world.endpoint(1).is_quiet());
-        world.ends[0].endpoint.cancel_all();
+        world.ends[0].endpoint.end_operations();
         world.take_sends(0);
     }
 }
@@ -153,7 +153,7 @@ fn message_of_removed_peer_fails_by_the_removal_though_its_only_read_fails_too()
     world.drive();
     assert_eq!(world.receive_done(1).result, Err(OperationError::PeerRemoved));
     assert!(world.endpoint(1).is_quiet());
-    world.ends[0].endpoint.cancel_all();
+    world.ends[0].endpoint.end_operations();
     world.take_sends(0);
 }
 
@@ -181,22 +181,22 @@ fn removed_peer_whose_message_was_being_read_does_not_begin_anew() {
     }
 }
 
-/// The device may still write to the buffer, as `cancel_all` says; nothing else is to come of the read.
+/// The device may still write to the buffer, as `end_operations` says; nothing else is to come of the read.
 #[test]
-fn message_cancelled_during_its_only_read_completes_once_and_sends_no_eor() {
+fn message_ended_during_its_only_read_completes_once_and_sends_no_eor() {
     let mut world = pair(5, config(), config());
     begin_only_read(&mut world, 7);
-    world.endpoint(1).cancel_all();
+    world.endpoint(1).end_operations();
     let received = world.receive_done(1);
     assert_eq!((received.context, received.length), (7, 0));
-    assert_eq!(received.result, Err(OperationError::Cancelled));
+    assert_eq!(received.result, Err(OperationError::Closed));
     assert_eq!(received.buffer.bytes().len(), 300_000);
     assert!(!world.endpoint(1).is_quiet(), "the device has not done the read");
     world.drive();
     assert!(world.endpoint(1).is_quiet());
     assert!(world.take_receives(1).is_empty());
     assert_eq!(world.types_from(1), []);
-    world.ends[0].endpoint.cancel_all();
+    world.ends[0].endpoint.end_operations();
     world.take_sends(0);
 }
 

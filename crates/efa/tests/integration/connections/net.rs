@@ -80,11 +80,8 @@ fn connected_endpoints_exchange_messages_until_one_shuts_down() {
             callee.send(Message::to(PEER), "x", 0).unwrap_err().error,
             StartError::NotConnected
         );
-        let cancelled = pair.callee_entry().unwrap_err();
-        assert_eq!(
-            (cancelled.error, cancelled.completion.context),
-            (OperationError::Cancelled, 30)
-        );
+        let ended = pair.callee_entry().unwrap_err();
+        assert_eq!((ended.error, ended.completion.context), (OperationError::ConnectionEnded, 30));
         for context in 21..24 {
             callee.receive(Receive::untagged(), vec![0; 10], context).unwrap();
             let received = pair.callee_entry().unwrap();
@@ -92,11 +89,8 @@ fn connected_endpoints_exchange_messages_until_one_shuts_down() {
             assert_eq!(received.into_message(), pattern(10, context));
         }
         callee.receive(Receive::untagged(), vec![0; 10], 31).unwrap();
-        let cancelled = pair.callee_entry().unwrap_err();
-        assert_eq!(
-            (cancelled.error, cancelled.completion.context),
-            (OperationError::Cancelled, 31)
-        );
+        let ended = pair.callee_entry().unwrap_err();
+        assert_eq!((ended.error, ended.completion.context), (OperationError::ConnectionEnded, 31));
         let contexts = std::iter::from_fn(|| pair.caller.entries.pop_front())
             .map(|entry| entry.map_or_else(|error| error.completion.context, |done| done.context));
         let mut contexts: Vec<_> = contexts.collect();

@@ -87,8 +87,8 @@ fn killed_process_is_one_shutdown_event_after_all_that_it_had_sent() {
             assert_eq!((received.context, received.peer), (context, Some(PEER)));
             assert_eq!(received.into_message(), pattern(20_000, context));
         }
-        let cancelled = side.queue.read().unwrap().unwrap_err();
-        assert_eq!((cancelled.error, cancelled.completion.context), (OperationError::Cancelled, 5));
+        let ended = side.queue.read().unwrap().unwrap_err();
+        assert_eq!((ended.error, ended.completion.context), (OperationError::ConnectionEnded, 5));
         assert!(side.events.wait(Duration::from_millis(50)).is_err(), "one event");
     }
 }
