@@ -1,4 +1,4 @@
-//! The device that a command works with, an endpoint on it, and a capture of its packets.
+//! The device that a command works with, and an endpoint on it.
 //!
 //! ```text
 //!   --device verbs   an interface of this machine, by rdma-core
@@ -7,10 +7,8 @@
 //! ```
 
 use std::ffi::OsString;
-use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::PathBuf;
 
 use clap::ValueEnum;
 use efa::{
@@ -18,10 +16,10 @@ use efa::{
     Endpoint, Environment, Fabric, Link, LinkOptions,
 };
 use efa_device::Rdma;
-use efa_sim::capture::{Capture, CaptureError};
 use efa_sim::faults::FaultOptions;
-use efa_sim::record::{Record, SharedSink, Sink, SinkError};
+use efa_sim::record::SharedSink;
 
+use crate::capture::CaptureFile;
 use crate::child::option;
 
 /// Options that choose a device.
@@ -360,78 +358,5 @@ impl Objects {
             .bind_address_vector(&addresses)
             .enable()?;
         Ok(Self { endpoint, queue, addresses, link: domain.fabric().link() })
-    }
-}
-
-/// Where packets are captured, and how much of each.
-#[derive(Clone, Debug, Default, clap::Args)]
-pub(crate) struct CaptureArgs {
-    /// Write all packets that this side sends and receives into a file for `efa decode`
-    #[arg(long = "capture", value_name = "FILE")]
-    pub(crate) file: Option<PathBuf>,
-    /// Write only the first N bytes of each packet: 128 hold nearly every header [default: all]
-    #[arg(long = "capture-bytes", value_name = "N", requires = "file")]
-    pub(crate) bytes: Option<u32>,
-}
-
-impl CaptureArgs {
-    /// Most bytes of a packet.
-    pub(crate) fn most(&self) -> usize {
-        self.bytes.map_or(usize::MAX, |bytes| bytes as usize)
-    }
-}
-
-/// A capture file that a device writes and whose errors are reported, between `start` and `finish`. Clones share it.
-#[derive(Clone, Default)]
-pub(crate) struct CaptureFile(Arc<Mutex<Option<Capture<File>>>>);
-
-impl CaptureFile {
-    /// Creates the file at `path`, or replaces it, for the first `most` bytes of each packet. Earlier packets are not
-    /// captured.
-    pub(crate) fn start(
-        &self,
-        path: &Path,
-        interface: &str,
-        most: usize,
-    ) -> Result<(), CaptureError> {
-        let created = Capture::create_bounded(path, interface, most)?;
-        self.with(|capture| *capture = Some(created));
-        Ok(())
-    }
-
-    fn with<T>(&self, f: impl FnOnce(&mut Option<Capture<File>>) -> T) -> T {
-        f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Writes what is still in memory, if it was started: what a process that is killed later leaves. An error is one of
-    /// [`finish`](Self::finish).
-    pub(crate) fn flush(&self) {
-        let _ = self.try_flush();
-    }
-
-    fn try_flush(&self) -> Result<(), SinkError> {
-        self.with(|capture| capture.as_mut().map_or(Ok(()), Capture::flush))
-    }
-
-    /// Ends the file; later packets are not captured.
-    pub(crate) fn finish(&self) -> Result<(), CaptureError> {
-        match self.with(Option::take) {
-            Some(capture) => capture.finish().map(drop),
-            None => Ok(()),
-        }
-    }
-}
-
-impl Sink for CaptureFile {
-    fn record(&mut self, record: &Record<'_>) {
-        self.with(|capture| {
-            if let Some(capture) = capture {
-                capture.record(record);
-            }
-        });
-    }
-
-    fn flush(&mut self) -> Result<(), SinkError> {
-        self.try_flush()
     }
 }

@@ -12,6 +12,7 @@
 //!       ──► netio      messages from and into files, point to point or published
 //!       ──► soft_efa   runs other programs on the software device
 //!            netio, pingpong use: interrupt (signals that end a run)
+//!            both, too: capture (the packets of a run)
 //!            all use: device (an interface or the software device), output (which may be closed)
 //! ```
 //!
@@ -19,6 +20,7 @@
 
 #![forbid(unsafe_code)]
 
+mod capture;
 mod child;
 mod decode;
 mod device;

@@ -165,6 +165,28 @@ fn sent_file_arrives_identical_on_shm_and_tcp() {
 }
 
 #[test]
+fn captures_of_both_sides_have_the_packets_of_a_run() {
+    let files = Files::new("captured", 20_000);
+    let [file, sent, received] =
+        ["file", "sent.pcapng", "received.pcapng"].map(|of| files.text(of));
+    for link in ["shm", "tcp"] {
+        let receive = format!("receive {ANY} --link {link} --output {}", files.text(link));
+        let (receiver, at) = listening(&mut netio(&format!("{receive} --capture {received}")));
+        let send = format!("send {at} --link {link} --capture {sent} --capture-bytes 64 {file}");
+        start(&send).finish().success();
+        receiver.finish().success();
+        files.check(link);
+        for (capture, event) in [(&sent, "sent"), (&received, "received")] {
+            let lines = run(["decode", capture, "--event", event, "--type", "rtm"]).success();
+            assert_ne!(lines, "", "{link}: {event}");
+        }
+    }
+    let nowhere = format!("bench --capture {}/none/f", files.text("file"));
+    let said = failed(start(&nowhere).finish(), 1);
+    assert!(said.contains("none/f: cannot write the capture: Not a directory"), "{said}");
+}
+
+#[test]
 fn lines_of_standard_input_arrive_as_messages_while_it_is_open() {
     let (mut input, ours) = {
         let (theirs, ours) = std::io::pipe().unwrap();
@@ -695,6 +717,8 @@ fn invalid_command_lines_are_usage_errors() {
         ("bench --link tcp --rnr 0.1", "--rnr needs --link shm"),
         ("receive 127.0.0.1:0 --link tcp --device-name a", "--device-name needs --link shm"),
         ("bench --link tcp --directory /x", "--directory needs --link shm"),
+        ("bench --capture-bytes 64", "--capture <FILE>"),
+        ("bench --device verbs --capture f", "--capture is an option of the software device"),
     ] {
         let error = run(["netio"].into_iter().chain(line.split_whitespace())).usage();
         assert!(error.contains(says), "{line}: {error}");

@@ -16,6 +16,7 @@ use serde::Serialize;
 use super::place::{self, LinkArgs, Side, Site};
 use super::publish::Audience;
 use super::{NetioError, interrupt_of};
+use crate::capture::CaptureFile;
 use crate::child::read_aside;
 use crate::interrupt::Interrupt;
 use crate::output;
@@ -57,7 +58,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = place::seconds)]
     seconds: Duration,
     #[command(flatten)]
-    link: LinkArgs,
+    pub(super) link: LinkArgs,
 }
 
 /// The result.
@@ -85,11 +86,11 @@ impl Args {
 }
 
 /// Runs the command.
-pub(super) fn run(args: &Args) -> Result<(), NetioError> {
+pub(super) fn run(args: &Args, capture: Option<&CaptureFile>) -> Result<(), NetioError> {
     let site = Site { host: "127.0.0.1".to_owned(), port: 0 };
     let threshold = args.read_threshold as u64;
     let options = Options::default().with(|options| options.read_threshold = threshold);
-    let mut netio = args.link.open_with(Side::Listens(&site), options)?;
+    let mut netio = args.link.open_with(Side::Listens(&site), options, capture)?;
     let places = (MEMORY / args.size).clamp(2, 512);
     let pool = netio.allocate(places * args.size)?;
     let options = PublishOptions::default()

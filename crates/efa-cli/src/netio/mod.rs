@@ -33,7 +33,8 @@ use clap::Subcommand;
 use efa::{ConnectError, OperationError, Shortage};
 use efa_netio::{ClosedReason, Netio, NoThread, RefusedReason, SendError, SocketError, Tag};
 
-use self::place::Site;
+use self::place::{LinkArgs, Site};
+use crate::capture::{CaptureFailed, CaptureFile};
 use crate::interrupt::{CatchError, Interrupt, Interrupted};
 
 /// Arguments of `efa netio`.
@@ -107,6 +108,9 @@ pub(crate) enum NetioError {
     /// The result can't be written.
     #[error("cannot write the output")]
     Output(#[from] io::Error),
+    /// The capture can't be written.
+    #[error(transparent)]
+    Capture(#[from] CaptureFailed),
     /// A subscriber's process can't be started or watched.
     #[error("cannot run a subscriber")]
     Subscriber(#[source] io::Error),
@@ -282,6 +286,7 @@ impl NetioError {
             | Self::Input { .. }
             | Self::File { .. }
             | Self::Output(_)
+            | Self::Capture(_)
             | Self::Subscriber(_)
             | Self::Thread(_)
             | Self::Signals(_)
@@ -311,6 +316,18 @@ impl NetioError {
     }
 }
 
+impl Command {
+    fn link(&self) -> &LinkArgs {
+        match self {
+            Self::Publish(args) => &args.link,
+            Self::Subscribe(args) => &args.link,
+            Self::Send(args) => &args.link,
+            Self::Receive(args) => &args.link,
+            Self::Bench(args) => &args.link,
+        }
+    }
+}
+
 impl Args {
     /// A message about options that exclude each other, beyond what clap checks.
     pub(crate) fn conflict(&self) -> Option<String> {
@@ -332,12 +349,22 @@ fn interrupt_of(netio: &Netio) -> Result<Interrupt, CatchError> {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<(), NetioError> {
-    match &args.command {
-        Command::Publish(args) => publish::run(args),
-        Command::Subscribe(args) => subscribe::run(args),
-        Command::Send(args) => send::run(args),
-        Command::Receive(args) => receive::run(args),
-        Command::Bench(args) => bench::run(args),
+    let file = args.command.link().capture.file();
+    let capture = file.as_ref();
+    let result = match &args.command {
+        Command::Publish(args) => publish::run(args, capture),
+        Command::Subscribe(args) => subscribe::run(args, capture),
+        Command::Send(args) => send::run(args, capture),
+        Command::Receive(args) => receive::run(args, capture),
+        Command::Bench(args) => bench::run(args, capture),
+    };
+    // The endpoints are closed, so that their last packets are in the capture.
+    match (result, capture.map_or(Ok(()), CaptureFile::finish)) {
+        (Err(error), Err(lost)) => {
+            crate::output::print_error(format_args!("warning: {lost}"));
+            Err(error)
+        }
+        (result, captured) => result.and(Ok(captured?)),
     }
 }
 

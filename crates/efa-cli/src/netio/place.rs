@@ -12,6 +12,7 @@ use efa::Domain;
 use efa_netio::{AnySocket, Event, Netio, Options, RefusedReason, Tag, Wait};
 
 use super::NetioError;
+use crate::capture::{CaptureArgs, CaptureFile};
 use crate::child::option;
 use crate::device::{DeviceArgs, Kind, PropertyArgs, SoftLink, TcpHost, host_address};
 use crate::output;
@@ -108,6 +109,8 @@ pub(super) struct LinkArgs {
     /// one from which HOST is reached]
     #[arg(long, value_name = "IP", requires = "link", value_parser = host_address)]
     address: Option<IpAddr>,
+    #[command(flatten)]
+    pub(super) capture: CaptureArgs,
     /// Print the totals as JSON on standard output
     #[arg(long)]
     pub(super) json: bool,
@@ -145,21 +148,34 @@ impl LinkArgs {
     }
 
     fn of_soft(&self) -> Option<&'static str> {
-        self.link.map(|_| "--link")
+        self.capture.given().or(self.link.map(|_| "--link"))
     }
 
     pub(super) fn timeout(&self) -> Duration {
         Duration::from_secs(self.timeout)
     }
 
-    /// A context on the device.
-    pub(super) fn open(&self, side: Side<'_>) -> Result<Netio, NetioError> {
-        self.open_with(side, Options::default())
+    /// A context on the device, whose packets are captured.
+    pub(super) fn open(
+        &self,
+        side: Side<'_>,
+        capture: Option<&CaptureFile>,
+    ) -> Result<Netio, NetioError> {
+        self.open_with(side, Options::default(), capture)
     }
 
     /// The same, with options of which the timeout is replaced.
-    pub(super) fn open_with(&self, side: Side<'_>, options: Options) -> Result<Netio, NetioError> {
-        let domain = self.domain(side)?;
+    pub(super) fn open_with(
+        &self,
+        side: Side<'_>,
+        options: Options,
+        capture: Option<&CaptureFile>,
+    ) -> Result<Netio, NetioError> {
+        let domain = self.domain(side, capture)?;
+        // There is no endpoint yet, and so no packet.
+        if let Some(capture) = capture {
+            capture.start(&self.device.soft.name())?;
+        }
         let options = options.with(|options| options.timeout = self.timeout());
         match Netio::new(&domain, options) {
             Ok(netio) => Ok(netio),
@@ -170,11 +186,11 @@ impl LinkArgs {
         }
     }
 
-    fn domain(&self, side: Side<'_>) -> Result<Domain, NetioError> {
+    fn domain(&self, side: Side<'_>, capture: Option<&CaptureFile>) -> Result<Domain, NetioError> {
         let opened = match (self.device.kind(&self.properties, self.of_soft()), self.link) {
             (Kind::Verbs, _) => self.device.open_interface(),
-            (_, Some(SoftLink::Tcp)) => self.host(side)?.open(&self.properties, None),
-            _ => self.device.soft.open(&self.properties, None),
+            (_, Some(SoftLink::Tcp)) => self.host(side)?.open(&self.properties, capture),
+            _ => self.device.soft.open(&self.properties, capture),
         };
         opened.map_err(NetioError::Device)
     }

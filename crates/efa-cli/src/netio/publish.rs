@@ -13,6 +13,7 @@ use super::place::{self, LinkArgs, Side, Site};
 use super::statistics::Statistics;
 use super::totals::{Counter, PublisherTotals};
 use super::{NetioError, interrupt_of};
+use crate::capture::CaptureFile;
 use crate::interrupt::Interrupt;
 
 /// Arguments of `efa netio publish`.
@@ -62,7 +63,7 @@ pub(super) struct Args {
         value_parser = place::seconds)]
     statistics: Option<Option<Duration>>,
     #[command(flatten)]
-    link: LinkArgs,
+    pub(super) link: LinkArgs,
 }
 
 impl Args {
@@ -92,8 +93,8 @@ impl Args {
 }
 
 /// Runs the command.
-pub(super) fn run(args: &Args) -> Result<(), NetioError> {
-    let mut netio = args.link.open(Side::Listens(&args.site))?;
+pub(super) fn run(args: &Args, capture: Option<&CaptureFile>) -> Result<(), NetioError> {
+    let mut netio = args.link.open(Side::Listens(&args.site), capture)?;
     let feed = args.input.open(&netio, args.times())?;
     let options = PublishOptions::default()
         .outstanding(feed.places())

@@ -9,6 +9,7 @@ use super::place::{self, LinkArgs, Side, Site};
 use super::subscribe::ReceivingArgs;
 use super::totals::Counter;
 use super::{NetioError, Peer, interrupt_of};
+use crate::capture::CaptureFile;
 use crate::interrupt::Interrupt;
 
 /// Arguments of `efa netio receive`.
@@ -33,7 +34,7 @@ pub(super) struct Args {
     #[command(flatten)]
     receiving: ReceivingArgs,
     #[command(flatten)]
-    link: LinkArgs,
+    pub(super) link: LinkArgs,
 }
 
 impl Args {
@@ -46,9 +47,9 @@ impl Args {
 }
 
 /// Runs the command.
-pub(super) fn run(args: &Args) -> Result<(), NetioError> {
+pub(super) fn run(args: &Args, capture: Option<&CaptureFile>) -> Result<(), NetioError> {
     let mut sink = Sink::new(args.output.as_deref(), Format::Bytes)?;
-    let mut netio = args.link.open(Side::Listens(&args.site))?;
+    let mut netio = args.link.open(Side::Listens(&args.site), capture)?;
     let buffers = Some(args.receiving.buffers());
     let socket = netio.listen_socket(ListenOptions::default().buffers(buffers).connections(1));
     netio.listen(socket, &args.site.host, args.site.port)?;

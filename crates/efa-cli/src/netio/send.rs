@@ -11,6 +11,7 @@ use super::place::{self, LinkArgs, Side, Site};
 use super::subscribe::Attempts;
 use super::totals::{Counter, Unsent};
 use super::{NetioError, Peer, interrupt_of};
+use crate::capture::CaptureFile;
 use crate::interrupt::Interrupt;
 
 /// Arguments of `efa netio send`.
@@ -40,7 +41,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = place::seconds)]
     retry: Duration,
     #[command(flatten)]
-    link: LinkArgs,
+    pub(super) link: LinkArgs,
 }
 
 impl Args {
@@ -50,8 +51,8 @@ impl Args {
 }
 
 /// Runs the command.
-pub(super) fn run(args: &Args) -> Result<(), NetioError> {
-    let mut netio = args.link.open(Side::Connects(&args.site))?;
+pub(super) fn run(args: &Args, capture: Option<&CaptureFile>) -> Result<(), NetioError> {
+    let mut netio = args.link.open(Side::Connects(&args.site), capture)?;
     let feed = args.input.open(&netio, Repeat::Times(1))?;
     let socket = netio.send_socket(SendOptions::default().completion(Completion::Delivered));
     netio.connect(socket, &args.site.host, args.site.port)?;

@@ -12,6 +12,7 @@ use super::output::{Format, Sink};
 use super::place::{self, LinkArgs, Side, Site};
 use super::totals::Counter;
 use super::{NetioError, Peer, interrupt_of};
+use crate::capture::CaptureFile;
 use crate::interrupt::Interrupt;
 
 /// Pause before a refused connection is tried again.
@@ -58,7 +59,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = place::seconds)]
     retry: Duration,
     #[command(flatten)]
-    link: LinkArgs,
+    pub(super) link: LinkArgs,
 }
 
 /// Options of buffers.
@@ -117,9 +118,9 @@ impl Attempts {
 }
 
 /// Runs the command.
-pub(super) fn run(args: &Args) -> Result<(), NetioError> {
+pub(super) fn run(args: &Args, capture: Option<&CaptureFile>) -> Result<(), NetioError> {
     let sink = args.sink()?;
-    let mut netio = args.link.open(Side::Connects(&args.site))?;
+    let mut netio = args.link.open(Side::Connects(&args.site), capture)?;
     let options = SubscribeOptions::default().buffers(args.receiving.buffers());
     let socket = netio.subscribe_socket(&args.site.host, args.site.port, options);
     for tag in &args.tags {

@@ -32,12 +32,10 @@ mod sizes;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::RangedU64ValueParser;
 use efa::{Domain, DomainAttributes, Endpoint};
-use efa_sim::capture::CaptureError;
 
 pub(crate) use self::connect::why_no_port;
 use self::connect::{ConnectError, HostPort, Listening};
@@ -50,10 +48,9 @@ use self::run::Measured;
 use self::session::{Problem, RunError};
 use self::sizes::Sizes;
 pub(crate) use self::sizes::size;
+use crate::capture::{CaptureArgs, CaptureFailed, CaptureFile};
 use crate::child::option;
-use crate::device::{
-    CaptureArgs, CaptureFile, DeviceArgs, Kind, PropertyArgs, SoftLink, TcpHost, host_address,
-};
+use crate::device::{DeviceArgs, Kind, PropertyArgs, SoftLink, TcpHost, host_address};
 use crate::interrupt::{CatchError, Interrupted};
 use crate::output;
 
@@ -234,13 +231,8 @@ pub(crate) enum PingpongError {
     #[error(transparent)]
     Interrupted(#[from] Interrupted),
     /// The capture can't be written.
-    #[error("{}: cannot write the capture", file.display())]
-    Capture {
-        /// The file.
-        file: PathBuf,
-        /// The reason.
-        source: CaptureError,
-    },
+    #[error(transparent)]
+    Capture(#[from] CaptureFailed),
     /// The result can't be written.
     #[error("cannot write the output")]
     Output(#[from] io::Error),
@@ -288,8 +280,7 @@ impl Args {
 
     /// The first option given here that needs the software device.
     fn of_soft(&self) -> Option<&'static str> {
-        let capture = self.capture.file.is_some().then_some("--capture");
-        capture.or(self.link.is_some().then_some("--link"))
+        self.capture.given().or(self.link.is_some().then_some("--link"))
     }
 
     fn kind(&self) -> Kind {

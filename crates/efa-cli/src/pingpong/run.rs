@@ -11,7 +11,8 @@ use super::plan::{MAX_WINDOW, Plan};
 use super::report::Report;
 use super::session::{Early, Problem, RunError, Session};
 use super::{Args, FAILURE_TIMEOUT, PingpongError, client, server};
-use crate::device::{CaptureFile, Objects};
+use crate::capture::CaptureFile;
+use crate::device::Objects;
 use crate::interrupt::{Interrupt, Interrupted};
 
 /// How long to deliver queued packets at the end of a run.
@@ -147,20 +148,13 @@ pub(super) struct Device<'a> {
 impl<'a> Device<'a> {
     /// `local` is this side's address in the control connection.
     pub(super) fn open(args: &'a Args, local: Option<SocketAddr>) -> Result<Self, PingpongError> {
-        let Args { device, capture: wanted, .. } = args;
-        let capture = wanted.file.as_ref().map(|_| CaptureFile::default());
+        let capture = args.capture.file();
         let domain = args.open_device(local, capture.as_ref())?;
         // There is no endpoint yet, and so no packet.
-        if let (Some(capture), Some(file)) = (&capture, &wanted.file) {
-            let failed = |source| PingpongError::Capture { file: file.clone(), source };
-            capture.start(file, &device.soft.name(), wanted.most()).map_err(failed)?;
+        if let Some(capture) = &capture {
+            capture.start(&args.device.soft.name())?;
         }
         Ok(Self { domain, args, capture })
-    }
-
-    /// The capture of its packets, for who flushes it; one that was never started if there is none.
-    pub(super) fn capture(&self) -> CaptureFile {
-        self.capture.clone().unwrap_or_default()
     }
 
     /// Closes the endpoint, and ends the capture. After an interruption nobody waits for what is under way.
@@ -177,11 +171,9 @@ impl<'a> Device<'a> {
                 }
             }
         }
-        match (&self.capture, &self.args.capture.file) {
-            (Some(capture), Some(file)) => capture
-                .finish()
-                .map_err(|source| PingpongError::Capture { file: file.clone(), source }),
-            _ => Ok(()),
+        match &self.capture {
+            Some(capture) => Ok(capture.finish()?),
+            None => Ok(()),
         }
     }
 }
@@ -198,8 +190,8 @@ fn session<'a>(
     let theirs: Address = theirs.parse()?;
     let peer = insert(&addresses, link, theirs, &endpoint)?;
     let (timeout, early) = (device.args.timeout(), Early::default());
-    let (capture, interrupt) = (device.capture(), Interrupt::default());
-    Ok(Session { endpoint, queue, peer, channel, plan, capture, interrupt, timeout, early })
+    let interrupt = Interrupt::default();
+    Ok(Session { endpoint, queue, peer, channel, plan, interrupt, timeout, early })
 }
 
 /// Inserts the other side's endpoint into the address vector.

@@ -18,7 +18,6 @@ use super::fi::FiControlError;
 use super::pattern::{Mismatch, Pattern};
 use super::plan::{Direction, Plan};
 use super::report::readable_size;
-use crate::device::CaptureFile;
 use crate::interrupt::{Interrupt, Interrupted};
 
 /// Polls of the completion queue between two yields of the processor.
@@ -165,8 +164,6 @@ pub(crate) struct Session<'a> {
     pub(crate) peer: FiAddr,
     pub(crate) channel: &'a mut Channel,
     pub(crate) plan: Plan,
-    /// The capture of the packets, which is flushed while nothing completes.
-    pub(crate) capture: CaptureFile,
     /// Signals that end the run.
     pub(crate) interrupt: Interrupt,
     /// Longest wait without a completion.
@@ -266,7 +263,6 @@ impl Session<'_> {
             let now = Instant::now();
             if now - checked >= CHECK {
                 checked = now;
-                self.capture.flush();
                 self.channel.check()?;
             }
             if now - begin > self.timeout {
@@ -312,7 +308,7 @@ impl Idle {
         Self { begin, checked: begin }
     }
 
-    /// Yields the processor; from time to time flushes the capture, and checks timeout and control channel.
+    /// Yields the processor; from time to time checks timeout and control channel.
     fn pass(&mut self, session: &mut Session<'_>) -> Result<(), Problem> {
         thread::yield_now();
         let now = Instant::now();
@@ -321,7 +317,6 @@ impl Idle {
         }
         self.checked = now;
         session.interrupt.take()?;
-        session.capture.flush();
         session.channel.check()?;
         if now - self.begin > session.timeout {
             return Err(Problem::Stalled { waited: session.timeout });
@@ -335,13 +330,11 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use efa::{AddressVector, Fabric, LocalOptions};
-    use efa_sim::capture::CaptureReader;
-    use tempfile::TempDir;
 
     use super::super::control::Stream;
     use super::super::plan::{Mode, Step};
     use super::*;
-    use crate::device::{Objects, PropertyArgs, SoftArgs};
+    use crate::device::Objects;
 
     const TIMEOUT: Duration = Duration::from_secs(60);
     const TURN: Turn = Turn { step: 3, number: 5, size: 100, direction: Direction::ToServer };
@@ -369,7 +362,6 @@ mod tests {
                 peer,
                 channel,
                 plan,
-                capture: CaptureFile::default(),
                 interrupt: Interrupt::default(),
                 timeout: TIMEOUT,
                 early: Early::default(),
@@ -407,33 +399,6 @@ mod tests {
     }
 
     #[test]
-    fn capture_holds_its_packets_while_the_session_waits() {
-        let directory = TempDir::new().unwrap();
-        let file = directory.path().join("capture.pcapng");
-        let hosts = Some(directory.path().join("hosts"));
-        let soft = SoftArgs { device_name: None, directory: hosts };
-        let capture = CaptureFile::default();
-        let domain = soft.open(&PropertyArgs::default(), Some(&capture)).unwrap();
-        capture.start(&file, "test", usize::MAX).unwrap();
-        let Objects { endpoint, queue, addresses, .. } = Objects::new(&domain, 8).unwrap();
-        let peer = addresses.insert(endpoint.address()).unwrap();
-        let (a, b) = UnixStream::pair().unwrap();
-        let opened = thread::spawn(|| Channel::open(Stream::Unix(a), TIMEOUT).unwrap());
-        let channel = &mut Channel::open(Stream::Unix(b), TIMEOUT).unwrap();
-        let _other = opened.join().unwrap();
-        let (plan, early) = (plan(true, false), Early::default());
-        let timeout = 2 * CHECK;
-        let interrupt = Interrupt::default();
-        let mut session =
-            Session { endpoint, queue, peer, channel, plan, capture, interrupt, timeout, early };
-        session.send(TURN, vec![1; 100]).unwrap();
-        let error = session.received(TURN).unwrap_err().source;
-        assert!(matches!(error, Problem::Stalled { .. }), "{error}");
-        let records: Result<Vec<_>, _> = CaptureReader::open(&file).unwrap().collect();
-        assert_ne!(records.unwrap(), []);
-    }
-
-    #[test]
     fn closed_control_channel_ends_the_wait() {
         let (a, b) = UnixStream::pair().unwrap();
         let opened = thread::spawn(|| Channel::open(Stream::Unix(a), TIMEOUT).unwrap());
@@ -443,10 +408,9 @@ mod tests {
         let peer = addresses.insert(endpoint.address()).unwrap();
         let (channel, plan) = (&mut channel, plan(true, false));
         let (timeout, early) = (TIMEOUT, Early::default());
-        let capture = CaptureFile::default();
         let interrupt = Interrupt::default();
         let mut session =
-            Session { endpoint, queue, peer, channel, plan, capture, interrupt, timeout, early };
+            Session { endpoint, queue, peer, channel, plan, interrupt, timeout, early };
         drop(opened.join().unwrap());
         let error = session.received(TURN).unwrap_err().source;
         assert!(matches!(error, Problem::Control(ControlError::Closed)), "{error}");

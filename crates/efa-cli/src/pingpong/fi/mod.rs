@@ -44,8 +44,7 @@ pub(super) fn measure(args: &Args, stream: Stream) -> Result<Measured, PingpongE
     let peer = insert(&addresses, link, theirs, &endpoint)?;
     let plan = (args.fi_plan(), args.fi_prefix);
     let ours = endpoint.address();
-    let (capture, timeout) = (device.capture(), args.timeout());
-    let mut session = Session::new(endpoint, queue, peer, control, plan, capture, timeout)?;
+    let mut session = Session::new(endpoint, queue, peer, control, plan, args.timeout())?;
     session.control.send_name(ours)?;
     session.interrupt = Interrupt::catch(|| {})?;
     let progress = progress_bar(session.plan.steps.len());
@@ -90,8 +89,7 @@ pub(super) fn serve(args: &Args, stream: Stream) -> Result<(), PingpongError> {
     let theirs = control.receive_name()?;
     let peer = insert(&addresses, link, theirs, &endpoint)?;
     let plan = (args.fi_plan(), args.fi_prefix);
-    let (capture, timeout) = (device.capture(), args.timeout());
-    let mut session = Session::new(endpoint, queue, peer, control, plan, capture, timeout)?;
+    let mut session = Session::new(endpoint, queue, peer, control, plan, args.timeout())?;
     session.interrupt = Interrupt::catch(|| {})?;
     tracing::info!("the run begins");
     let interrupted = interruption(answer(&mut session))?;

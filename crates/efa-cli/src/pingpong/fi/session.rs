@@ -10,7 +10,6 @@ use super::super::plan::{Direction, Plan};
 use super::super::session::{CHECK, Problem, RunError, SPINS, Turn};
 use super::control::{FiControl, FiControlError};
 use super::data;
-use crate::device::CaptureFile;
 use crate::interrupt::Interrupt;
 
 /// How long to wait for messages of a peer that has closed the control channel: it closes at its end, when its
@@ -26,8 +25,6 @@ pub(super) struct Session {
     pub(super) plan: Plan,
     /// Bytes that arrive before each message. libfabric strips them where it receives, and not where it sends.
     prefix: usize,
-    /// The capture of the packets, which is flushed while nothing completes.
-    capture: CaptureFile,
     /// Signals that end the run.
     pub(super) interrupt: Interrupt,
     /// Longest wait without a completion.
@@ -71,7 +68,6 @@ impl Session {
         peer: FiAddr,
         control: FiControl,
         (plan, prefix): (Plan, u16),
-        capture: CaptureFile,
         timeout: Duration,
     ) -> Result<Self, RunError> {
         let longest = plan.steps.iter().map(|step| step.size).max().unwrap_or(0);
@@ -85,7 +81,6 @@ impl Session {
             control,
             plan,
             prefix,
-            capture,
             interrupt: Interrupt::default(),
             timeout,
             filled,
@@ -103,15 +98,8 @@ impl Session {
         &mut self,
         words: impl FnOnce(&mut FiControl, &mut dyn FnMut()) -> Result<(), FiControlError>,
     ) -> Result<(), FiControlError> {
-        let Self { control, early, queue, capture, .. } = self;
-        let mut flushed = Instant::now();
-        words(control, &mut || {
-            while early.read(queue) {}
-            if flushed.elapsed() >= CHECK {
-                flushed = Instant::now();
-                capture.flush();
-            }
-        })
+        let Self { control, early, queue, .. } = self;
+        words(control, &mut || while early.read(queue) {})
     }
 
     /// Writes the bytes of the next message, if they are to be checked.
@@ -219,7 +207,6 @@ impl Session {
             }
             looked = now;
             self.interrupt.take()?;
-            self.capture.flush();
             if gone.is_none() && self.control.is_closed()? {
                 gone = Some(now);
             }
