@@ -33,7 +33,7 @@ local STATUSES = {
     [12] = "unexpected response of the remote side",
     [13] = "the remote side stopped responding",
     [14] = "the remote side does not know the sender",
-    [15] = "the remote side was never reachable",
+    [15] = "the remote side was never reachable (is it running, and on the same link and network?)",
     [18] = "the remote side lacks a feature that the operation needs",
 }
 

@@ -121,7 +121,7 @@ impl fmt::Display for Status {
             Self::BadStatus => "unexpected response of the remote side",
             Self::UnresponsiveRemote => "the remote side stopped responding",
             Self::UnknownPeer => "the remote side does not know the sender",
-            Self::UnreachableRemote => "the remote side was never reachable",
+            Self::UnreachableRemote => "the remote side was never reachable (is it running, and on the same link and network?)",
             Self::FeatureMismatch => "the remote side lacks a feature that the operation needs",
             Self::NotPermitted => {
                 "not permitted to access the memory of the remote process (not dumpable, seccomp, \
@@ -141,6 +141,12 @@ mod tests {
             assert_eq!(Status::from_code(code).map(Status::code), Some(code));
         }
         assert_eq!((Status::from_code(0), Status::from_code(16)), (None, None));
+    }
+
+    #[test]
+    fn text_of_a_peer_that_was_never_reachable_says_what_to_look_at() {
+        let text = "the remote side was never reachable (is it running, and on the same link and network?)";
+        assert_eq!(Status::UnreachableRemote.to_string(), text);
     }
 
     #[test]

@@ -8,9 +8,9 @@
 //! $ cargo run -p efa --example errors
 //! not started, to be retried: the completion queue has no credit: 2 operations are under way or have unread completions
 //! received "short"
-//! failed: operation with context 10: message of 23 bytes truncated to the 8 bytes of the buffer
+//! failed: operation with context 10 (peer [fe80::1]:1/0x00000001): message of 23 bytes truncated to the 8 bytes of the buffer
 //!   its buffer holds "too long"
-//! failed: operation with context 21: the device reports: no such queue pair at the remote side
+//! failed: operation with context 21 (peer [fe80::1]:2/0x00000002): the device reports: no such queue pair at the remote side
 //! event: peer [fe80::1]:2/0x00000002 lost: no such queue pair at the remote side
 //! failed: operation with context 20: cancelled
 //! not started: the peer at #0 is gone

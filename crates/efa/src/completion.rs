@@ -82,13 +82,18 @@ impl Completion {
 
 /// A failed operation (`fi_cq_err_entry`). It completes in order with the others.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("operation with context {}: {error}", completion.context)]
+#[error("operation with context {}{}: {error}", completion.context, of_peer(completion.peer_address))]
 #[non_exhaustive]
 pub struct CompletionError {
     /// Why.
     pub error: OperationError,
     /// The other properties of the completion.
     pub completion: Box<Completion>,
+}
+
+/// Names the other side, if it is known.
+fn of_peer(peer: Option<Address>) -> String {
+    peer.map_or_else(String::new, |peer| format!(" (peer {peer})"))
 }
 
 /// Why an operation was not started.

@@ -192,6 +192,8 @@ fn failed_completion_has_context_tag_peer_and_buffer() {
     let failed = world.failed(ALICE);
     let OperationError::Device(status) = failed.error else { panic!("{failed}") };
     assert_eq!((status, status.code()), (Status::UnresponsiveRemote, 13));
+    let text = format!("operation with context 4 (peer {bob}): the device reports: {status}");
+    assert_eq!(failed.to_string(), text);
     let completion = *failed.completion;
     assert_eq!((completion.context, completion.kind, completion.length), (4, Kind::Send, 20));
     assert_eq!((completion.tag, completion.peer), (Some(4), Some(to_bob)));
