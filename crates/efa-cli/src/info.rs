@@ -69,12 +69,12 @@ pub(crate) enum InfoError {
         link: Link,
     },
     /// There is no interface; the error says what to do.
-    #[error("{}{source}", unless_named(name.as_deref(), source))]
+    #[error("{}{error}", unless_named(name.as_deref(), error))]
     NoInterface {
         /// The one that was asked for.
         name: Option<String>,
-        /// The reason.
-        source: efa::Error,
+        /// The reason. It is no `source`, as its text is in the text of this.
+        error: efa::Error,
     },
     /// Discovery finds nothing.
     #[error(transparent)]
@@ -191,8 +191,8 @@ impl Facts {
         let mut hints = Hints::new().link(link);
         hints.interface = interface;
         let found = efa::info(&hints).map_err(|error| match error {
-            source @ efa::Error::Device(_) if link == Link::Verbs => {
-                InfoError::NoInterface { name: args.device.interface.clone(), source }
+            error @ efa::Error::Device(_) if link == Link::Verbs => {
+                InfoError::NoInterface { name: args.device.interface.clone(), error }
             }
             error => error.into(),
         })?;
@@ -322,6 +322,25 @@ impl EndpointFacts {
             mem_tag_format: format!("{:#018x}", attributes.mem_tag_format),
             iov_limit: transmit.iov_limit,
             address_size: attributes.address_size,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use efa::DeviceError;
+
+    use super::*;
+
+    #[test]
+    fn absent_interface_is_told_once_in_the_chain_of_errors() {
+        let absent = || DeviceError::Absent { reason: "no driver".to_owned() };
+        for (name, text) in
+            [(None, "no device: no driver"), (Some("efa9"), "interface efa9: no device: no driver")]
+        {
+            let (name, error) = (name.map(str::to_owned), absent().into());
+            let error = anyhow::Error::from(InfoError::NoInterface { name, error });
+            assert_eq!(format!("{error:#}"), text);
         }
     }
 }
