@@ -228,6 +228,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             .filter(|peer| self.core().peers.status_of(*peer) == PeerStatus::Live)
     }
 
+    /// Whether the latest peer with an address is gone: what it still sends is dropped.
+    #[must_use]
+    pub fn is_gone(&self, address: &RawAddress) -> bool {
+        let peers = &self.core().peers;
+        let known = peers.by_address(address).map(|peer| peers.status_of(peer));
+        known == Some(PeerStatus::Gone)
+    }
+
     /// The live peer on the queue pair of an address that has another connid and has sent a packet: it ends when that
     /// address is [inserted](Self::insert_peer).
     #[must_use]

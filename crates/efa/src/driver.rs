@@ -14,7 +14,7 @@ mod connection;
 mod tests;
 mod waited;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use accounts::Accounts;
@@ -88,9 +88,6 @@ pub(crate) struct Driver<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePa
     level: Level,
     unreported: [Unreported; 2],
     peers: PeerMap,
-    /// Addresses that were removed from the address vector and not inserted again: the engine drops
-    /// what they send.
-    removed: HashSet<Address>,
     /// Addresses that were inserted after another incarnation of their queue pair, this one, had been heard, and not used yet:
     /// they are of later ones.
     successors: HashMap<Address, PeerId>,
@@ -196,7 +193,6 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             level,
             unreported,
             peers: PeerMap::default(),
-            removed: HashSet::new(),
             successors: HashMap::new(),
             transmit: CqBinding::new(transmit),
             receive: CqBinding::new(receive),
@@ -597,14 +593,15 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         false
     }
 
-    /// Addresses were inserted into the address vector: the engine takes packets of those that had been
-    /// removed again. It learns of others when they are first [used](Self::new_peer).
+    /// Addresses were inserted into the address vector: the engine again takes packets of those that are gone, unless
+    /// another incarnation was heard since. It learns of others when they are first [used](Self::new_peer).
     pub(crate) fn peers_inserted(&mut self, peers: &[(FiAddr, Address)]) {
         for (addr, address) in peers {
             if let Some(before) = self.engine.find_other_incarnation(&address.raw()) {
                 self.successors.insert(*address, before);
+                continue;
             }
-            if !self.removed.contains(address) {
+            if !self.engine.is_gone(&address.raw()) {
                 continue;
             }
             // It may have been removed again. That takes the lock of this driver, so it can't happen
@@ -613,7 +610,6 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             let is_sent_to = self.addresses.address(*addr) == Some(*address);
             let is_current = || is_sent_to || self.addresses.find(address) == Some(*addr);
             if is_current() {
-                self.removed.remove(address);
                 // If the device fails here, the first operation with the peer returns the error.
                 if let Ok(peer) = self.engine.insert_peer(address.raw()) {
                     let name = self.addresses.peer_of(*addr);
@@ -631,13 +627,9 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     /// An address is being removed from the address vector.
     pub(crate) fn peer_removed(&mut self, addr: FiAddr, address: &Address) {
         self.successors.remove(address);
-        let was_used = self.peers.remove(addr).is_some();
-        let known = self.engine.find_peer(&address.raw());
-        if let Some(peer) = known {
+        self.peers.remove(addr);
+        if let Some(peer) = self.engine.find_peer(&address.raw()) {
             self.engine.remove_peer(peer);
-        }
-        if was_used || known.is_some() {
-            self.removed.insert(*address);
         }
         self.deliver();
     }
@@ -709,7 +701,6 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         }
         let current = current.ok_or(StartError::UnknownAddress(addr))?;
         self.end_former(addr, &current);
-        self.removed.remove(&current.address);
         let peer = self.engine.insert_peer(current.address.raw())?;
         self.peers.insert_shared(addr, current, peer);
         Ok(peer)

@@ -9,10 +9,10 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use efa::{
-    CompletionQueue, CompletionQueueOptions, ControlEvent, Direction, Domain, EventQueue,
-    EventQueueOptions, Fabric, Listener, LocalOptions, ManualClock, Message, MsgEndpoint,
-    MsgEndpointBuilder, MsgEndpointOptions, PassiveEndpointOptions, Receive, ShmOptions,
-    TcpOptions,
+    CompletionQueue, CompletionQueueOptions, ControlEvent, Direction, Domain, EndpointOptions,
+    EventQueue, EventQueueOptions, Fabric, Listener, LocalOptions, ManualClock, Message,
+    MsgEndpoint, MsgEndpointBuilder, MsgEndpointOptions, PassiveEndpointOptions, Receive,
+    ShmOptions, TcpOptions,
 };
 use efa_counted_heap::live_bytes;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -277,4 +277,33 @@ fn two_hundred_open_connections_carry_messages_without_a_thread_for_any() {
 #[ignore = "a measurement"]
 fn measure_a_thousand_open_connections() {
     on_each_link(1000);
+}
+
+#[test]
+fn peer_that_was_used_and_removed_takes_at_most_64_bytes() {
+    const PEERS: u32 = 1 << 14;
+    let _alone = ALONE.lock();
+    let domain = Fabric::local(LocalOptions::default()).domain().unwrap();
+    let queue = domain.completion_queue(CompletionQueueOptions::default());
+    let addresses = domain.address_vector();
+    let endpoint = domain
+        .endpoint(EndpointOptions::default())
+        .bind_completion_queue(&queue, Direction::Both)
+        .bind_address_vector(&addresses)
+        .enable()
+        .unwrap();
+    let use_and_remove = |number: u32| {
+        let address = format!("[fe80::9]:{}/{number:#x}", number % 100).parse().unwrap();
+        let peer = addresses.insert(address).unwrap();
+        let from_peer = Receive::untagged().from(peer);
+        let receive = endpoint.receive(from_peer, Vec::new(), 1).unwrap();
+        assert!(endpoint.cancel(receive));
+        assert!(queue.read().unwrap().is_err());
+        addresses.remove(peer).unwrap();
+    };
+    use_and_remove(0);
+    let before = live_bytes();
+    (1..PEERS).for_each(use_and_remove);
+    let each = (live_bytes() - before) / i64::from(PEERS);
+    assert!((1..=64).contains(&each), "{each} bytes");
 }
