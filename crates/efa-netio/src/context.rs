@@ -349,7 +349,7 @@ impl Netio {
         }
     }
 
-    /// Prepares for sleep on [its descriptor](AsFd) in a loop of the program: returns `true` if there is nothing to
+    /// Prepares for sleep on [its descriptor](Self::as_fd) in a loop of the program: returns `true` if there is nothing to
     /// do before the descriptor is readable or [`next_timeout`](Self::next_timeout) is over. `false`: call
     /// [`poll`](Self::poll) first, until it has no event.
     ///
@@ -368,6 +368,13 @@ impl Netio {
             Err(TryWaitError::Pending) => Ok(false),
             Err(other) => Err(other),
         }
+    }
+
+    /// The descriptor of a context that [sleeps](Options::sleeps), `None` of any other: readable when
+    /// [`poll`](Self::poll) may have something, after [`try_sleep`](Self::try_sleep) has returned `true`.
+    #[must_use]
+    pub fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.link.set.as_ref().map(AsFd::as_fd)
     }
 
     /// How long until something is due that the descriptor doesn't tell. `None` if nothing is.
@@ -519,17 +526,6 @@ impl Netio {
                 Due::Lookup(socket, attempt) => self.lookup_is_due(socket, attempt),
             }
         }
-    }
-}
-
-impl AsFd for Netio {
-    /// Readable when [`poll`](Self::poll) may have something, after [`try_sleep`](Self::try_sleep) has returned `true`.
-    ///
-    /// # Panics
-    /// The context [doesn't sleep](Options::sleeps).
-    #[allow(clippy::expect_used, reason = "documented")]
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.link.set.as_ref().expect("a context that sleeps").as_fd()
     }
 }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use efa::{
     Access, Fabric, ForeignMemory, LocalAccess, LocalOptions, ShmOptions, StartConnectError,
-    TcpOptions,
+    TcpOptions, TryWaitError,
 };
 use efa_netio::{
     Buffers, ClosedReason, Completion, Delivery, Event, ListenOptions, Message, Netio, Options,
@@ -194,7 +194,8 @@ fn event_of_loop(netio: &mut Netio) -> Event {
         let timeout = netio.next_timeout().unwrap_or(LONG).min(LONG);
         let timeout =
             Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos().into() };
-        poll(&mut [PollFd::new(netio, PollFlags::IN)], Some(&timeout)).unwrap();
+        let descriptor = netio.as_fd().unwrap();
+        poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], Some(&timeout)).unwrap();
     }
 }
 
@@ -243,6 +244,15 @@ fn loop_of_the_program_sleeps_on_the_descriptor_and_misses_nothing() {
             while !matches!(event_of_loop(&mut netio), Event::Closed { .. }) {}
         });
     }
+}
+
+#[test]
+fn context_that_does_not_sleep_has_no_descriptor_and_refuses_to_prepare_for_sleep() {
+    let options = Options::default().with(|options| options.sleeps = false);
+    let domain = Fabric::local(LocalOptions::default()).domain().unwrap();
+    let mut netio = Netio::new(&domain, options).unwrap();
+    assert!(netio.as_fd().is_none());
+    assert_eq!(netio.try_sleep(), Err(TryWaitError::NotWaitable));
 }
 
 #[test]
