@@ -190,8 +190,8 @@ struct Table {
     unannounced: Vec<(FiAddr, Address)>,
     /// By the index of a peer: its queue pairs but the first.
     contexts: HashMap<u32, Contexts>,
-    /// The index of the peer that has such a queue pair.
-    by_context: HashMap<Address, u32>,
+    /// These queue pairs, each with the index of a peer that has it.
+    by_context: BTreeSet<(Address, u32)>,
     /// Upper bits of an address that name a receive context.
     context_bits: u32,
     /// Most peers, if that is less than an endpoint can have.
@@ -354,7 +354,8 @@ impl AddressVector {
     }
 
     /// Removes a peer and returns its address (`fi_av_remove`). On every bound endpoint, operations under way with it
-    /// fail, and packets that it still sends are dropped.
+    /// fail, and packets that it still sends are dropped. A queue pair that is also one of [another
+    /// peer](Self::insert_contexts) goes on as that.
     ///
     /// Does nothing and returns `None` if there is no such peer, or the address vector is
     /// [read-only](AddressVectorOptions#structfield.read_only): the process that writes it removes its peers.
@@ -376,11 +377,15 @@ impl AddressVector {
         self.0.check_writable().ok()?;
         let (address, others) = self.0.table().begin_removal(peer)?;
         self.0.named.set(peer.0 as u32, || None);
-        let bits = self.0.options.receive_context_bits;
+        let named = others.named(peer, self.0.options.receive_context_bits);
+        let named = std::iter::once((peer, address)).chain(named);
+        let named: Vec<_> = named.map(|(name, of)| (name, of, self.0.find(&of))).collect();
         for endpoint in endpoints.iter().filter_map(Weak::upgrade) {
-            endpoint.peer_removed(peer, &address);
-            for (context, other) in others.named(peer, bits) {
-                endpoint.peer_removed(context, &other);
+            for (name, address, other) in &named {
+                match other {
+                    None => endpoint.peer_removed(*name, address),
+                    Some(_) => endpoint.name_removed(*name),
+                }
             }
         }
         self.0.table().free(peer);

@@ -634,6 +634,11 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         self.deliver();
     }
 
+    /// An address is being removed from the address vector, which has the queue pair as one of another peer, too.
+    pub(crate) fn name_removed(&mut self, name: FiAddr) {
+        self.peers.remove(name);
+    }
+
     /// The process that writes the address vector has removed a peer, and may have `another` one in its slot now, which
     /// this endpoint may have noticed.
     pub(crate) fn published_peer_changed(

@@ -698,6 +698,10 @@ impl Shared {
         drive!(self, driver => driver.peer_removed(peer, address), _ => {});
     }
 
+    pub(crate) fn name_removed(&self, name: FiAddr) {
+        drive!(self, driver => driver.name_removed(name), _ => {});
+    }
+
     /// Allows operations that need the peer of a connection, if that was awaited: one that this side is shutting down
     /// takes none.
     pub(crate) fn connection_made(&self) {

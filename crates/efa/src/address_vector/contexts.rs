@@ -151,9 +151,7 @@ impl Table {
     pub(super) fn remove_contexts(&mut self, index: u32) -> Contexts {
         let contexts = self.contexts.remove(&index).unwrap_or_default();
         for address in &contexts.addresses {
-            if self.by_context.get(address) == Some(&index) {
-                self.by_context.remove(address);
-            }
+            self.by_context.remove(&(*address, index));
         }
         contexts
     }
@@ -161,6 +159,9 @@ impl Table {
     /// The peer with an address, or with a queue pair that has it.
     pub(super) fn find_queue_pair(&self, address: &Address) -> Option<FiAddr> {
         let known = self.find_hashed(address, hash(&self.hasher, address));
-        known.or_else(|| Some(self.addr(*self.by_context.get(address)?)))
+        known.or_else(|| {
+            let mut peers = self.by_context.range((*address, 0)..=(*address, u32::MAX));
+            Some(self.addr(peers.next()?.1))
+        })
     }
 }

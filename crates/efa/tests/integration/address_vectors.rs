@@ -189,6 +189,47 @@ fn two_context_bits_steer_sends_to_four_receive_contexts_of_a_peer() {
 }
 
 /// A name of this process, for one test.
+#[test]
+fn queue_pair_of_two_peers_goes_on_when_one_of_them_is_removed() {
+    let mut world = world(AddressVectorOptions::new().receive_context_bits(2));
+    let carol = world.add(options(3));
+    let [bob, carol_address] = [BOB, carol].map(|end| world.end(end).address());
+    let vector = world.ends[ALICE].addresses.clone();
+    // Carol is a peer of her own, and a context of two others.
+    let mut insert = |number: usize| match number {
+        0 => vector.insert(carol_address).unwrap(),
+        1 => vector.insert_contexts(&[bob, carol_address]).unwrap(),
+        _ => vector.insert_contexts(&[address(9), carol_address]).unwrap(),
+    };
+    let to_carol = |number: usize, peer| if number == 0 { peer } else { of_context(peer, 1) };
+    let mut peers = [0, 1, 2].map(&mut insert);
+    for removed in [0, 1, 2, 1] {
+        for other in (0..3).filter(|other| *other != removed) {
+            world.end(carol).receive(Receive::untagged(), vec![0; 4], 1).unwrap();
+            world.end(ALICE).send(Message::to(to_carol(other, peers[other])), "one", 2).unwrap();
+            assert_eq!(world.done(carol).into_message(), *b"one");
+            world.done(ALICE);
+        }
+        vector.remove(peers[removed]).unwrap();
+        let gone = to_carol(removed, peers[removed]);
+        let refused = world.end(ALICE).send(Message::to(gone), "x", 3).unwrap_err();
+        assert_eq!(refused.error, StartError::UnknownAddress(gone));
+        for other in (0..3).filter(|other| *other != removed) {
+            world.end(carol).receive(Receive::untagged(), vec![0; 4], 1).unwrap();
+            world.end(ALICE).send(Message::to(to_carol(other, peers[other])), "two", 2).unwrap();
+            assert_eq!(world.done(carol).into_message(), *b"two");
+            let named = world.done(ALICE).peer.unwrap();
+            assert!(named != peers[removed] && peers.contains(&named), "{named} is none of hers");
+        }
+        peers[removed] = insert(removed);
+    }
+    // With the last of them she is removed.
+    for peer in peers {
+        vector.remove(peer).unwrap();
+    }
+    assert_eq!((vector.len(), vector.find(&carol_address)), (0, None));
+}
+
 fn named(of: &str) -> AddressVectorOptions {
     AddressVectorOptions::new().name(format!("{}-{of}", std::process::id()))
 }
