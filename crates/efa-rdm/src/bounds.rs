@@ -20,7 +20,7 @@
 ///
 /// All peers together can make an endpoint keep
 /// `unexpected` + receive buffers · 2 MTU (those already posted when the bound is met)
-/// + peers · (`ahead` + `requests` · 64 KiB + `responses` · 64 B).
+/// + peers · (`ahead` + 2 · `requests` · 64 KiB + `responses` · 64 B).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Bounds {
@@ -44,6 +44,9 @@ pub struct Bounds {
     pub unexpected_per_peer: usize,
     /// Reads, writes and atomics of one peer under way on memory of this endpoint. Those beyond are
     /// dropped. The peer learns of it by PEER_ERROR alone, if both sides have that.
+    ///
+    /// As many messages of one peer that don't fit one packet may be arriving after they were
+    /// [discarded](crate::Endpoint::discard), besides. Those beyond are dropped in the same way.
     pub requests: usize,
     /// Responses (RECEIPT, EOR, PEER_ERROR, …) queued for one peer. A peer beyond, which takes none
     /// of them, is excluded.

@@ -88,7 +88,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     }
 
     /// Discards a claimed message: nothing is kept of it, and its sender's operation ends as if it had been
-    /// received. Returns whether there was such a message.
+    /// received. Returns whether there was such a message. How many may be arriving after that:
+    /// [`Bounds::requests`](crate::Bounds).
     pub fn discard(&mut self, claim: ClaimId) -> bool {
         let claimed = self.matching.claimed(claim).is_ok();
         if claimed {

@@ -245,7 +245,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                     result: error.map_or(Ok(()), Err),
                 }));
             }
-            (ReceiveRole::Discarded, _) => self.core.request_ended(peer),
+            (ReceiveRole::Discarded, _) => self.core.discard_ended(peer),
             (ReceiveRole::Written, _) => {
                 self.core.request_ended(peer);
                 self.core.written(peer, length, cq_data, error);

@@ -220,21 +220,41 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
 
     /// Whether a peer may begin another request.
     pub(crate) fn may_request(&self, peer: PeerId) -> bool {
-        let requests = self.peers.active(peer).map(|active| active.requests);
-        requests.is_some_and(|requests| requests < self.config.bounds.requests)
+        let under_way = self.peers.active(peer).map(|active| active.under_way);
+        under_way.is_some_and(|of_peer| of_peer.requests < self.config.bounds.requests)
     }
 
     /// A peer's request is under way.
     pub(crate) fn request_began(&mut self, peer: PeerId) {
         if let Some(active) = self.peers.active_mut(peer) {
-            active.requests += 1;
+            active.under_way.requests += 1;
         }
     }
 
     /// A peer's request ended.
     pub(crate) fn request_ended(&mut self, peer: PeerId) {
         if let Some(active) = self.peers.active_mut(peer) {
-            active.requests -= 1;
+            active.under_way.requests -= 1;
+        }
+    }
+
+    /// Whether another message of a peer may be received that was discarded.
+    pub(crate) fn may_discard(&self, peer: PeerId) -> bool {
+        let under_way = self.peers.active(peer).map(|active| active.under_way);
+        under_way.is_some_and(|of_peer| of_peer.discarded < self.config.bounds.requests)
+    }
+
+    /// A discarded message is being received.
+    pub(crate) fn discard_began(&mut self, peer: PeerId) {
+        if let Some(active) = self.peers.active_mut(peer) {
+            active.under_way.discarded += 1;
+        }
+    }
+
+    /// A discarded message was received, or ended.
+    pub(crate) fn discard_ended(&mut self, peer: PeerId) {
+        if let Some(active) = self.peers.active_mut(peer) {
+            active.under_way.discarded -= 1;
         }
     }
 }

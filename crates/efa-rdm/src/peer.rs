@@ -121,8 +121,16 @@ pub(crate) struct Active<P, B> {
     pub(crate) ahead: usize,
     /// Bytes that are kept of unexpected messages: see [`Peers::charge`].
     unexpected: usize,
-    /// Requests of the peer under way.
+    pub(crate) under_way: UnderWay,
+}
+
+/// What a peer has begun and has to go on with, each at most [`Bounds::requests`](crate::Bounds).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct UnderWay {
+    /// Reads, writes and atomics of the peer.
     pub(crate) requests: usize,
+    /// Its messages that the application has discarded.
+    pub(crate) discarded: usize,
 }
 
 impl<P, B> Active<P, B> {
@@ -149,7 +157,7 @@ impl<P, B> Active<P, B> {
             awaiting_handshake: Vec::new(),
             ahead: 0,
             unexpected: 0,
-            requests: 0,
+            under_way: UnderWay::default(),
         }
     }
 
@@ -606,7 +614,9 @@ impl<P, B> Peers<P, B> {
 
     /// Whether nothing waits to be sent to any peer, and no request of a peer is under way.
     pub(crate) fn all_clear(&self) -> bool {
-        self.active.iter().all(|(_, active)| active.backlog.is_empty() && active.requests == 0)
+        self.active
+            .iter()
+            .all(|(_, active)| active.backlog.is_empty() && active.under_way == UnderWay::default())
     }
 }
 

@@ -109,10 +109,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             }
             return;
         }
-        if !self.may_be_requested() || !self.core.may_request(peer) {
+        if !self.may_be_requested() || !self.core.may_discard(peer) {
             return self.core.refuse(peer, shape.asked(), DropReason::TooManyOperations);
         }
-        self.core.request_began(peer);
+        self.core.discard_began(peer);
         let nothing = Memory::Values(Vec::new());
         self.begin_assembly(ReceiveRole::Discarded, 0, nothing, peer, rtm, shape, payload);
     }

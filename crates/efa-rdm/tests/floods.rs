@@ -389,3 +389,31 @@ fn discarded_messages_that_their_peer_does_not_finish_are_bounded() {
         siege.endpoint.receive(accept, Vec::new(), context).unwrap();
     }
 }
+
+#[test]
+fn requests_and_discarded_messages_of_a_peer_have_a_bound_each() {
+    for discards_first in [false, true] {
+        let bounds = Bounds::default().with(|bounds| bounds.requests = 50);
+        let mut siege = Siege::new(bounds);
+        let access = Access { remote_read: true, remote_write: true };
+        let region = siege.endpoint.queue_pair().register(vec![7; 1 << 16].into(), access).unwrap();
+        let key = region.remote_key().into();
+        let rma_iov = [RmaIov::new(region.remote_address(), 1 << 16, key)];
+        let (msg_length, send_id, credit_request) = (1 << 16, OpId(1), 1);
+        for number in 0..100 {
+            if (number < 50) == discards_first {
+                let read_nack = false;
+                let kind = RtmKind::LongCts { msg_length, send_id, credit_request, read_nack };
+                siege.say(siege.message(number % 50, kind), 8);
+                let accept = Accept::Untagged { source: None };
+                let (claim, _) = siege.endpoint.claim(accept).unwrap().unwrap();
+                assert!(siege.endpoint.discard(claim));
+            } else {
+                let kind = RtwKind::LongCts { msg_length, send_id, credit_request };
+                let options = siege.options();
+                siege.say(Header::Rtw(Rtw { rma_iov: &rma_iov, kind, options }), 0);
+            }
+        }
+        assert_eq!(siege.endpoint.statistics().dropped, 0);
+    }
+}
