@@ -53,8 +53,9 @@ impl<P: fmt::Display> fmt::Display for Origin<P> {
 pub enum Event {
     /// A packet of an unknown sender arrived: it is a peer now.
     PeerDiscovered(PeerId),
-    /// The queue pair of a peer has another connid: the peer restarted. Operations with the old
-    /// incarnation failed. Receives from the old one alone stay posted until they are cancelled.
+    /// The queue pair of a peer has another connid: the peer restarted. The application inserted the new incarnation, or the
+    /// HANDSHAKE was delivered to it. Operations with the old one failed. Receives
+    /// from the old one alone stay posted until they are cancelled.
     PeerRestarted {
         /// The incarnation that is gone.
         old: PeerId,

@@ -7,7 +7,7 @@
 //!                                                             └─► HANDSHAKE ─► peer
 //! ```
 
-use efa_device::{DeviceError, QueuePair, Source};
+use efa_device::{AddressHandle, DeviceError, QueuePair, Source};
 use efa_handshake::Reply;
 use efa_proto::{
     Connid, CtsData, EagerConnid, Eor, Header, LongReadConnid, MediumConnid, MsgId, Packet,
@@ -133,8 +133,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
         match &Packet::parse(bytes) {
             Ok(packet) => {
                 let Some(peer) = core.identify_sender(packet, bytes, source) else { return };
-                // The sender may be a restarted peer: nothing of it is handled before the end of the
-                // old one is settled.
+                // The sender may have taken the place of another one: nothing of it is handled before that end is
+                // settled.
                 self.settle();
                 self.handle_packet(peer, packet, bytes);
             }
@@ -278,8 +278,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         self.interface_of(source).is_some_and(|gid| gid.0 != address.gid)
     }
 
-    /// A packet of another incarnation of a known queue pair: a later one, which introduces itself with
-    /// its address, or an earlier one.
+    /// A packet of another incarnation of a known queue pair: one that introduces itself with its address, or was
+    /// introduced before.
     fn other_incarnation(
         &mut self,
         peer: PeerId,
@@ -288,8 +288,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         connid: Connid,
     ) -> Result<PeerId, SenderError> {
         let address = RawAddress { connid, ..known };
-        if let Some(earlier) = self.peers.by_address(&address) {
-            return Err((Some(earlier), DropReason::Stale));
+        if let Some(other) = self.peers.by_address(&address) {
+            return self.unless_gone(other);
         }
         match header.raw_address() {
             Some(claimed) if *claimed == address => self.discover(address),
@@ -342,10 +342,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         {
             return Err((Some(latest), DropReason::TooManyIncarnations));
         }
-        match self.add_peer(address) {
-            Ok(peer) => {
-                self.peers.count_discovered(peer);
+        match self.create_handle(&address) {
+            Ok(handle) => {
+                let (peer, former) = self.peers.discover(address, handle);
                 self.events.push(Event::PeerDiscovered(peer));
+                self.replaced(former, peer);
                 Ok(peer)
             }
             Err(error) => {
@@ -358,15 +359,29 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     /// Adds a peer whose address is not known, or gone. The peer that held its queue pair ends; the
     /// caller settles that.
     pub(crate) fn add_peer(&mut self, address: RawAddress) -> Result<PeerId, DeviceError> {
-        if let Some(status) = self.peers.closed {
-            return Err(DeviceError::QueuePairFailed { status });
-        }
-        let handle = self.transmit.device.create_address_handle(gid(&address))?;
+        let handle = self.create_handle(&address)?;
         let (peer, replaced) = self.peers.insert(address, handle);
-        if let Some(old) = replaced {
-            self.end_peer(old, OperationError::PeerRestarted);
-            self.events.push(Event::PeerRestarted { old, new: peer });
-        }
+        self.replaced(replaced, peer);
         Ok(peer)
+    }
+
+    fn create_handle(&mut self, address: &RawAddress) -> Result<AddressHandle, DeviceError> {
+        match self.peers.closed {
+            Some(status) => Err(DeviceError::QueuePairFailed { status }),
+            None => self.transmit.device.create_address_handle(gid(address)),
+        }
+    }
+
+    /// The HANDSHAKE was delivered to a peer, so it has its queue pair, and the peer that had it ends.
+    pub(crate) fn handshake_delivered(&mut self, peer: PeerId) {
+        let replaced = self.peers.holds_queue_pair(peer);
+        self.replaced(replaced, peer);
+    }
+
+    fn replaced(&mut self, old: Option<PeerId>, new: PeerId) {
+        if let Some(old) = old {
+            self.end_peer(old, OperationError::PeerRestarted);
+            self.events.push(Event::PeerRestarted { old, new });
+        }
     }
 }

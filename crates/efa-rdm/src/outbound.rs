@@ -149,7 +149,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             // One pattern for both costs fifteen instructions a message.
             Purpose::Plain { message, .. } => self.single_packet_end(peer, message, Ok(())),
             Purpose::Send { id, msg_id } => self.segment_delivered(peer, id, msg_id),
-            Purpose::Control | Purpose::Handshake | Purpose::Abandoned => None,
+            Purpose::Handshake => {
+                self.core.handshake_delivered(peer);
+                None
+            }
+            Purpose::Control | Purpose::Abandoned => None,
         }
     }
 

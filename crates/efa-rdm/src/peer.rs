@@ -1,8 +1,8 @@
 //! The peers of an endpoint (sections 1.4, 2.2 and 4.4).
 //!
 //! A peer is one incarnation of a remote endpoint: an address with its connid. When a queue pair
-//! number comes back with another connid, the old peer is *gone* and a new one takes its place;
-//! the old address is remembered so that stale packets are recognised.
+//! number comes back with another connid, and the device [shows](contender) that this one has it, the old peer is *gone* and
+//! a new one takes its place; the old address is remembered so that stale packets are recognised.
 //!
 //! ```text
 //!   packet ── (address handle, QPN) ──► current peer ── same connid? ──► it
@@ -12,6 +12,8 @@
 //!
 //! A peer that was never sent to and sent nothing takes one small entry; its [`Active`] state is
 //! made with the first packet.
+
+mod contender;
 
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
@@ -74,6 +76,8 @@ const NONE: u32 = u32::MAX;
 const IDLE: u32 = 1 << 31;
 /// In [`Entry::active`]: the peer is gone, and a first message with its address begins a new peer.
 const RETURNS: u32 = 1 << 30;
+/// In [`Entry::active`] without state: the number of incarnations.
+const COUNT: u32 = !(IDLE | RETURNS);
 /// In [`Entry::link`]: the peer is gone.
 const GONE: u32 = 1 << 31;
 const NO_LINK: u32 = GONE - 1;
@@ -391,13 +395,16 @@ impl<P, B> Peers<P, B> {
         self.recent[Recent::place(Recent::source(handle, qpn))].peer = NONE;
     }
 
-    /// The live peer on the queue pair of an address that has another connid, if a packet of it has arrived.
+    /// The live peer on the queue pair of an address that has another connid, if a packet of it has arrived and the
+    /// address is of no live peer.
     pub(crate) fn heard_other_incarnation(&self, address: &RawAddress) -> Option<PeerId> {
         let latest = self.latest_at(&QueuePairKey { gid: address.gid, qpn: address.qpn })?;
         let entry = &self.entries[latest as usize];
         let is_heard =
             self.active(PeerId(latest)).is_some_and(|active| active.handshake.is_answered());
-        (!entry.is_gone() && entry.connid != address.connid && is_heard).then_some(PeerId(latest))
+        let is_other = !entry.is_gone() && entry.connid != address.connid && is_heard;
+        let known = || self.by_address(address).map(|peer| self.status_of(peer));
+        (is_other && known() != Some(PeerStatus::Live)).then_some(PeerId(latest))
     }
 
     /// The latest peer with this address and connid.
@@ -421,12 +428,7 @@ impl<P, B> Peers<P, B> {
     ) -> (PeerId, Option<PeerId>) {
         let RawAddress { gid, qpn, connid } = address;
         self.forget_recent(handle, Qpn(qpn));
-        let interface = usize::from(handle.0);
-        if self.interfaces.len() <= interface {
-            self.interfaces.resize(interface + 1, [0; 16]);
-        }
-        self.interfaces[interface] = gid;
-
+        self.note_interface(handle, gid);
         let Self { entries, latest, seed, .. } = self;
         let index = entries.len() as u32;
         let place = QueuePairKey { gid, qpn };
@@ -449,10 +451,18 @@ impl<P, B> Peers<P, B> {
         (PeerId(index), replaced.map(PeerId))
     }
 
+    fn note_interface(&mut self, handle: AddressHandle, gid: [u8; 16]) {
+        let interface = usize::from(handle.0);
+        if self.interfaces.len() <= interface {
+            self.interfaces.resize(interface + 1, [0; 16]);
+        }
+        self.interfaces[interface] = gid;
+    }
+
     /// Incarnations of a queue pair that became known by a packet, up to this entry.
     fn incarnations_until(&self, index: u32) -> u32 {
         let active = self.entries[index as usize].active;
-        let count = active & !(IDLE | RETURNS);
+        let count = active & COUNT;
         self.active.get(active as usize).map_or(count, |active| active.incarnations)
     }
 
@@ -461,12 +471,6 @@ impl<P, B> Peers<P, B> {
     pub(crate) fn incarnations(&self, address: &RawAddress) -> Option<(PeerId, usize)> {
         let latest = self.latest_at(&QueuePairKey { gid: address.gid, qpn: address.qpn })?;
         Some((PeerId(latest), self.incarnations_until(latest) as usize))
-    }
-
-    /// Counts a peer, which was just inserted, as one that became known by a packet.
-    pub(crate) fn count_discovered(&mut self, peer: PeerId) {
-        self.discovered += 1;
-        self.entries[peer.index()].active += 1;
     }
 
     /// Marks a peer as gone. With `may_return` its first message begins a new peer. Returns its address handle, and the
@@ -487,6 +491,7 @@ impl<P, B> Peers<P, B> {
         let returns = if may_return { RETURNS } else { 0 };
         let slot = core::mem::replace(&mut entry.active, IDLE | returns | incarnations);
         self.forget_recent(handle, qpn);
+        self.pass_queue_pair(peer);
         Some((handle, (slot & IDLE == 0).then_some(slot)))
     }
 

@@ -9,7 +9,7 @@ const LARGEST_CIRCLE: usize = 3;
 
 type Imports = BTreeMap<String, BTreeSet<String>>;
 
-/// The modules that each module names by `crate::`, outside of comments and unit tests.
+/// The modules that each module names by `crate::`, outside of comments and unit tests. Its submodules are parts of it.
 fn imports() -> io::Result<Imports> {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut imports = Imports::new();
@@ -19,20 +19,27 @@ fn imports() -> io::Result<Imports> {
         if module == "lib" {
             continue;
         }
-        let text = fs::read_to_string(&path)?;
-        let code = text.split("#[cfg(test)]\nmod tests").next().unwrap_or(&text);
-        let named =
-            code.lines().filter(|line| !line.trim_start().starts_with("//")).flat_map(|line| {
-                line.split("crate::").skip(1).map(|rest| {
-                    let end =
-                        rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
-                    rest[..end].to_owned()
-                })
-            });
-        let others = named.filter(|other| other != module).collect();
-        imports.insert(module.to_owned(), others);
+        let files = match path.is_dir() {
+            true => fs::read_dir(&path)?.map(|part| Ok(part?.path())).collect::<io::Result<_>>()?,
+            false => vec![path.clone()],
+        };
+        for file in files {
+            let text = fs::read_to_string(file)?;
+            let others = named(&text).filter(|other| other != module);
+            imports.entry(module.to_owned()).or_default().extend(others);
+        }
     }
     Ok(imports)
+}
+
+fn named(text: &str) -> impl Iterator<Item = String> {
+    let code = text.split("#[cfg(test)]\nmod tests").next().unwrap_or(text);
+    code.lines().filter(|line| !line.trim_start().starts_with("//")).flat_map(|line| {
+        line.split("crate::").skip(1).map(|rest| {
+            let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+            rest[..end].to_owned()
+        })
+    })
 }
 
 /// All modules that can be reached from one by its imports.

@@ -220,6 +220,81 @@ fn peer_restart_is_detected_while_the_old_incarnation_is_silent() {
     assert_eq!((second.peer, second.buffer), (Some(new), pattern(10, 2)));
 }
 
+// conformance: A194
+#[test]
+fn late_packet_of_an_unknown_earlier_incarnation_does_not_end_its_successor() {
+    // The successor was heard before, has a long message under way, or was inserted only.
+    for (is_heard, length) in [(true, 10), (true, 1 << 20), (false, 10)] {
+        let mut world = World::pair(4);
+        if is_heard {
+            world.receive(1, 10, 0);
+            world.send(0, 1, pattern(10, 1), 0);
+            world.drive();
+            assert_eq!(world.receive_done(1).result, Ok(()));
+        }
+        let successor = world.peer(1, 0);
+        world.receive(1, length, 1);
+        world.send(0, 1, pattern(length, 2), 1);
+        (0..6).for_each(|_| world.step());
+        let address = world.endpoint(0).address();
+        let earlier = RawAddress { connid: Connid(address.connid.0 ^ 1), ..address };
+        for msg_id in [0, 1] {
+            world.inject(0, 1, eager(msg_id, introduced_by(earlier)), b"late");
+            world.drive();
+        }
+        let received = world.receive_done(1);
+        assert_eq!((received.peer, received.result), (Some(successor), Ok(())));
+        assert_eq!(received.buffer, pattern(length, 2));
+        assert_eq!(world.drop_reasons(1), [DropReason::Stale], "the second late packet");
+        assert!(world.endpoint(1).is_gone(&earlier));
+        // What arrived of the earlier one can be received.
+        world.receive(1, 4, 2);
+        assert_eq!(world.receive_done(1).buffer, b"late");
+        // The successor goes on, and is answered.
+        for (from, to) in [(0, 1), (1, 0), (0, 1)] {
+            world.receive(to, 100_000, 3);
+            world.send(from, to, pattern(100_000, 3), 3);
+            world.drive();
+            let received = world.receive_done(to);
+            assert_eq!((received.buffer, received.result), (pattern(100_000, 3), Ok(())));
+        }
+        assert_eq!(world.peer(1, 0), successor);
+        let is_end =
+            |event: &Event| matches!(event, Event::PeerRestarted { .. } | Event::PeerLost { .. });
+        assert!(!world.ends[1].events.iter().any(is_end));
+    }
+}
+
+#[test]
+fn queue_pair_passes_to_the_incarnation_that_was_heard_when_its_holder_is_removed() {
+    let mut world = World::pair(4);
+    world.receive(1, 10, 0);
+    world.send(0, 1, pattern(10, 1), 0);
+    world.drive();
+    let old = world.peer(1, 0);
+    world.restart(0, 0x7777, Config::default());
+    world.receive(1, 10, 1);
+    world.send(0, 1, pattern(10, 2), 0);
+    let address = world.endpoint(0).address();
+    while world.endpoint(1).find_peer(&address).is_none() {
+        world.step();
+    }
+    world.endpoint(1).remove_peer(old);
+    world.drive();
+    let new = world.peer(1, 0);
+    assert_eq!(world.endpoint(1).find_peer(&address), Some(new));
+    world.ends[1].receives.clear();
+    for _ in 0..2 {
+        world.receive(1, 100_000, 2);
+        world.send(0, 1, pattern(100_000, 3), 0);
+        world.drive();
+        let received = world.receive_done(1);
+        assert_eq!((received.peer, received.buffer), (Some(new), pattern(100_000, 3)));
+    }
+    let restarted = |event: &Event| matches!(event, Event::PeerRestarted { .. });
+    assert!(!world.ends[1].events.iter().any(restarted), "the old one had ended");
+}
+
 #[test]
 fn stale_packets_of_a_reused_queue_pair_number_are_dropped() {
     let faults = Faults::default().with(|faults| faults.keep_stale = 1000);

@@ -295,6 +295,12 @@ fn address_of_a_later_incarnation_is_refused_after_a_still_later_one_was_heard()
             }
         };
         assert_eq!(received.peer, addresses[context]);
+        // The HANDSHAKE is delivered to the sender.
+        for _ in 0..100 {
+            receiver.progress(fabric.clock());
+            sender.progress(fabric.clock());
+            clock.advance(Duration::from_micros(1));
+        }
         if context == 0 {
             let mut next = sender.address().raw();
             next.connid.0 = 71;
