@@ -30,7 +30,7 @@ use crate::completion::{Completion, CompletionError};
 use crate::domain::Domain;
 use crate::endpoint::{Shared as EndpointShared, drive};
 use crate::format::Format;
-use crate::wait::{Source, TryWaitError, Wait, WaitObject, sealed};
+use crate::wait::{Membership, Source, TryWaitError, Wait, WaitObject, sealed};
 
 /// Options of a completion queue.
 ///
@@ -95,7 +95,11 @@ pub type Entry = Result<Completion, CompletionError>;
 /// [`wait`](Self::wait). A queue of [`Domain::waitable_completion_queue`] sleeps meanwhile, and has a
 /// descriptor for poll, select and epoll; any other polls.
 #[derive(Clone)]
-pub struct CompletionQueue(Arc<Shared>);
+pub struct CompletionQueue(
+    Arc<Shared>,
+    #[expect(dead_code, reason = "dropping the last one leaves the wait set")]
+    Option<Arc<Membership>>,
+);
 
 /// Why [`CompletionQueue::wait`] returned no completion.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -182,12 +186,12 @@ impl fmt::Debug for Shared {
 
 impl CompletionQueue {
     pub(crate) fn new(domain: &Domain, options: CompletionQueueOptions) -> Self {
-        Self(Arc::new(Shared::new(domain, options, None)))
+        Self(Arc::new(Shared::new(domain, options, None)), None)
     }
 
     pub(crate) fn unread(domain: &Domain) -> Self {
         let options = CompletionQueueOptions::default().capacity(usize::MAX);
-        Self(Arc::new(Shared { is_unread: true, ..Shared::new(domain, options, None) }))
+        Self(Arc::new(Shared { is_unread: true, ..Shared::new(domain, options, None) }), None)
     }
 
     pub(crate) fn waitable(
@@ -196,9 +200,14 @@ impl CompletionQueue {
         wait: &Wait,
     ) -> Result<Self, DeviceError> {
         let object = Arc::new(WaitObject::for_wait(wait)?);
-        let queue = Self(Arc::new(Shared::new(domain, options, Some(Arc::clone(&object)))));
-        wait.join(&queue.0, &object)?;
-        Ok(queue)
+        let queue = Arc::new(Shared::new(domain, options, Some(Arc::clone(&object))));
+        let member = wait.join(&queue, &object)?;
+        Ok(Self(queue, member))
+    }
+
+    /// The handle of an endpoint, which is none of the program's.
+    pub(crate) fn bound(&self) -> Self {
+        Self(Arc::clone(&self.0), None)
     }
 
     /// Most operations that may be under way or have unread completions.

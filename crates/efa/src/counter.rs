@@ -24,7 +24,7 @@ use crate::bound_endpoints::BoundEndpoints;
 use crate::completion::Kind;
 use crate::domain::Domain;
 use crate::endpoint::Shared as EndpointShared;
-use crate::wait::{Source, TryWaitError, Wait, WaitObject, sealed};
+use crate::wait::{Membership, Source, TryWaitError, Wait, WaitObject, sealed};
 
 bitflags::bitflags! {
     /// Kinds of operations that a counter counts.
@@ -120,7 +120,11 @@ impl CounterOptions {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
-pub struct Counter(Arc<Shared>);
+pub struct Counter(
+    Arc<Shared>,
+    #[expect(dead_code, reason = "dropping the last one leaves the wait set")]
+    Option<Arc<Membership>>,
+);
 
 struct Shared {
     domain: Domain,
@@ -195,12 +199,12 @@ impl Counter {
     ) -> Result<Self, DeviceError> {
         let object = Arc::new(WaitObject::for_wait(wait)?);
         let counter = Self::with(domain, options, Some(Arc::clone(&object)));
-        wait.join(&counter.0, &object)?;
-        Ok(counter)
+        let member = wait.join(&counter.0, &object)?;
+        Ok(Self(counter.0, member))
     }
 
     fn with(domain: &Domain, options: CounterOptions, wait: Option<Arc<WaitObject>>) -> Self {
-        Self(Arc::new(Shared {
+        let shared = Shared {
             domain: domain.clone(),
             context: options.context,
             value: AtomicU64::new(0),
@@ -211,7 +215,8 @@ impl Counter {
             endpoints: BoundEndpoints::default(),
             awaited: Mutex::default(),
             wait,
-        }))
+        };
+        Self(Arc::new(shared), None)
     }
 
     /// The descriptor of a [waitable](Domain::waitable_counter) counter for poll, select and epoll, `None` of
@@ -477,7 +482,8 @@ impl Counters {
     pub(crate) fn add(&mut self, counter: &Counter, kinds: Counted) -> bool {
         let mut is_first = true;
         for kind in kinds.iter() {
-            is_first &= self.of[index(kind)].replace(counter.clone()).is_none();
+            is_first &=
+                self.of[index(kind)].replace(Counter(Arc::clone(&counter.0), None)).is_none();
         }
         is_first
     }

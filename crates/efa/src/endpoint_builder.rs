@@ -135,11 +135,11 @@ impl EndpointBuilder {
     pub fn bind_completion_queue(mut self, queue: &CompletionQueue, direction: Direction) -> Self {
         let is_ours = queue.shared().domain.is(&self.domain);
         if direction != Direction::Receive {
-            let bound = fill(&mut self.transmit, queue, is_ours, Bound::TransmitQueue);
+            let bound = fill(&mut self.transmit, &queue.bound(), is_ours, Bound::TransmitQueue);
             self = self.note(bound);
         }
         if direction != Direction::Transmit {
-            let bound = fill(&mut self.receive, queue, is_ours, Bound::ReceiveQueue);
+            let bound = fill(&mut self.receive, &queue.bound(), is_ours, Bound::ReceiveQueue);
             self = self.note(bound);
         }
         self
@@ -204,7 +204,7 @@ impl EndpointBuilder {
     /// [wait set](crate::WaitSet), or have descriptors for one call of poll.
     pub fn bind_event_queue(mut self, events: &EventQueue) -> Self {
         let bound = match self.domain.fabric().is(events.fabric()) {
-            true => fill(&mut self.events, events, true, Bound::EventQueue),
+            true => fill(&mut self.events, &events.bound(), true, Bound::EventQueue),
             false => Err(EnableError::OtherFabric(Bound::EventQueue)),
         };
         self.note(bound)

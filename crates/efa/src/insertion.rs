@@ -78,7 +78,7 @@ impl AddressVector {
         if !self.domain().fabric().is(events.fabric()) {
             return Err(InsertionError::OtherFabric);
         }
-        self.shared().events.set(events.clone()).map_err(|_| InsertionError::Twice)
+        self.shared().events.set(events.bound()).map_err(|_| InsertionError::Twice)
     }
 
     /// Begins to insert peers, and returns at once (`fi_av_insert` with `FI_EVENT`). Reading the event queue inserts

@@ -39,18 +39,16 @@ pub enum Wait {
 }
 
 impl Wait {
-    /// Adds an object, which sleeps on `object`, to its wait set if it is one of a set.
+    /// Adds an object, which sleeps on `object`, to its wait set if it is one of a set. It leaves the set when what this
+    /// returns is dropped.
     pub(crate) fn join<S: Source + 'static>(
         &self,
         source: &Arc<S>,
-        object: &WaitObject,
-    ) -> Result<(), DeviceError> {
+        object: &Arc<WaitObject>,
+    ) -> Result<Option<Arc<Membership>>, DeviceError> {
         match self {
-            Self::Unspecified | Self::Fd => Ok(()),
-            Self::Set(set) => {
-                let source = Arc::downgrade(source);
-                set.add(source, object)
-            }
+            Self::Unspecified | Self::Fd => Ok(None),
+            Self::Set(set) => set.add(Arc::downgrade(source) as _, object).map(Some),
         }
     }
 }
@@ -346,16 +344,32 @@ fn prepare_entered(source: &dyn Source) -> Result<(), TryWaitError> {
 // ---- wait sets ----------------------------------------------------------------------------------
 
 /// Completion queues, event queues and counters that are waited on together (`fi_wait`). Objects join it when
-/// they are made, with [`Wait::Set`]. Clones are handles to the same set.
+/// they are made, with [`Wait::Set`], and leave it when the program has dropped its last handle of them. Clones are handles to the same set.
 #[derive(Clone, Debug)]
 pub struct WaitSet(Arc<Set>);
 
 #[derive(Debug)]
 struct Set {
     poller: OwnedFd,
-    members: Mutex<Vec<Weak<dyn Source>>>,
+    members: Mutex<Vec<Weak<Membership>>>,
     /// Threads in [`WaitSet::wait`]. They sleep on each member, also on those that join meanwhile.
     sleepers: AtomicUsize,
+}
+
+/// The place of an object in its wait set. The program's handles of the object have it, and not those of endpoints, which
+/// use the object for as long as they live: what the program can't read is not reported.
+#[derive(Debug)]
+pub(crate) struct Membership {
+    set: WaitSet,
+    source: Weak<dyn Source>,
+    wait: Arc<WaitObject>,
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        // It fails only if the descriptor isn't there, which is as good.
+        let _ = epoll::delete(&self.set.0.poller, self.wait.descriptor());
+    }
 }
 
 impl WaitSet {
@@ -364,14 +378,15 @@ impl WaitSet {
         Ok(Self(Arc::new(Set { poller, members, sleepers })))
     }
 
-    pub(crate) fn add(
+    fn add(
         &self,
-        member: Weak<dyn Source>,
-        wait: &WaitObject,
-    ) -> Result<(), DeviceError> {
+        source: Weak<dyn Source>,
+        wait: &Arc<WaitObject>,
+    ) -> Result<Arc<Membership>, DeviceError> {
         watch(&self.0.poller, wait.descriptor())?;
-        self.0.members.lock().push(member);
-        Ok(())
+        let member = Arc::new(Membership { set: self.clone(), source, wait: Arc::clone(wait) });
+        self.0.members.lock().push(Arc::downgrade(&member));
+        Ok(member)
     }
 
     /// Sleeps until an object of the set has something to be read (`fi_wait`). Returns `false` if none had
@@ -416,7 +431,8 @@ impl WaitSet {
     ) -> Result<(), TryWaitError> {
         self.0.members.lock().retain(|member| member.strong_count() > 0);
         let members: Vec<_> = self.0.members.lock().iter().filter_map(Weak::upgrade).collect();
-        members.iter().try_for_each(|member| prepare(member.as_ref()))
+        let mut sources = members.iter().filter_map(|member| member.source.upgrade());
+        sources.try_for_each(|source| prepare(source.as_ref()))
     }
 }
 

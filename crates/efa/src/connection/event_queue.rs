@@ -18,7 +18,9 @@ use crate::error::Error;
 use crate::fabric::Fabric;
 use crate::insertion::{Insertion, Progress};
 use crate::reporters::Reporters;
-use crate::wait::{Source as WaitSource, TryWaitError, Wait, WaitObject, new_poller, sealed};
+use crate::wait::{
+    Membership, Source as WaitSource, TryWaitError, Wait, WaitObject, new_poller, sealed,
+};
 
 /// Options of an event queue.
 ///
@@ -75,7 +77,11 @@ impl EventQueueOptions {
 ///
 /// A queue that is full takes nothing from its sources; they wait, and nothing is lost.
 #[derive(Clone)]
-pub struct EventQueue(Arc<Shared>);
+pub struct EventQueue(
+    Arc<Shared>,
+    #[expect(dead_code, reason = "dropping the last one leaves the wait set")]
+    Option<Arc<Membership>>,
+);
 
 /// Why [`EventQueue::wait`] returned no event.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -142,7 +148,7 @@ impl EventQueue {
         let epoll = new_poller()?;
         let object = Arc::new(WaitObject::for_wait(wait)?);
         object.add(epoll.as_fd())?;
-        let queue = Self(Arc::new(Shared {
+        let queue = Arc::new(Shared {
             fabric: fabric.clone(),
             capacity: options.capacity.max(1),
             context: options.context,
@@ -152,9 +158,14 @@ impl EventQueue {
             watch: Watch { epoll, wait: Arc::clone(&object) },
             has_room_again: AtomicBool::new(false),
             is_held: AtomicBool::new(false),
-        }));
-        wait.join(&queue.0, &object)?;
-        Ok(queue)
+        });
+        let member = wait.join(&queue, &object)?;
+        Ok(Self(queue, member))
+    }
+
+    /// The handle of what is bound to it, which is none of the program's.
+    pub(crate) fn bound(&self) -> Self {
+        Self(Arc::clone(&self.0), None)
     }
 
     /// Most events that are kept.

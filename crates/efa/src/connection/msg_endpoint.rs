@@ -164,7 +164,7 @@ impl MsgEndpointBuilder {
     /// Binds the event queue, to which the connection's events come. For [others](crate::Event) of the endpoint
     /// [bind it with](Self::bind_with) [`EndpointBuilder::bind_event_queue`] as well.
     pub fn bind_event_queue(mut self, events: &EventQueue) -> Self {
-        self.bound_twice |= self.events.replace(events.clone()).is_some();
+        self.bound_twice |= self.events.replace(events.bound()).is_some();
         self
     }
 

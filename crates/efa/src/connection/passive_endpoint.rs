@@ -97,7 +97,7 @@ impl Fabric {
         events: &EventQueue,
         options: PassiveEndpointOptions,
     ) -> PassiveEndpoint {
-        PassiveEndpoint { events: events.clone(), options }
+        PassiveEndpoint { events: events.bound(), options }
     }
 }
 

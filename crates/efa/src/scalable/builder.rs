@@ -105,7 +105,7 @@ impl Side {
 
     fn bind(&mut self, index: usize, queue: &CompletionQueue) -> Result<(), EnableError> {
         let bound = self.bound;
-        match self.at(index)?.0.replace(queue.clone()) {
+        match self.at(index)?.0.replace(queue.bound()) {
             None => Ok(()),
             Some(_) => Err(EnableError::Twice(bound)),
         }
@@ -173,7 +173,7 @@ impl Domain {
 impl ScalableEndpointBuilder {
     /// Binds a completion queue to all contexts of a direction that get none of their own.
     pub fn bind_completion_queue(mut self, queue: &CompletionQueue, direction: Direction) -> Self {
-        self.queues.push((queue.clone(), direction));
+        self.queues.push((queue.bound(), direction));
         self
     }
 
@@ -236,7 +236,7 @@ impl ScalableEndpointBuilder {
 
     /// Binds an event queue, to which events of all queue pairs come: see [`EndpointBuilder::bind_event_queue`].
     pub fn bind_event_queue(mut self, events: &EventQueue) -> Self {
-        self.events.push(events.clone());
+        self.events.push(events.bound());
         self
     }
 

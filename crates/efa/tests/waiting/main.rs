@@ -22,6 +22,7 @@ use efa::{
     DomainOptions, EndpointOptions, EventQueueOptions, Fabric, LocalOptions, ManualClock, PollSet,
     Progress, Receive, ShmOptions, TcpOptions, TryWaitError, Wait, WaitError,
 };
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sleepers::{End, LOST, Network, Sleeps, TIMEOUT, pair, rounds, two_readers_and_a_peer_sleep};
 use spent::Spent;
 use tempfile::TempDir;
@@ -409,6 +410,48 @@ fn wait_set_wakes_for_each_of_its_objects() {
     assert!(set.as_fd().try_clone_to_owned().is_ok());
     drop(counter);
     assert_eq!(set.try_wait(), Ok(()));
+}
+
+#[test]
+fn wait_set_reports_no_object_that_the_program_has_dropped_though_an_endpoint_has_it() {
+    let fabric = Fabric::local(LocalOptions::default());
+    let domain = fabric.domain().unwrap();
+    let (set, addresses) = (fabric.wait_set().unwrap(), domain.address_vector());
+    let wait = Wait::Set(set.clone());
+    let options = CompletionQueueOptions::default();
+    let queue = domain.waitable_completion_queue(options, wait.clone()).unwrap();
+    let counter = domain.waitable_counter(CounterOptions::default(), wait.clone()).unwrap();
+    let events = fabric.waitable_event_queue(EventQueueOptions::default(), wait).unwrap();
+    let endpoint = domain
+        .endpoint(EndpointOptions::default())
+        .bind_completion_queue(&queue, Direction::Both)
+        .bind_counter(&counter, Counted::RECEIVE)
+        .bind_event_queue(&events)
+        .bind_address_vector(&addresses)
+        .enable()
+        .unwrap();
+    let receive = endpoint.receive(Receive::untagged(), vec![0; 1], 1).unwrap();
+    assert!(endpoint.cancel(receive));
+    counter.add(1);
+    events.hold(true);
+    let (other_handle, pending) = (queue.clone(), Err(TryWaitError::Pending));
+    drop(queue);
+    assert_eq!(set.try_wait(), pending);
+    assert_eq!(other_handle.read().unwrap().unwrap_err().completion.context, 1);
+    other_handle.hold(true);
+    drop(other_handle);
+    assert_eq!(set.try_wait(), pending, "the counter and the event queue");
+    drop(counter);
+    assert_eq!(set.try_wait(), pending, "the event queue");
+    drop(events);
+    assert_eq!(set.try_wait(), Ok(()));
+    let receive = endpoint.receive(Receive::untagged(), vec![0; 1], 1).unwrap();
+    assert!(endpoint.cancel(receive));
+    let descriptor = set.as_fd();
+    let mut polled = [PollFd::new(&descriptor, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    assert_eq!(poll(&mut polled, Some(&now)), Ok(0));
+    assert_eq!(set.wait(Duration::from_millis(5)), Ok(false));
 }
 
 #[test]
