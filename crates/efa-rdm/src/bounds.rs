@@ -28,7 +28,14 @@ pub struct Bounds {
     /// A peer beyond is excluded. Set it to at least what the peer's send queue holds.
     pub ahead: usize,
     /// Bytes of unexpected messages of all peers. Beyond, the endpoint posts no receive buffers until
-    /// the application has received some of them: every sender waits.
+    /// the application has received some of them: every sender waits, and so do the peers' answers to this endpoint.
+    ///
+    /// So an application that waits for other messages alone, or for an operation that needs an answer, waits for ever.
+    /// [`Event::BackPressure`](crate::Event::BackPressure) tells it so. It goes on after it has received some of the
+    /// unexpected messages, or [claimed](crate::Endpoint::claim) and [discarded](crate::Endpoint::discard) them. The endpoint
+    /// doesn't choose: it can't know whether the application is only late, and then excluding a peer would lose
+    /// messages. Give the bound the memory that all peers may send ahead together, or `usize::MAX` for none, as libfabric has
+    /// none; each queue pair is still bounded by [`unexpected_per_peer`](Self::unexpected_per_peer).
     pub unexpected: usize,
     /// Bytes of unexpected messages of one queue pair: those of the peer that has it now, and the complete
     /// ones that former incarnations left. Beyond, the oldest of these are dropped, each with an event. A

@@ -80,7 +80,8 @@ pub enum Event {
         excess: Excess,
     },
     /// Back-pressure: unexpected messages exceed their bound, so no receive buffers are posted, and all
-    /// senders wait until the application has received some of them.
+    /// senders wait until the application has received or discarded some of them. What it awaits until then may be behind
+    /// the bound: [`Bounds::unexpected`](crate::Bounds::unexpected).
     BackPressure {
         /// Bytes of unexpected messages.
         bytes: usize,

@@ -199,6 +199,50 @@ fn unexpected_messages_beyond_the_total_bound_delay_senders() {
 }
 
 #[test]
+fn message_behind_the_total_bound_arrives_after_others_were_discarded_or_without_the_bound() {
+    for bound in [MIB, usize::MAX] {
+        let bounds = Bounds::default().with(|bounds| bounds.unexpected = bound);
+        let mut siege = Siege::new(bounds);
+        let mut senders = [3, 4].map(|qkey| {
+            let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(qkey));
+            let queue_pair = siege.network.open().create_queue_pair(options).unwrap();
+            Endpoint::new(queue_pair, Config::default()).unwrap()
+        });
+        let [to, peer] =
+            senders.each_mut().map(|of| of.insert_peer(siege.endpoint.address()).unwrap());
+        let awaited = Accept::Tagged { source: None, tag: 5, ignore: 0 };
+        siege.endpoint.receive(awaited, vec![0; 1000], 1).unwrap();
+        let step = |siege: &mut Siege, senders: &mut [Endpoint<LocalQueuePair, Vec<u8>>; 2]| {
+            for sender in senders {
+                sender.progress(siege.now);
+                while sender.poll_completion().is_some() {}
+            }
+            siege.step();
+            siege.endpoint.poll_completion()
+        };
+        send_some(&mut senders[0], to, 0, 3000);
+        (0..2000).for_each(|_| assert!(step(&mut siege, &mut senders).is_none()));
+        let (cq_data, level, buffer) = (None, Level::Transmit, vec![5; 1000]);
+        let message = Message { peer, tag: Some(5), cq_data, level, buffer, context: 0 };
+        senders[1].send(message).unwrap();
+        let arrived = (0..2000).find_map(|_| step(&mut siege, &mut senders));
+        assert_eq!(arrived.is_none(), bound == MIB, "{arrived:?}");
+        if arrived.is_none() {
+            assert!(matches!(siege.events[..], [Event::BackPressure { .. }]), "{:?}", siege.events);
+            let any = Accept::Untagged { source: None };
+            let arrived = (0..20_000).find_map(|_| {
+                if let Some((claim, _)) = siege.endpoint.claim(any).unwrap() {
+                    assert!(siege.endpoint.discard(claim));
+                }
+                step(&mut siege, &mut senders)
+            });
+            let Some(Completion::Receive(done)) = arrived else { panic!("{arrived:?}") };
+            assert_eq!((done.context, done.result, done.buffer), (1, Ok(()), vec![5; 1000]));
+        }
+    }
+}
+
+#[test]
 fn out_of_order_packets_of_a_peer_are_bounded_by_its_share() {
     let bounds = Bounds::default().with(|bounds| bounds.ahead = 4 * MIB);
     let mut siege = Siege::new(bounds);

@@ -50,7 +50,8 @@ pub enum Event {
         excess: Excess,
     },
     /// Unexpected messages reached their limit: no receive buffers are posted, and senders get RNR,
-    /// until the application receives some of them.
+    /// until the application receives some of them, or [claims](crate::Endpoint::claim) and discards them. A program that
+    /// waits for other messages alone waits for ever: [`Bounds::unexpected`](crate::Bounds::unexpected).
     BackPressure {
         /// Bytes of unexpected messages.
         bytes: usize,
