@@ -250,6 +250,14 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
             self.ops.core.statistics.back_pressure += 1;
             let (bytes, limit) = (self.unexpected.bytes, self.ops.core.config.bounds.unexpected);
             let most = self.ops.core.peers.with_most_unexpected();
+            // Once, as peers may have it begin again and again.
+            if self.ops.core.statistics.back_pressure == 1 {
+                tracing::warn!(
+                    bytes,
+                    limit,
+                    "unexpected messages reached their limit: senders wait"
+                );
+            }
             self.ops.core.events.push(Event::BackPressure { bytes, limit, most });
         }
     }

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use efa_counted_heap::live_bytes;
@@ -18,6 +20,8 @@ use efa_rdm::{
 };
 
 use efa_sim::local::{LocalFabric, LocalOptions, LocalQueuePair, Reorder};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Level as LogLevel, Metadata, Subscriber};
 
 /// Key of the hostile queue pair, which is also its true connid.
 const KEY: u32 = 1000;
@@ -196,6 +200,53 @@ fn unexpected_messages_beyond_the_total_bound_delay_senders() {
     assert_eq!(received, MESSAGES, "all arrive in order");
     assert_eq!(siege.endpoint.packets_held().unexpected_bytes, 0);
     assert_eq!(siege.endpoint.statistics().dropped, 0);
+}
+
+/// Counts what is logged for the user to mend.
+struct Warnings(Arc<AtomicU32>);
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() == LogLevel::WARN
+    }
+
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+#[test]
+fn total_bound_is_logged_as_a_warning_when_it_is_met_first() {
+    let warnings = Arc::new(AtomicU32::new(0));
+    tracing::subscriber::with_default(Warnings(Arc::clone(&warnings)), || {
+        let bounds = Bounds::default().with(|bounds| bounds.unexpected = MIB);
+        let mut siege = Siege::new(bounds);
+        let mut msg_ids = 0..10_000;
+        for round in 1..=3 {
+            while siege.endpoint.statistics().back_pressure < round {
+                let msg_id = msg_ids.next().unwrap();
+                siege.say(siege.message(msg_id, RtmKind::Eager), 4096);
+            }
+            assert_eq!(warnings.load(Ordering::Relaxed), 1, "round {round}");
+            let any = Accept::Untagged { source: None };
+            while let Some((claim, _)) = siege.endpoint.claim(any).unwrap() {
+                assert!(siege.endpoint.discard(claim));
+                siege.step();
+            }
+        }
+    });
 }
 
 #[test]
