@@ -1,7 +1,8 @@
 //! The end of a connection: of an endpoint that has one peer, and will have no other.
 //!
 //! ```text
-//!   end_connection ─┬─► the peer ends: sends under way and messages that are incomplete end
+//!   end_connection ─┬─► the peer ends: sends under way end, unexpected messages are dropped from the first
+//!                   │   incomplete one on
 //!                   ├─► posted receives end
 //!                   └─► the limit of receives becomes 0: a later one takes a message that is complete, also a
 //!                       claimed one, or ends at once
@@ -24,8 +25,9 @@ impl<Q: QueuePair, B> Matching<Q, B> {
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
     /// Ends the only peer of this endpoint, for good: operations under way with it, and receives that no
-    /// complete message matched, end with [`OperationError::ConnectionEnded`]. Complete messages can still be
-    /// received; a later receive that accepts none of them ends so at once.
+    /// complete message matched, end with [`OperationError::ConnectionEnded`]. Complete messages before the first
+    /// incomplete one, and claimed ones, can still be received; a later receive that accepts none of them ends so at
+    /// once. After an incomplete one only if [`Bounds::discovered`](crate::Bounds::discovered) isn't 0.
     ///
     /// `None` if there was no peer yet. On a device with a tag list, messages that matched a receive which
     /// the device holds are dropped.

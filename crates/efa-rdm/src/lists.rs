@@ -75,7 +75,6 @@ impl Lists {
     }
 
     /// The slots of a list.
-    #[cfg(test)]
     pub(crate) fn of(&self, list: u32) -> impl Iterator<Item = u32> {
         core::iter::successors(self.first(list), |at| {
             self.slots.get(*at as usize).map(|link| link.after).filter(|at| at & HEAD == 0)

@@ -130,6 +130,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Endpoint<Q, B> {
             self.matching.drop_messages(slot);
             self.drop_unexpected_in_place(slot);
         } else {
+            if self.core().refuses_strangers() {
+                // Nobody comes in its place: it was a connection, whose receives must not skip a message.
+                is_arriving |= self.matching.drop_from_first_incomplete(slot);
+            }
             is_arriving |= self.matching.drop_incomplete(slot);
         }
         if is_arriving {
@@ -172,14 +176,36 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
             is_any = true;
             self.partial.remove(key);
             let Some(message) = self.messages.get(key) else { continue };
-            let Message { peer, msg_id, missing, packets, .. } = *message;
-            if missing == 0 && is_complete(self.held.chain(packets)) {
+            let Message { peer, msg_id, .. } = *message;
+            if self.has_all_packets(message) {
                 self.ops.forget_assembly(peer, msg_id, Assembly::Unexpected(key));
             } else {
                 self.forget_message(key);
             }
         }
         is_any
+    }
+
+    /// Whether an unexpected message is complete.
+    fn has_all_packets(&self, message: &Message) -> bool {
+        message.missing == 0 && is_complete(self.held.chain(message.packets))
+    }
+
+    /// Drops the first incomplete unexpected message of the peer whose state is in this slot, and those after it, which
+    /// a receive would take in its place; returns whether there was one. Claimed messages stay: who claimed an incomplete
+    /// one learns of its end.
+    fn drop_from_first_incomplete(&mut self, slot: u32) -> bool {
+        let is_claimed =
+            |message: &Message| matches!(message.held_for, HeldFor::Claim(_) | HeldFor::Matched);
+        let mut dropped = self.messages.of(Charged::Living(slot));
+        dropped.retain(|key| self.messages.get(*key).is_some_and(|message| !is_claimed(message)));
+        let has_all =
+            |key: &u32| self.messages.get(*key).is_some_and(|of| self.has_all_packets(of));
+        let complete = dropped.iter().take_while(|key| has_all(key)).count();
+        for key in &dropped[complete..] {
+            self.forget_message(*key);
+        }
+        dropped.len() > complete
     }
 
     /// Drops an unexpected message.

@@ -77,7 +77,6 @@ impl<M> UnexpectedMessages<M> {
     }
 
     /// The keys of a sender's messages, oldest first.
-    #[cfg(test)]
     pub(crate) fn of(&self, sender: Charged) -> Vec<u32> {
         self.of_sender.of(sender.number()).collect()
     }

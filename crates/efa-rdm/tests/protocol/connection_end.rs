@@ -1,9 +1,10 @@
 //! Endpoints of connections: strangers, and the end of the only peer.
 
+use efa_device::Status;
 use efa_rdm::{Accept, Bounds, Config, DropReason, OperationError, StartError};
 use efa_sim::local::LocalOptions;
 
-use crate::world::{World, pattern};
+use crate::world::{World, pattern, place};
 
 /// An endpoint that takes packets only of peers that were inserted.
 fn refusing() -> Config {
@@ -132,6 +133,47 @@ fn claimed_message_that_is_complete_is_received_after_the_connection_has_ended()
     });
     assert!(received.eq(expected));
     assert_eq!(world.endpoint(1).packets_held().unexpected_bytes, 0);
+}
+
+#[test]
+fn message_after_one_that_the_end_of_the_connection_cut_off_is_not_received_in_its_place() {
+    let mut world = world();
+    // The sender of the second waits for a CTS.
+    for (context, length) in [(1, 100), (2, 400_000), (3, 200), (4, 50_000)] {
+        world.send(0, 1, pattern(length, context), context);
+    }
+    world.drive();
+    let source = world.peer(1, 0);
+    world.endpoint(1).end_connection(Some(source));
+    for context in 10..13 {
+        world.receive(1, 400_000, context);
+    }
+    world.drive();
+    let ended = world.take_receives(1);
+    let ended: Vec<_> = ended.iter().map(|it| (it.context, it.result, it.length)).collect();
+    let cut_off = Err(OperationError::ConnectionEnded);
+    assert_eq!(ended, [(10, Ok(()), 100), (11, cut_off, 0), (12, cut_off, 0)]);
+    assert_eq!(world.endpoint(1).packets_held().unexpected_bytes, 0);
+}
+
+#[test]
+fn message_after_one_that_the_loss_of_the_only_peer_cut_off_is_not_received_in_its_place() {
+    let mut world = world();
+    for (context, length) in [(1, 100), (2, 400_000), (3, 200)] {
+        world.send(0, 1, pattern(length, context), context);
+    }
+    world.drive();
+    world.network.fail_sends(place(&world.ends[1]), 1, Status::UnreachableRemote).unwrap();
+    world.send(1, 0, pattern(100, 9), 20);
+    world.drive();
+    assert!(world.send_done(1).result.is_err(), "the peer is lost");
+    for context in 10..12 {
+        world.receive(1, 400_000, context);
+    }
+    world.drive();
+    let ended = world.take_receives(1);
+    let ended: Vec<_> = ended.iter().map(|it| (it.context, it.result, it.length)).collect();
+    assert_eq!(ended, [(10, Ok(()), 100)]);
 }
 
 #[test]
