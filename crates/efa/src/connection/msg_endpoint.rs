@@ -416,12 +416,15 @@ impl Attachment {
     /// [Closes](MsgEndpoint::close) the endpoint that it is of.
     pub(crate) fn close(&self, endpoint: &Endpoint, timeout: Duration) -> Result<(), CloseError> {
         let Self { events, state } = self;
+        let clock = endpoint.domain().fabric().clock();
+        let begin = clock.now();
         let shut_down = self.shutdown(endpoint, timeout);
         // A connection that another thread has begun meanwhile ends after the rest, as when the endpoint is dropped.
         let begun = events.shared().retire(state);
-        let closed = endpoint.close(timeout);
+        // What the shutdown left of the time.
+        let closed = endpoint.close(timeout.saturating_sub(clock.now() - begin));
         drop(begun);
-        shut_down.and(closed)
+        shut_down.and(closed).map_err(|_| CloseError { timeout })
     }
 
     /// [Shuts down](MsgEndpoint::shutdown) the connection of the endpoint that it is of.

@@ -5,11 +5,11 @@ use std::ops::Deref;
 use std::time::{Duration, Instant};
 
 use efa::{
-    AddressFormat, Bound, CompletionQueueOptions, ConnectError, ControlEvent, DataTooLong,
-    Direction, EnableError, Endpoint, EndpointKind, EndpointOptions, EventQueueOptions,
-    EventWaitError, Fabric, Hints, Link, LocalOptions, ManualClock, Message, MsgEndpoint,
-    MsgEndpointOptions, OperationError, PassiveEndpointOptions, Query, Receive, ShmOptions,
-    StartConnectError, StartError, TcpOptions, Version, discover, sim::Faults,
+    AddressFormat, Bound, CloseError, CompletionQueueOptions, ConnectError, ControlEvent,
+    DataTooLong, Direction, EnableError, Endpoint, EndpointKind, EndpointOptions,
+    EventQueueOptions, EventWaitError, Fabric, Hints, Link, LocalOptions, ManualClock, Message,
+    MsgEndpoint, MsgEndpointOptions, OperationError, PassiveEndpointOptions, Query, Receive,
+    ShmOptions, StartConnectError, StartError, TcpOptions, Version, discover, sim::Faults,
 };
 use tempfile::TempDir;
 
@@ -354,6 +354,24 @@ fn closed_endpoint_ends_its_connection_and_can_not_connect_again() {
         let never = idle.connect(listener.local_address(), b"").unwrap_err();
         assert!(matches!(never, StartConnectError::NotIdle), "{never}");
     });
+}
+
+#[test]
+fn close_takes_no_longer_than_its_timeout_if_the_other_side_is_not_polled() {
+    let (directory, clock) = (TempDir::new().unwrap(), ManualClock::new());
+    let fabric = || shm(&directory).with_clock(&clock);
+    let mut pair = Pair::on(fabric(), fabric(), Some(clock.clone()));
+    let listener = pair.callee.listen(ANY_PORT);
+    let (caller, callee) = pair.connect(listener.local_address());
+    callee.send(Message::to(PEER), pattern(400_000, 1), 1).unwrap();
+    pair.rest();
+    // Its answer, a CTS, and a message are sent and not taken.
+    caller.receive(Receive::untagged(), vec![0; 400_000], 2).unwrap();
+    caller.send(Message::to(PEER), pattern(100, 1), 3).unwrap();
+    let (timeout, begin) = (Duration::from_millis(200), clock.now());
+    assert_eq!(caller.close(timeout), Err(CloseError { timeout }));
+    let took = clock.now() - begin;
+    assert!((timeout..timeout + timeout / 2).contains(&took), "{took:?}");
 }
 
 // What a passive endpoint can't do doesn't compile: see its documentation.
