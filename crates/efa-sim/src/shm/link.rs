@@ -272,9 +272,11 @@ impl Link for ShmLink {
             && let Some(outgoing) = self.outgoing.get_mut(key)
             && !outgoing.is_detached()
             && outgoing.accepts_key(Some(to.qkey))
-            && outgoing.has_space()
+            && let is_idle = outgoing.is_idle()
+            && (outgoing.has_space() || self.make_space(state, key))
+            && let Some(outgoing) = self.outgoing.get_mut(key)
         {
-            if outgoing.is_idle() {
+            if is_idle {
                 self.active.push(key);
             }
             outgoing.post_with(request, rest, fill);

@@ -248,9 +248,11 @@ impl Outgoing {
         is_dead
     }
 
+    /// Puts a send into the ring. Returns false if there is no space, and it waits.
     #[inline]
-    pub(super) fn post(&mut self, posted: Posted) {
-        if self.queued.is_empty() && self.ring.has_space() {
+    pub(super) fn post(&mut self, posted: Posted) -> bool {
+        let has_space = self.has_space();
+        if has_space {
             self.publish(posted);
             if !self.ring.is_watched() {
                 self.wake();
@@ -258,6 +260,17 @@ impl Outgoing {
         } else {
             self.queued.push_back(posted);
         }
+        has_space
+    }
+
+    /// Takes the acknowledgements that have come since the last poll, and puts what waits into the ring. Returns whether there
+    /// is space then.
+    pub(super) fn make_space(&mut self, mut finish: impl FnMut(Finished)) -> bool {
+        // What is broken, the next poll ends.
+        if let Ok(count @ 1..) = self.ring.acknowledgements() {
+            self.take_acknowledgements(count, &mut finish);
+        }
+        self.has_space()
     }
 
     /// Posts a datagram of which `fill` writes the last `rest` bytes into the ring, which [has space](Self::has_space).

@@ -1,5 +1,6 @@
 //! Long datagrams: written into the ring by the sender, and left there until the receiver knows where they go.
 
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use super::*;
@@ -107,6 +108,31 @@ fn long_datagram_goes_through_the_ring_alone_and_is_acknowledged_once_it_was_tak
         assert_eq!((id, result), (number as u64, Ok(())));
         b.post_receive(packet).unwrap();
     }
+}
+
+#[test]
+fn long_datagram_to_a_full_ring_is_written_into_it_once_its_receiver_has_made_room() {
+    let directory = Directory::new();
+    let (mut a, mut b, to) = attached_pair(&directory);
+    post_receives(&mut b, 20);
+    let receive = |b: &mut ShmQueuePair, numbers: Range<usize>| {
+        for number in numbers {
+            let (packet, length) = front(b);
+            assert!(rest(b, &packet, length) == content(number, LONG)[FRONT..], "{number}");
+        }
+        assert!(b.poll(at(0)).is_none());
+    };
+    // The last one waits in its packet.
+    let count = (1..).find(|&id| send_long(&mut a, to, id, &content(id, LONG))).unwrap();
+    assert!(count > 1);
+    receive(&mut b, 1..count);
+    // With the room that is made it leaves before the next.
+    assert!(!send_long(&mut a, to, count + 1, &content(count + 1, LONG)));
+    receive(&mut b, count..count + 2);
+    assert!(!send_long(&mut a, to, count + 2, &content(count + 2, LONG)));
+    receive(&mut b, count + 2..count + 3);
+    let ids = (1..count + 3).map(|_| sent(&mut a).map(|(id, result, _)| (id, result)));
+    assert!(ids.eq((1..count + 3).map(|id| Some((id as u64, Ok(()))))));
 }
 
 #[test]

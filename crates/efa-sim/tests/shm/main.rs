@@ -186,6 +186,24 @@ fn sends_beyond_a_full_ring_wait_in_order_up_to_the_depth() {
 }
 
 #[test]
+fn sends_to_a_full_ring_leave_without_a_poll_once_its_receiver_has_made_room() {
+    let directory = Directory::new();
+    let (mut a, mut b) = pair(&directory);
+    let to = destination(&mut a, b.address());
+    post_receives(&mut b, 40);
+    for batch in 0..5 {
+        // The ring has 8 slots.
+        for id in 8 * batch..8 * (batch + 1) {
+            send(&mut a, to, id, &[id as u8]).unwrap();
+        }
+        let received = poll(&mut b, at(0)).receives.into_iter().map(|(bytes, _)| bytes[0]);
+        assert!(received.map(u64::from).eq(8 * batch..8 * (batch + 1)), "batch {batch}");
+    }
+    assert!(poll(&mut a, at(0)).sends.into_iter().eq((0..40).map(|id| (id, Ok(())))));
+    assert!(poll(&mut a, at(0)).sends.is_empty());
+}
+
+#[test]
 fn invalid_posts_are_refused_and_return_the_packet() {
     let directory = Directory::new();
     let (mut a, b) = pair(&directory);

@@ -33,6 +33,14 @@ impl ShmLink {
         }
     }
 
+    /// Takes the acknowledgements of a peer, and puts what waits for it into its ring. Returns whether there is space then.
+    #[cold]
+    pub(super) fn make_space(&mut self, state: &mut QueueState, key: usize) -> bool {
+        let Some(outgoing) = self.outgoing.get_mut(key) else { return false };
+        let peer = QueuePairId { gid: self.me.gid, qpn: outgoing.peer() };
+        outgoing.make_space(|finished| complete(state, &mut self.requests, peer, finished))
+    }
+
     /// Drops rings to peers that are gone, and those that are longer than they need be.
     pub(super) fn forget_useless(&mut self) {
         let useless = self.outgoing.iter_mut().filter_map(|(key, outgoing)| {
@@ -203,7 +211,9 @@ impl ShmLink {
                     if outgoing.is_idle() {
                         self.active.push(key);
                     }
-                    outgoing.post(posted);
+                    if !outgoing.post(posted) {
+                        self.make_space(state, key);
+                    }
                 }
             }
             Err(status) => {
