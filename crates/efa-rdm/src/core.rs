@@ -220,8 +220,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
 
     /// Whether a peer may begin another request.
     pub(crate) fn may_request(&self, peer: PeerId) -> bool {
-        let under_way = self.peers.active(peer).map(|active| active.under_way);
-        under_way.is_some_and(|of_peer| of_peer.requests < self.config.bounds.requests)
+        let requests = self.peers.active(peer).map(|active| active.under_way.requests as usize);
+        requests.is_some_and(|requests| requests < self.config.bounds.requests)
     }
 
     /// A peer's request is under way.
@@ -240,8 +240,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
 
     /// Whether another message of a peer may be received that was discarded.
     pub(crate) fn may_discard(&self, peer: PeerId) -> bool {
-        let under_way = self.peers.active(peer).map(|active| active.under_way);
-        under_way.is_some_and(|of_peer| of_peer.discarded < self.config.bounds.requests)
+        let discarded = self.peers.active(peer).map(|active| active.under_way.discarded as usize);
+        discarded.is_some_and(|discarded| discarded < self.config.bounds.requests)
     }
 
     /// A discarded message is being received.

@@ -365,6 +365,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         Ok(peer)
     }
 
+    #[inline(always)]
     fn create_handle(&mut self, address: &RawAddress) -> Result<AddressHandle, DeviceError> {
         match self.peers.closed {
             Some(status) => Err(DeviceError::QueuePairFailed { status }),
@@ -373,11 +374,13 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
     }
 
     /// The HANDSHAKE was delivered to a peer, so it has its queue pair, and the peer that had it ends.
+    #[cold]
     pub(crate) fn handshake_delivered(&mut self, peer: PeerId) {
         let replaced = self.peers.holds_queue_pair(peer);
         self.replaced(replaced, peer);
     }
 
+    #[inline]
     fn replaced(&mut self, old: Option<PeerId>, new: PeerId) {
         if let Some(old) = old {
             self.end_peer(old, OperationError::PeerRestarted);

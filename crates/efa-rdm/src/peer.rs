@@ -132,9 +132,9 @@ pub(crate) struct Active<P, B> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct UnderWay {
     /// Reads, writes and atomics of the peer.
-    pub(crate) requests: usize,
+    pub(crate) requests: u32,
     /// Its messages that the application has discarded.
-    pub(crate) discarded: usize,
+    pub(crate) discarded: u32,
 }
 
 impl<P, B> Active<P, B> {
@@ -451,6 +451,7 @@ impl<P, B> Peers<P, B> {
         (PeerId(index), replaced.map(PeerId))
     }
 
+    #[inline(always)]
     fn note_interface(&mut self, handle: AddressHandle, gid: [u8; 16]) {
         let interface = usize::from(handle.0);
         if self.interfaces.len() <= interface {

@@ -10,7 +10,8 @@
 //! it delivers a packet with the connid as its queue key to the present holder alone.
 
 use super::{
-    AddressHandle, Entry, GONE, IDLE, INCARNATIONS, PeerId, Peers, Qpn, QueuePairKey, RawAddress,
+    AddressHandle, Entry, GONE, IDLE, INCARNATIONS, NO_LINK, PeerId, Peers, Qpn, QueuePairKey,
+    RawAddress,
 };
 
 impl<P, B> Peers<P, B> {
@@ -63,7 +64,9 @@ impl<P, B> Peers<P, B> {
 
     /// A peer ended. If it had its queue pair, that passes to a live peer behind it.
     pub(super) fn pass_queue_pair(&mut self, from: PeerId) {
-        if self.latest_at(&self.entries[from.index()].place()) != Some(from.0) {
+        let entry = &self.entries[from.index()];
+        let is_only = entry.link & !GONE == NO_LINK;
+        if is_only || self.latest_at(&entry.place()) != Some(from.0) {
             return;
         }
         let mut index = from.0;
