@@ -412,9 +412,12 @@ impl Netio {
         self.timers.timer(self.link.now() + after, every)
     }
 
-    /// Ends a timer. Returns whether it was still to come.
+    /// Ends a timer: no [`Event::Timer`] of it comes any more. Returns whether one was still to come.
     pub fn cancel_timer(&mut self, timer: Timer) -> bool {
-        self.timers.cancel(timer)
+        let events = self.events.len();
+        // One that is due already, and waits behind the event that the program handles.
+        self.events.retain(|event| !matches!(event, Event::Timer(due) if *due == timer));
+        self.timers.cancel(timer) || self.events.len() < events
     }
 
     /// What other threads wake the context with.

@@ -225,6 +225,24 @@ fn timers_come_once_or_repeatedly_until_they_are_cancelled() {
 }
 
 #[test]
+fn timers_that_another_one_cancels_do_not_come_though_they_are_due_at_the_same_time() {
+    let mut world = World::new(1, 1);
+    let second = Duration::from_secs(1);
+    let netio = world.netio(0);
+    let first = netio.timer(second, None);
+    let others = [netio.timer(second, None), netio.timer(second, Some(second))];
+    world.pass(second);
+    let netio = world.netio(0);
+    assert!(matches!(netio.poll(Wait::No).unwrap(), Some(Event::Timer(timer)) if timer == first));
+    for timer in others {
+        assert!(netio.cancel_timer(timer));
+        assert!(!netio.cancel_timer(timer));
+    }
+    assert!(!netio.cancel_timer(first));
+    world.quiet(0);
+}
+
+#[test]
 fn poll_with_a_manual_clock_does_not_wait() {
     let mut world = World::new(1, 1);
     let netio = world.netio(0);
