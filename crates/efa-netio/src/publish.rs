@@ -606,7 +606,8 @@ impl Netio {
         for key in publisher.subscribers.clone() {
             let connection = &mut self.connections[key];
             let Connection { sends, is_full, subscriptions, .. } = connection;
-            let waits = sends.are_under_way() || *is_full || subscriptions.are_owed();
+            // What it is owed while it has room waits for the program's token.
+            let waits = sends.are_under_way() || *is_full;
             let slow = subscriptions.look(waits, sends.completed(), (now, late));
             if slow.is_some_and(|slow| slow >= after) {
                 self.end_now(key, ClosedReason::Slow);

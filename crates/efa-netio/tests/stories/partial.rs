@@ -566,6 +566,22 @@ fn subscriber_stays_after_a_time_in_which_the_publisher_stood_still() {
     }
 }
 
+#[test]
+fn subscriber_with_room_stays_however_long_the_program_keeps_the_token_of_what_it_is_owed() {
+    let after = Duration::from_millis(2);
+    for seed in seeds() {
+        let mut stage = stage(seed, 2, delivered().slow(Slow::Disconnect(after)));
+        let (token, number) = stage.filled(&[2], 0);
+        stage.turns_without(12_000, &[]);
+        resumed(&mut stage.world, stage.publisher, token);
+        stage.world.rest();
+        for node in [1, 2] {
+            assert_eq!(stage.numbers(node), (0..=number).collect::<Vec<_>>(), "node {node}");
+        }
+        stage.is_idle_with(2);
+    }
+}
+
 // conformance: D36 D57
 #[test]
 fn stopped_subscriber_affects_no_other_until_the_objects_are_used_up() {
