@@ -153,6 +153,10 @@ pub(crate) const RETRY: Duration = Duration::from_millis(1);
 const RETRY_AT_MOST: Duration = Duration::from_millis(16);
 /// Bytes of unexpected messages that a side keeps which sends messages.
 const UNEXPECTED_CONTROL: usize = 64 << 10;
+/// Bytes of unexpected messages that a side keeps beside others while a message is not complete. The rest of that one may be
+/// behind them, and its buffer, and those of complete messages after it, come back after it only. It is what fits
+/// [`Options::sends`] packets and messages below [`Options::read_threshold`], as these are by default.
+const BEHIND: usize = 48 << 20;
 /// What arrives beyond the bound of unexpected messages, or before its turn, in packets that were on their way: more would
 /// exclude the peer.
 const UNDER_WAY: usize = 64 << 20;
@@ -192,7 +196,8 @@ impl Link {
             false => self.options.unexpected.min(UNEXPECTED_CONTROL),
         };
         protocol.bounds.unexpected = unexpected;
-        protocol.bounds.unexpected_per_peer = unexpected.saturating_add(UNDER_WAY);
+        protocol.bounds.behind = BEHIND;
+        protocol.bounds.unexpected_per_peer = unexpected.saturating_add(BEHIND + UNDER_WAY);
         protocol.bounds.ahead = UNDER_WAY;
         self.domain
             .msg_endpoint(options)

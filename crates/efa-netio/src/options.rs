@@ -15,7 +15,8 @@ pub struct Options {
     /// Most messages of a connection under way at its sender; 1,024 by default.
     pub sends: usize,
     /// Bytes of messages that a receiver keeps for one connection while it has no buffer for them. Then the sender's
-    /// messages wait. 16 MiB by default.
+    /// messages wait; but while a message of several packets is not complete, whose rest may be behind them, it keeps
+    /// 48 MiB more. 16 MiB by default.
     pub unexpected: usize,
     /// How long the other side may take to answer a request, and to end a connection; 5 s by default.
     pub timeout: Duration,

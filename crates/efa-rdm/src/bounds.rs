@@ -37,6 +37,10 @@ pub struct Bounds {
     /// messages. Give the bound the memory that all peers may send ahead together, or `usize::MAX` for none, as libfabric has
     /// none; each queue pair is still bounded by [`unexpected_per_peer`](Self::unexpected_per_peer).
     pub unexpected: usize,
+    /// Bytes of unexpected messages beyond [`unexpected`](Self::unexpected), while an operation of this endpoint receives
+    /// something in several packets: the rest of it may be behind them, and arrives only if they are kept. An application that
+    /// receives no more before that operation is complete would wait for ever otherwise.
+    pub behind: usize,
     /// Bytes of unexpected messages of one queue pair: those of the peer that has it now, and the complete
     /// ones that former incarnations left. Beyond, the oldest of these are dropped, each with an event. A
     /// peer whose own messages exceed it is excluded.
@@ -83,12 +87,13 @@ impl Bounds {
 }
 
 impl Default for Bounds {
-    /// 128 MiB ahead of each peer; unexpected messages of 1 GiB in all and 512 MiB of each queue pair;
+    /// 128 MiB ahead of each peer; unexpected messages of 1 GiB in all, none behind that, and 512 MiB of each queue pair;
     /// 65,536 requests and as many responses of each peer; four million peers, 65,536 of each queue pair.
     fn default() -> Self {
         Self {
             ahead: 128 << 20,
             unexpected: 1 << 30,
+            behind: 0,
             unexpected_per_peer: 512 << 20,
             requests: 1 << 16,
             responses: 1 << 16,

@@ -236,7 +236,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
     /// Whether no receive buffers may be posted: unexpected messages exceed their bound.
     #[inline]
     pub(crate) fn applies_back_pressure(&mut self) -> bool {
-        let over = self.unexpected.bytes > self.ops.core.config.bounds.unexpected;
+        let (bytes, bounds) = (self.unexpected.bytes, &self.ops.core.config.bounds);
+        let over = bytes > bounds.unexpected
+            && (bytes > bounds.unexpected.saturating_add(bounds.behind)
+                || self.ops.own_receives() == 0);
         if over != self.unexpected.back_pressure {
             self.change_back_pressure(over);
         }

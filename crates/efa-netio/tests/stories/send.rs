@@ -335,3 +335,22 @@ fn message_longer_than_the_buffer_ends_its_connection_and_both_sides_learn_both_
         }
     }
 }
+
+#[test]
+fn long_message_arrives_in_packets_that_are_behind_short_ones_without_buffers() {
+    let options = Options::default().with(|options| {
+        options.read_threshold = u64::MAX;
+        options.unexpected = 10_000;
+    });
+    for seed in 0..8 {
+        let mut pair = Pair::with(seed, options, buffers(2, 200_000), SendOptions::default());
+        let lengths: Vec<_> = std::iter::once(200_000).chain([5_000; 30]).collect();
+        for length in &lengths {
+            let message = pair.message(0, *length);
+            pair.send(message);
+        }
+        for length in lengths {
+            assert_eq!(pair.world.received(RECEIVER).0.len(), length, "seed {seed}");
+        }
+    }
+}

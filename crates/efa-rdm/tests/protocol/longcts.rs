@@ -412,3 +412,29 @@ fn receive_whose_cts_fails_completes_with_an_error() {
     assert_eq!(failed.result, Err(OperationError::Device(Status::BadStatus)));
     assert_eq!(failed.buffer.len(), 200_000);
 }
+
+#[test]
+fn rest_of_a_message_arrives_behind_unexpected_ones_that_exceed_their_bound_if_there_is_one_for_that()
+ {
+    const SHORT: usize = 2_000;
+    for (behind, arrives) in [(0, false), (64 << 20, true)] {
+        let receiver = Config::default().with(|config| {
+            config.bounds.unexpected = 10_000;
+            config.bounds.behind = behind;
+        });
+        let mut world = World::pair_with(1, Config::default(), receiver);
+        world.receive(1, 300_000, 1);
+        world.send(0, 1, pattern(300_000, 0), 2);
+        for context in 0..SHORT {
+            world.send(0, 1, pattern(1_000, 1), context as u64);
+        }
+        (0..20_000).for_each(|_| world.step());
+        assert_eq!(world.take_receives(1).len(), usize::from(arrives), "{behind}");
+        // What waited goes on with receives for it.
+        for _ in 0..SHORT {
+            world.receive(1, 1_000, 3);
+        }
+        world.drive();
+        assert_eq!(world.take_receives(1).len(), SHORT + usize::from(!arrives), "{behind}");
+    }
+}

@@ -142,6 +142,12 @@ pub(super) const SETTINGS: &[Parameter] = &[
         endpoint.protocol.bounds.ahead
     ),
     count!(
+        "FI_EFARS_BOUND_BEHIND",
+        "bytes of unexpected messages kept beyond others while an operation receives several packets",
+        ANY,
+        endpoint.protocol.bounds.behind
+    ),
+    count!(
         "FI_EFARS_BOUND_DISCOVERED",
         "peers that become known by a packet",
         ANY,
