@@ -344,7 +344,8 @@ fn prepare_entered(source: &dyn Source) -> Result<(), TryWaitError> {
 // ---- wait sets ----------------------------------------------------------------------------------
 
 /// Completion queues, event queues and counters that are waited on together (`fi_wait`). Objects join it when
-/// they are made, with [`Wait::Set`], and leave it when the program has dropped its last handle of them. Clones are handles to the same set.
+/// they are made, with [`Wait::Set`], and leave it when the program has dropped its last handle of them. Clones are handles to
+/// the same set.
 #[derive(Clone, Debug)]
 pub struct WaitSet(Arc<Set>);
 
