@@ -236,14 +236,20 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Matching<Q, B> {
     /// Whether no receive buffers may be posted: unexpected messages exceed their bound.
     #[inline]
     pub(crate) fn applies_back_pressure(&mut self) -> bool {
-        let (bytes, bounds) = (self.unexpected.bytes, &self.ops.core.config.bounds);
-        let over = bytes > bounds.unexpected
-            && (bytes > bounds.unexpected.saturating_add(bounds.behind)
-                || self.ops.own_receives() == 0);
+        let bound = self.ops.core.config.bounds.unexpected;
+        let over = self.unexpected.bytes > bound && !self.keeps_more();
         if over != self.unexpected.back_pressure {
             self.change_back_pressure(over);
         }
         over
+    }
+
+    /// Whether messages beyond the bound are kept, as the rest of something that is being received may be behind them.
+    #[cold]
+    fn keeps_more(&self) -> bool {
+        let bounds = &self.ops.core.config.bounds;
+        let most = bounds.unexpected.saturating_add(bounds.behind);
+        self.unexpected.bytes <= most && self.ops.own_receives() > 0
     }
 
     #[cold]

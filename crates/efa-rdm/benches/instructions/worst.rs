@@ -370,13 +370,13 @@ pub(crate) const TOO_FAR: Kind = kind(892, |to, _| to.rtm(70_000_000, RtmKind::E
 pub(crate) const OLD: Kind = kind(892, |to, _| to.rtm(0, RtmKind::Eager, 0));
 pub(crate) const OLD_CONFIRMED: Kind =
     kind(891, |to, _| to.rtm(0, RtmKind::DcEager { send_id: OP }, 0));
-pub(crate) const LONG_REPEATED: Kind = kind(1286, |to, _| to.rtm(6, longcts(false), 1));
+pub(crate) const LONG_REPEATED: Kind = kind(1291, |to, _| to.rtm(6, longcts(false), 1));
 pub(crate) const LONG_NOT_NACKED: Kind = kind(691, |to, _| to.rtm(3, longcts(true), 0));
 // Segments: one range too many; one that closes the first gap, which moves 4,096 ranges (callgrind counts each
 // byte of `rep movsb`); of an unexpected message.
 pub(crate) const RANGE_TOO_MANY: Kind = kind(1035, |to, _| to.rtm(1, segment(400_001), 1));
 pub(crate) const FIRST_GAP: Kind = kind(66_677, |to, round| to.rtm(1, segment(2 + 4 * round), 2));
-pub(crate) const UNEXPECTED_SEGMENT: Kind = kind(1110, |to, _| to.rtm(2, segment(30_000), 1));
+pub(crate) const UNEXPECTED_SEGMENT: Kind = kind(1113, |to, _| to.rtm(2, segment(30_000), 1));
 // Writes, reads and atomics of memory that isn't there.
 pub(crate) const WRITE: Kind = kind(673, |to, _| {
     let (kind, options) = (RtwKind::Eager, to.options());
