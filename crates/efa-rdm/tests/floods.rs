@@ -2,8 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use efa_counted_heap::live_bytes;
@@ -19,9 +17,8 @@ use efa_rdm::{
     Level, Message, Origin, PeerId,
 };
 
+use efa_sim::SoftRegion;
 use efa_sim::local::{LocalFabric, LocalOptions, LocalQueuePair, Reorder};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Level as LogLevel, Metadata, Subscriber};
 
 /// Key of the hostile queue pair, which is also its true connid.
 const KEY: u32 = 1000;
@@ -74,6 +71,16 @@ impl Siege {
     fn options(&self) -> ReqOptions {
         let raw_address = Some((self.address(), RawAddressForm::Padded));
         ReqOptions { raw_address, cq_data: None, connid: None }
+    }
+
+    /// A region that the peer may read and write, and all of it as its requests name it.
+    fn region(&self, length: usize) -> (SoftRegion, [RmaIov; 1]) {
+        let access = Access { remote_read: true, remote_write: true };
+        let memory = vec![7; length].into();
+        let region = self.endpoint.queue_pair().register(memory, access).unwrap();
+        let key = region.remote_key().into();
+        let rma_iov = [RmaIov::new(region.remote_address(), length as u64, key)];
+        (region, rma_iov)
     }
 
     fn message(&self, msg_id: u32, kind: RtmKind<'static>) -> Header<'static> {
@@ -204,53 +211,6 @@ fn unexpected_messages_beyond_the_total_bound_delay_senders() {
     assert_eq!(received, MESSAGES, "all arrive in order");
     assert_eq!(siege.endpoint.packets_held().unexpected_bytes, 0);
     assert_eq!(siege.endpoint.statistics().dropped, 0);
-}
-
-/// Counts what is logged for the user to mend.
-struct Warnings(Arc<AtomicU32>);
-
-impl Subscriber for Warnings {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() == LogLevel::WARN
-    }
-
-    fn event(&self, _: &tracing::Event<'_>) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
-}
-
-#[test]
-fn total_bound_is_logged_as_a_warning_when_it_is_met_first() {
-    let warnings = Arc::new(AtomicU32::new(0));
-    tracing::subscriber::with_default(Warnings(Arc::clone(&warnings)), || {
-        let bounds = Bounds::default().with(|bounds| bounds.unexpected = MIB);
-        let mut siege = Siege::new(bounds);
-        let mut msg_ids = 0..10_000;
-        for round in 1..=3 {
-            while siege.endpoint.statistics().back_pressure < round {
-                let msg_id = msg_ids.next().unwrap();
-                siege.say(siege.message(msg_id, RtmKind::Eager), 4096);
-            }
-            assert_eq!(warnings.load(Ordering::Relaxed), 1, "round {round}");
-            let any = Accept::Untagged { source: None };
-            while let Some((claim, _)) = siege.endpoint.claim(any).unwrap() {
-                assert!(siege.endpoint.discard(claim));
-                siege.step();
-            }
-        }
-    });
 }
 
 #[test]
@@ -386,11 +346,8 @@ fn queued_responses_of_one_peer_are_bounded() {
 fn requests_of_a_peer_that_is_rnr_are_bounded() {
     let bounds = Bounds::default().with(|bounds| bounds.requests = 50);
     let mut siege = Siege::new(bounds);
-    let access = Access { remote_read: true, remote_write: true };
-    let region = siege.endpoint.queue_pair().register(vec![7; 1 << 16].into(), access).unwrap();
-    let key = region.remote_key().into();
     // The peer sends no CTS beyond the first bytes, and no data of its writes.
-    let rma_iov = [RmaIov::new(region.remote_address(), 1 << 16, key)];
+    let (region, rma_iov) = siege.region(1 << 16);
     let (msg_length, recv_id, credit_request) = (1 << 16, OpId(1), 1);
     for number in 0..5_000 {
         let options = siege.options();
@@ -421,9 +378,7 @@ fn requests_of_a_peer_that_is_rnr_are_bounded() {
 #[test]
 fn memory_of_undelivered_responses_is_released() {
     let mut siege = Siege::new(Bounds::default());
-    let access = Access { remote_read: true, remote_write: true };
-    let region = siege.endpoint.queue_pair().register(vec![7; 8000].into(), access).unwrap();
-    let rma_iov = [RmaIov::new(region.remote_address(), 8000, region.remote_key().into())];
+    let (_region, rma_iov) = siege.region(8000);
     siege.network.drop_receive_buffers(siege.flooder.address(), 64).unwrap();
     for number in 0..1_000 {
         let kind = RtaKind::Fetch { recv_id: OpId(number) };
@@ -494,10 +449,7 @@ fn requests_and_discarded_messages_of_a_peer_have_a_bound_each() {
     for discards_first in [false, true] {
         let bounds = Bounds::default().with(|bounds| bounds.requests = 50);
         let mut siege = Siege::new(bounds);
-        let access = Access { remote_read: true, remote_write: true };
-        let region = siege.endpoint.queue_pair().register(vec![7; 1 << 16].into(), access).unwrap();
-        let key = region.remote_key().into();
-        let rma_iov = [RmaIov::new(region.remote_address(), 1 << 16, key)];
+        let (_region, rma_iov) = siege.region(1 << 16);
         let (msg_length, send_id, credit_request) = (1 << 16, OpId(1), 1);
         for number in 0..100 {
             if (number < 50) == discards_first {
