@@ -27,7 +27,7 @@ use efa_device::{
 use slab::Slab;
 
 pub(super) use self::keys::Keys;
-use self::sending::{complete, relieve};
+use self::sending::{complete, make_space, relieve};
 use super::incoming::Incoming;
 use super::mailbox::Mailbox;
 use super::memory::HostMemory;
@@ -273,8 +273,8 @@ impl Link for ShmLink {
             && !outgoing.is_detached()
             && outgoing.accepts_key(Some(to.qkey))
             && let is_idle = outgoing.is_idle()
-            && (outgoing.has_space() || self.make_space(state, key))
-            && let Some(outgoing) = self.outgoing.get_mut(key)
+            && let peer = (QueuePairId { gid: self.me.gid, qpn: to.qpn })
+            && (outgoing.has_space() || make_space(state, &mut self.requests, peer, outgoing))
         {
             if is_idle {
                 self.active.push(key);

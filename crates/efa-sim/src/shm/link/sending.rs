@@ -33,14 +33,6 @@ impl ShmLink {
         }
     }
 
-    /// Takes the acknowledgements of a peer, and puts what waits for it into its ring. Returns whether there is space then.
-    #[cold]
-    pub(super) fn make_space(&mut self, state: &mut QueueState, key: usize) -> bool {
-        let Some(outgoing) = self.outgoing.get_mut(key) else { return false };
-        let peer = QueuePairId { gid: self.me.gid, qpn: outgoing.peer() };
-        outgoing.make_space(|finished| complete(state, &mut self.requests, peer, finished))
-    }
-
     /// Drops rings to peers that are gone, and those that are longer than they need be.
     pub(super) fn forget_useless(&mut self) {
         let useless = self.outgoing.iter_mut().filter_map(|(key, outgoing)| {
@@ -212,7 +204,7 @@ impl ShmLink {
                         self.active.push(key);
                     }
                     if !outgoing.post(posted) {
-                        self.make_space(state, key);
+                        make_space(state, &mut self.requests, path.peer, outgoing);
                     }
                 }
             }
@@ -234,6 +226,17 @@ pub(super) fn relieve(
     if state.is_stuck() {
         outgoing.return_waiting(|finished| complete(state, requests, peer, finished));
     }
+}
+
+/// Takes the acknowledgements of this peer, and puts what waits for it into its ring. Returns whether there is space then.
+#[cold]
+pub(super) fn make_space(
+    state: &mut QueueState,
+    requests: &mut Requests,
+    peer: QueuePairId,
+    outgoing: &mut Outgoing,
+) -> bool {
+    outgoing.make_space(|finished| complete(state, requests, peer, finished))
 }
 
 /// Completes a send to `peer`, or takes the result of a request.
