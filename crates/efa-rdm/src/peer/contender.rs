@@ -26,30 +26,29 @@ impl<P, B> Peers<P, B> {
         let live = |peers: &Self, peer: u32| {
             peers.entries.get(peer as usize).is_some_and(|entry| !entry.is_gone())
         };
-        let (peer, former) = match holder.filter(|holder| live(self, *holder)) {
+        let (peer, latest, former) = match holder.filter(|holder| live(self, *holder)) {
             Some(holder) => {
                 let behind = self.entries[holder as usize].link;
                 let former = Some(PeerId(behind)).filter(|_| live(self, behind));
-                (self.insert_behind(holder, address, handle), former)
+                (self.insert_behind(holder, address, handle), holder, former)
             }
-            None => (self.insert(address, handle).0, None),
+            None => {
+                let (peer, _) = self.insert(address, handle);
+                (peer, peer.0, None)
+            }
         };
         self.discovered += 1;
-        let incarnations = self.incarnations_until(peer.0) + 1;
-        self.set_incarnations(peer.0, incarnations);
-        if let Some(holder) = holder {
-            self.set_incarnations(holder, incarnations);
-        }
+        self.set_incarnations(latest, self.incarnations_until(latest) + 1);
         (peer, former)
     }
 
+    /// The number of incarnations is with the holder, until this one takes its place.
     fn insert_behind(&mut self, holder: u32, address: RawAddress, handle: AddressHandle) -> PeerId {
         self.note_interface(handle, address.gid);
         let index = self.entries.len() as u32;
-        let active = IDLE | self.incarnations_until(holder);
         let RawAddress { gid, qpn, connid } = address;
         let link = self.entries[holder as usize].link;
-        self.entries.push(Entry { gid, connid, active, link, qpn, handle });
+        self.entries.push(Entry { gid, connid, active: IDLE, link, qpn, handle });
         self.entries[holder as usize].link = index;
         PeerId(index)
     }
@@ -96,8 +95,7 @@ impl<P, B> Peers<P, B> {
         let Some(after) = link(self, index).filter(|_| link(self, before) == Some(index)) else {
             return false;
         };
-        let incarnations = self.incarnations_until(latest).max(self.incarnations_until(index));
-        self.set_incarnations(index, incarnations);
+        self.set_incarnations(index, self.incarnations_until(latest));
         let entry = &mut self.entries[before as usize];
         entry.link = after | entry.link & GONE;
         let entry = &mut self.entries[index as usize];
