@@ -203,6 +203,11 @@ impl Counter {
         Ok(Self(counter.0, member))
     }
 
+    /// The handle of an endpoint, which is none of the program's.
+    fn bound(&self) -> Self {
+        Self(Arc::clone(&self.0), None)
+    }
+
     fn with(domain: &Domain, options: CounterOptions, wait: Option<Arc<WaitObject>>) -> Self {
         let shared = Shared {
             domain: domain.clone(),
@@ -482,8 +487,7 @@ impl Counters {
     pub(crate) fn add(&mut self, counter: &Counter, kinds: Counted) -> bool {
         let mut is_first = true;
         for kind in kinds.iter() {
-            is_first &=
-                self.of[index(kind)].replace(Counter(Arc::clone(&counter.0), None)).is_none();
+            is_first &= self.of[index(kind)].replace(counter.bound()).is_none();
         }
         is_first
     }

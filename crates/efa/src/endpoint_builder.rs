@@ -40,9 +40,9 @@ const NEED_MATCHING: Capabilities = Capabilities::TAGGED
 const NOT_SHARED: Capabilities = Capabilities::MULTI_RECV.union(Capabilities::DIRECTED_RECV);
 
 /// Binds an object of which an endpoint has one.
-fn fill<T: Clone>(
+fn fill<T>(
     slot: &mut Option<T>,
-    object: &T,
+    object: T,
     is_ours: bool,
     bound: Bound,
 ) -> Result<(), EnableError> {
@@ -50,7 +50,7 @@ fn fill<T: Clone>(
         _ if !is_ours => Err(EnableError::OtherDomain(bound)),
         Some(_) => Err(EnableError::Twice(bound)),
         None => {
-            *slot = Some(object.clone());
+            *slot = Some(object);
             Ok(())
         }
     }
@@ -135,11 +135,11 @@ impl EndpointBuilder {
     pub fn bind_completion_queue(mut self, queue: &CompletionQueue, direction: Direction) -> Self {
         let is_ours = queue.shared().domain.is(&self.domain);
         if direction != Direction::Receive {
-            let bound = fill(&mut self.transmit, &queue.bound(), is_ours, Bound::TransmitQueue);
+            let bound = fill(&mut self.transmit, queue.bound(), is_ours, Bound::TransmitQueue);
             self = self.note(bound);
         }
         if direction != Direction::Transmit {
-            let bound = fill(&mut self.receive, &queue.bound(), is_ours, Bound::ReceiveQueue);
+            let bound = fill(&mut self.receive, queue.bound(), is_ours, Bound::ReceiveQueue);
             self = self.note(bound);
         }
         self
@@ -204,7 +204,7 @@ impl EndpointBuilder {
     /// [wait set](crate::WaitSet), or have descriptors for one call of poll.
     pub fn bind_event_queue(mut self, events: &EventQueue) -> Self {
         let bound = match self.domain.fabric().is(events.fabric()) {
-            true => fill(&mut self.events, &events.bound(), true, Bound::EventQueue),
+            true => fill(&mut self.events, events.bound(), true, Bound::EventQueue),
             false => Err(EnableError::OtherFabric(Bound::EventQueue)),
         };
         self.note(bound)
@@ -213,7 +213,7 @@ impl EndpointBuilder {
     /// Binds the address vector.
     pub fn bind_address_vector(mut self, addresses: &AddressVector) -> Self {
         let is_ours = addresses.shared().domain.is(&self.domain);
-        let bound = fill(&mut self.addresses, addresses, is_ours, Bound::AddressVector);
+        let bound = fill(&mut self.addresses, addresses.clone(), is_ours, Bound::AddressVector);
         self.note(bound)
     }
 
@@ -221,14 +221,15 @@ impl EndpointBuilder {
     /// endpoint.
     pub fn bind_shared_receive_queue(mut self, queue: &SharedReceiveQueue) -> Self {
         let is_ours = queue.is_of(&self.domain);
-        let bound = fill(&mut self.shared_receives, queue, is_ours, Bound::SharedReceiveQueue);
+        let bound =
+            fill(&mut self.shared_receives, queue.clone(), is_ours, Bound::SharedReceiveQueue);
         self.note(bound)
     }
 
     /// Binds a budget that the endpoint's sends, writes, reads and atomics take a share of.
     pub fn bind_send_budget(mut self, budget: &SendBudget) -> Self {
         let is_ours = budget.is_of(&self.domain);
-        let bound = fill(&mut self.send_budget, budget, is_ours, Bound::SendBudget);
+        let bound = fill(&mut self.send_budget, budget.clone(), is_ours, Bound::SendBudget);
         self.note(bound)
     }
 
