@@ -22,6 +22,7 @@ use crate::matching::{Matching, Waiting};
 use crate::memory::Memory;
 use crate::operations::{Assembly, Operations, Receive, ReceiveRole, Send, SendRole};
 use crate::payload::Payload;
+use crate::peer::Begun;
 use crate::remote;
 use crate::select::Subprotocol;
 use crate::work::{SinglePacket, Work};
@@ -167,11 +168,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             }
             (SendRole::AtomicResponse, Memory::Values(values)) => {
                 self.recycle_values(values);
-                self.core.request_ended(peer);
+                self.core.count_ended(peer, Begun::Request);
             }
             (SendRole::ReadResponse, _) => {
                 self.core.statistics.remote_reads += u64::from(result.is_ok());
-                self.core.request_ended(peer);
+                self.core.count_ended(peer, Begun::Request);
             }
             _ => {}
         }
@@ -245,9 +246,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                     result: error.map_or(Ok(()), Err),
                 }));
             }
-            (ReceiveRole::Discarded, _) => self.core.discard_ended(peer),
+            (ReceiveRole::Discarded, _) => self.core.count_ended(peer, Begun::Discarded),
             (ReceiveRole::Written, _) => {
-                self.core.request_ended(peer);
+                self.core.count_ended(peer, Begun::Request);
                 self.core.written(peer, length, cq_data, error);
             }
             _ => {}

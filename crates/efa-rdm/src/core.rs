@@ -24,7 +24,7 @@ use crate::event::{DropReason, Event, Events, Origin};
 use crate::ids::PeerId;
 use crate::memory::KeyedRegions;
 use crate::payload::Payload;
-use crate::peer::{Active, PeerStatus, Peers};
+use crate::peer::{Active, Begun, PeerStatus, Peers};
 use crate::schedule::Schedule;
 use crate::statistics::Statistics;
 use crate::transmit::Transmit;
@@ -218,43 +218,23 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         self.events.push(Event::LeftMessageDropped { peer, msg_id, limit });
     }
 
-    /// Whether a peer may begin another request.
-    pub(crate) fn may_request(&self, peer: PeerId) -> bool {
-        let requests = self.peers.active(peer).map(|active| active.under_way.requests as usize);
-        requests.is_some_and(|requests| requests < self.config.bounds.requests)
+    /// Whether a peer may begin another of these.
+    pub(crate) fn may_begin(&self, peer: PeerId, what: Begun) -> bool {
+        let under_way = self.peers.active(peer).map(|active| active.under_way[what as usize]);
+        under_way.is_some_and(|count| (count as usize) < self.config.bounds.requests)
     }
 
-    /// A peer's request is under way.
-    pub(crate) fn request_began(&mut self, peer: PeerId) {
+    /// Counts one that a peer has begun.
+    pub(crate) fn count_begun(&mut self, peer: PeerId, what: Begun) {
         if let Some(active) = self.peers.active_mut(peer) {
-            active.under_way.requests += 1;
+            active.under_way[what as usize] += 1;
         }
     }
 
-    /// A peer's request ended.
-    pub(crate) fn request_ended(&mut self, peer: PeerId) {
+    /// Counts one that has ended.
+    pub(crate) fn count_ended(&mut self, peer: PeerId, what: Begun) {
         if let Some(active) = self.peers.active_mut(peer) {
-            active.under_way.requests -= 1;
-        }
-    }
-
-    /// Whether another message of a peer may be received that was discarded.
-    pub(crate) fn may_discard(&self, peer: PeerId) -> bool {
-        let discarded = self.peers.active(peer).map(|active| active.under_way.discarded as usize);
-        discarded.is_some_and(|discarded| discarded < self.config.bounds.requests)
-    }
-
-    /// A discarded message is being received.
-    pub(crate) fn discard_began(&mut self, peer: PeerId) {
-        if let Some(active) = self.peers.active_mut(peer) {
-            active.under_way.discarded += 1;
-        }
-    }
-
-    /// A discarded message was received, or ended.
-    pub(crate) fn discard_ended(&mut self, peer: PeerId) {
-        if let Some(active) = self.peers.active_mut(peer) {
-            active.under_way.discarded -= 1;
+            active.under_way[what as usize] -= 1;
         }
     }
 }

@@ -125,16 +125,17 @@ pub(crate) struct Active<P, B> {
     pub(crate) ahead: usize,
     /// Bytes that are kept of unexpected messages: see [`Peers::charge`].
     unexpected: usize,
-    pub(crate) under_way: UnderWay,
+    /// What the peer has begun and has to go on with, by [`Begun`]; each at most [`Bounds::requests`](crate::Bounds).
+    pub(crate) under_way: [u32; 2],
 }
 
-/// What a peer has begun and has to go on with, each at most [`Bounds::requests`](crate::Bounds).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct UnderWay {
-    /// Reads, writes and atomics of the peer.
-    pub(crate) requests: u32,
-    /// Its messages that the application has discarded.
-    pub(crate) discarded: u32,
+/// What a peer begins here, and has to go on with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Begun {
+    /// A read, write or atomic.
+    Request,
+    /// A message that the application has discarded.
+    Discarded,
 }
 
 impl<P, B> Active<P, B> {
@@ -161,7 +162,7 @@ impl<P, B> Active<P, B> {
             awaiting_handshake: Vec::new(),
             ahead: 0,
             unexpected: 0,
-            under_way: UnderWay::default(),
+            under_way: [0; 2],
         }
     }
 
@@ -622,7 +623,7 @@ impl<P, B> Peers<P, B> {
     pub(crate) fn all_clear(&self) -> bool {
         self.active
             .iter()
-            .all(|(_, active)| active.backlog.is_empty() && active.under_way == UnderWay::default())
+            .all(|(_, active)| active.backlog.is_empty() && active.under_way == [0; 2])
     }
 }
 

@@ -20,6 +20,7 @@ use crate::matching::{HeldFor, MatchHint, Matching, Message, Posted, Target, Wai
 use crate::memory::Memory;
 use crate::operations::{Assembly, Operations, Receive, ReceiveRole};
 use crate::payload::Payload;
+use crate::peer::Begun;
 use crate::shape::Shape;
 use crate::taglist::DeviceMatch;
 use crate::work::Work;
@@ -109,10 +110,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             }
             return;
         }
-        if !self.may_be_requested() || !self.core.may_discard(peer) {
+        if !self.may_be_requested() || !self.core.may_begin(peer, Begun::Discarded) {
             return self.core.refuse(peer, shape.asked(), DropReason::TooManyOperations);
         }
-        self.core.discard_began(peer);
+        self.core.count_begun(peer, Begun::Discarded);
         let nothing = Memory::Values(Vec::new());
         self.begin_assembly(ReceiveRole::Discarded, 0, nothing, peer, rtm, shape, payload);
     }

@@ -34,6 +34,7 @@ use crate::operations::{
     Operations, Reading, Receive, ReceiveRole, RemoteId, Send, SendOn, SendRole,
 };
 use crate::payload::Payload;
+use crate::peer::Begun;
 use crate::remote::{self, NO_PIECES, Remote};
 use crate::segment::Segment;
 use crate::select::{self, Inputs, Operation, Subprotocol};
@@ -361,7 +362,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
         let memory = self.core.exposed(peer, asked, rtw.rma_iov, RemoteUse::Write);
         let Some(memory) = memory else { return };
-        if !self.may_be_requested() || !self.core.may_request(peer) {
+        if !self.may_be_requested() || !self.core.may_begin(peer, Begun::Request) {
             return self.core.refuse(peer, asked, DropReason::TooManyOperations);
         }
         let (memory, coverage) = (Memory::Exposed(Box::new(memory)), self.coverage());
@@ -373,7 +374,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
             receipt: shape.receipt,
             ..Receive::new(peer, ReceiveRole::Written, memory, shape.length, coverage)
         });
-        self.core.request_began(peer);
+        self.core.count_begun(peer, Begun::Request);
         match rtw.kind {
             RtwKind::LongRead { read_iov, .. } => self.begin_longread(peer, id, &shape, read_iov),
             RtwKind::LongCts { .. } | RtwKind::DcLongCts { .. } => {
@@ -457,7 +458,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         }
         let memory = self.core.exposed(peer, asked, rtr.rma_iov, RemoteUse::Read);
         let Some(memory) = memory else { return };
-        if !self.may_respond() || !self.core.may_request(peer) {
+        if !self.may_respond() || !self.core.may_begin(peer, Begun::Request) {
             return self.core.refuse(peer, asked, DropReason::TooManyOperations);
         }
         let (role, memory) = (SendRole::ReadResponse, Memory::Exposed(Box::new(memory)));
@@ -465,7 +466,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         send.recv_id = rtr.recv_id;
         send.window_end = u64::from(rtr.recv_length).min(rtr.msg_length);
         let id = self.add_send(send);
-        self.core.request_began(peer);
+        self.core.count_begun(peer, Begun::Request);
         self.core.enqueue(peer, Work::Send(id));
     }
 

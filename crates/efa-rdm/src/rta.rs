@@ -29,6 +29,7 @@ use crate::ids::PeerId;
 use crate::memory::{Memory, RemoteUse};
 use crate::operations::{AtomicState, Operations, Send, SendOn, SendRole};
 use crate::payload::Payload;
+use crate::peer::Begun;
 use crate::remote::{self, Remote};
 use crate::select::Subprotocol;
 use crate::shape::asked_by_atomic;
@@ -255,7 +256,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let memory = self.core.exposed(peer, asked, rta.rma_iov, request.access());
         let Some(memory) = memory else { return };
         let has_response = request.kind != AtomicKind::Write;
-        if has_response && !(self.may_respond() && self.core.may_request(peer)) {
+        if has_response && !(self.may_respond() && self.core.may_begin(peer, Begun::Request)) {
             return self.core.refuse(peer, asked, DropReason::TooManyOperations);
         }
         let AtomicRequest { kind, op, datatype, operand, comparand } = request;
@@ -289,7 +290,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
                 let mut send = Send::new(peer, role, Memory::Values(values), length, 0);
                 send.recv_id = recv_id;
                 let id = self.add_send(send);
-                self.core.request_began(peer);
+                self.core.count_begun(peer, Begun::Request);
                 self.core.enqueue(peer, Work::Send(id));
             }
             _ => self.recycle_values(values),
