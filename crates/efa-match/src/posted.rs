@@ -166,16 +166,17 @@ impl<R> PostedReceives<R> {
         let sequence = self.next_sequence;
         self.next_sequence += 1;
         let Key { tag, source, hash } = *key;
-        let front = self.front(class, key);
         let index = self.posts.take();
+        // Before the queues are changed: until then it would be kept apart, and copied twice. An unused entry has nothing to
+        // drop, which the compiler does not see.
+        mem::forget(self.posts[index as usize].receive.replace(receive));
+        let front = self.front(class, key);
         let link = class.posted.push(&mut self.posts, index, hash, front);
         let class = ClassAndStay::new(class_at, stay);
         // Field by field: a whole entry would be built apart and copied.
         let post = &mut self.posts[index as usize];
         post.link = link;
         (post.tag, post.source, post.class, post.sequence) = (tag, source, class, sequence);
-        // An unused entry has nothing to drop, which the compiler does not see.
-        mem::forget(post.receive.replace(receive));
         PostId { index, stamp: sequence as u32 }
     }
 
