@@ -24,6 +24,7 @@ use efa_device::{
 };
 use rustix::io::Errno;
 
+pub(crate) use self::in_place::InPlace;
 pub use self::kept_number::KeptNumber;
 pub(crate) use self::pieces::{Operation as RequestedOperation, Piece, Step};
 pub(crate) use self::rdma::{Direction, vendor_part_id};
@@ -198,6 +199,32 @@ impl<L: Link> LinkQueuePair<L> {
         Ok(path)
     }
 
+    /// Sends a datagram at once, if the link can do that.
+    #[inline(always)]
+    fn write<F: FnOnce(CopyTarget<'_>)>(
+        &mut self,
+        request: SendRequest<Packet>,
+        rest: usize,
+        fill: F,
+    ) -> Result<(), (SendRequest<Packet>, F)> {
+        match self.state.check_send(&request, rest) {
+            Ok(()) => self.link.write(&mut self.state, request, rest, fill),
+            Err(_) => Err((request, fill)),
+        }
+    }
+
+    /// Sends a datagram, or queues it up.
+    #[inline(never)]
+    fn post_otherwise(&mut self, request: SendRequest<Packet>) -> Result<(), PostError<Packet>> {
+        match self.accept(&request) {
+            Ok(path) => {
+                self.link.send(&mut self.state, path, request);
+                Ok(())
+            }
+            Err(error) => Err(PostError { error, packet: request.packet }),
+        }
+    }
+
     fn post_rdma(
         &mut self,
         request: RdmaRequest<SoftRegion>,
@@ -249,12 +276,9 @@ impl<L: Link> QueuePair for LinkQueuePair<L> {
     // One copy of all that this calls, so that it is inlined there.
     #[inline(never)]
     fn post_send(&mut self, request: SendRequest<Packet>) -> Result<(), PostError<Packet>> {
-        match self.accept(&request) {
-            Ok(path) => {
-                self.link.send(&mut self.state, path, request);
-                Ok(())
-            }
-            Err(error) => Err(PostError { error, packet: request.packet }),
+        match self.write(request, 0, |_| {}) {
+            Ok(()) => Ok(()),
+            Err((request, _)) => self.post_otherwise(request),
         }
     }
 
@@ -272,16 +296,13 @@ impl<L: Link> QueuePair for LinkQueuePair<L> {
         rest: usize,
         fill: impl FnOnce(CopyTarget<'_>),
     ) -> Result<(), PostError<Packet>> {
-        let mut unsent = (request, fill);
-        if self.state.check_send(&unsent.0, rest).is_ok() {
-            unsent = match self.link.write(&mut self.state, unsent.0, rest, unsent.1) {
-                Ok(()) => return Ok(()),
-                Err(unsent) => unsent,
-            };
+        match self.write(request, rest, fill) {
+            Ok(()) => Ok(()),
+            Err((mut request, fill)) => {
+                request.append(rest, fill);
+                self.post_otherwise(request)
+            }
         }
-        let (mut request, fill) = unsent;
-        request.append(rest, fill);
-        self.post_send(request)
     }
 
     #[inline]

@@ -138,9 +138,9 @@ impl Map {
     ///
     /// # Panics
     /// As [`words`](Self::words).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) {
-        self.fill(offset, from.len(), |mut bytes| bytes.copy_from(0, from));
+        self.target(offset, from.len()).copy_from(0, from);
     }
 
     /// As [`copy_in`](Self::copy_in), for bytes of many lines that another processor has.
@@ -158,11 +158,16 @@ impl Map {
     /// As [`words`](Self::words).
     #[inline(always)]
     pub(crate) fn fill(&self, offset: usize, length: usize, fill: impl FnOnce(CopyTarget<'_>)) {
+        fill(self.target(offset, length));
+    }
+
+    #[inline(always)]
+    fn target(&self, offset: usize, length: usize) -> CopyTarget<'_> {
         self.check(offset, length);
         // SAFETY: the target is inside the mapping (checked above), which lasts as long as `self`. There is no reference
         // to bytes of it. In this process the ring's other end reads the target only after it was published or
-        // acknowledged, which follows this call.
-        fill(unsafe { CopyTarget::from_raw(self.base.add(offset), length) });
+        // acknowledged, which follows its use.
+        unsafe { CopyTarget::from_raw(self.base.add(offset), length) }
     }
 
     /// Calls `take` with `length` bytes from `offset` on, to be copied.
@@ -179,24 +184,29 @@ impl Map {
     }
 
     /// Has the processor fetch the cache lines of `length` bytes from `offset` on, to be written soon. No more than a hint.
-    #[inline(always)]
     pub(crate) fn expect_write(&self, offset: usize, length: usize) {
         for line in (offset..offset.saturating_add(length)).step_by(LINE) {
-            let at = self.base.as_ptr().wrapping_add(line);
-            // SAFETY: these instructions access no memory, and raise nothing at any address. Processors without
-            // `prefetchw` take it for no operation.
-            #[cfg(target_arch = "x86_64")]
-            unsafe {
-                asm!("prefetchw [{}]", in(reg) at, options(readonly, nostack, preserves_flags));
-            }
-            // SAFETY: as above.
-            #[cfg(target_arch = "aarch64")]
-            unsafe {
-                asm!("prfm pstl1keep, [{}]", in(reg) at, options(readonly, nostack, preserves_flags));
-            }
-            #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-            let _ = at;
+            self.expect_write_of_line(line);
         }
+    }
+
+    /// The same of one line.
+    #[inline(always)]
+    pub(crate) fn expect_write_of_line(&self, offset: usize) {
+        let at = self.base.as_ptr().wrapping_add(offset);
+        // SAFETY: these instructions access no memory, and raise nothing at any address. Processors without
+        // `prefetchw` take it for no operation.
+        #[cfg(target_arch = "x86_64")]
+        unsafe {
+            asm!("prefetchw [{}]", in(reg) at, options(readonly, nostack, preserves_flags));
+        }
+        // SAFETY: as above.
+        #[cfg(target_arch = "aarch64")]
+        unsafe {
+            asm!("prfm pstl1keep, [{}]", in(reg) at, options(readonly, nostack, preserves_flags));
+        }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        let _ = at;
     }
 
     /// Has the processor fetch the cache lines of `length` bytes from `offset` on, to be read soon. No more than a hint.

@@ -61,10 +61,11 @@ impl Side {
     }
 
     fn send(&mut self, to: Qpn, id: u64, bytes: &[u8]) {
-        self.send_with_key(to, KEY, id, bytes);
+        self.send_with(to, KEY, id, bytes, 0);
     }
 
-    fn send_with_key(&mut self, to: Qpn, qkey: Qkey, id: u64, bytes: &[u8]) {
+    /// With so many bytes of payload more, which the device copies.
+    fn send_with(&mut self, to: Qpn, qkey: Qkey, id: u64, bytes: &[u8], payload: usize) {
         let mut packet = self.qp.allocate_packet().unwrap();
         packet[..bytes.len()].copy_from_slice(bytes);
         let destination = Destination { address_handle: self.handle, qpn: to, qkey };
@@ -75,7 +76,11 @@ impl Side {
             destination,
             immediate: None,
         };
-        self.qp.post_send(request).unwrap();
+        let fill = |mut into: CopyTarget<'_>| into.copy_from(0, &vec![7; payload]);
+        match payload {
+            0 => self.qp.post_send(request).unwrap(),
+            _ => self.qp.post_send_with(request, payload, fill).unwrap(),
+        }
     }
 
     fn poll(&mut self) -> Option<Completion<Box<[u8]>>> {
@@ -414,26 +419,30 @@ fn killed_receiver_is_unresponsive_and_its_file_removed() {
 /// sender detects the death.
 #[test]
 fn successor_of_a_killed_receiver_is_reachable_at_once() {
-    let directory = Directory::new();
-    let device = ShmDevice::open(options(directory.path())).unwrap();
-    let mut side = Side::new(&device, 0);
-    let mut child = Child::start("idle", &directory, Qpn(0));
-    side.send(child.qpn, 0, b"never read");
-    child.kill();
-    std::fs::write(directory.path().join("host/next"), child.qpn.0.to_le_bytes()).unwrap();
-    let other_key = Qkey(KEY.0 + 1);
-    // Opening the host removes the killed process's file, which frees its number.
-    let device = ShmDevice::open(options(directory.path())).unwrap();
-    let mut successor = Side::with_key(&device, 1, other_key);
-    assert_eq!(successor.qp.address().qpn, child.qpn);
-    side.send_with_key(child.qpn, other_key, 1, b"hello");
-    assert_eq!(
-        side.ended(1),
-        [Err(Status::BadDestinationQpn)],
-        "the receiver of the first packet is dead"
-    );
-    assert_eq!(successor.received().0, b"hello");
-    assert_eq!(side.ended(1), [Ok(())]);
+    // The device copies the payload of a datagram, or has it in the packet.
+    for payload in [0, 40] {
+        let directory = Directory::new();
+        let device = ShmDevice::open(options(directory.path())).unwrap();
+        let mut side = Side::new(&device, 0);
+        let mut child = Child::start("idle", &directory, Qpn(0));
+        side.send(child.qpn, 0, b"never read");
+        child.kill();
+        std::fs::write(directory.path().join("host/next"), child.qpn.0.to_le_bytes()).unwrap();
+        let other_key = Qkey(KEY.0 + 1);
+        // Opening the host removes the killed process's file, which frees its number.
+        let device = ShmDevice::open(options(directory.path())).unwrap();
+        let mut successor = Side::with_key(&device, 1, other_key);
+        assert_eq!(successor.qp.address().qpn, child.qpn);
+        side.send_with(child.qpn, other_key, 1, b"hello", payload);
+        assert_eq!(
+            side.ended(1),
+            [Err(Status::BadDestinationQpn)],
+            "the receiver of the first packet is dead"
+        );
+        let (received, _) = successor.received();
+        assert_eq!((&received[..5], received.len()), (&b"hello"[..], 5 + payload));
+        assert_eq!(side.ended(1), [Ok(())]);
+    }
 }
 
 #[test]

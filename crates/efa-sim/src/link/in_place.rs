@@ -20,6 +20,11 @@ impl<T> InPlace<T> {
         Self { slots: Vec::new(), first: 0, length: 0 }
     }
 
+    /// With room for at least so many.
+    pub(crate) fn with_capacity(slots: usize) -> Self {
+        Self { slots: (0..slots.next_power_of_two()).map(|_| None).collect(), ..Self::new() }
+    }
+
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
         self.length == 0
@@ -37,6 +42,15 @@ impl<T> InPlace<T> {
         mem::forget(self.slots[at].replace(entry()));
     }
 
+    /// The oldest entry.
+    #[inline(always)]
+    pub(crate) fn front_mut(&mut self) -> Option<&mut T> {
+        match self.length {
+            0 => None,
+            _ => self.slots[self.first].as_mut(),
+        }
+    }
+
     /// Removes the oldest entry.
     #[inline(always)]
     pub(crate) fn pop(&mut self) -> Option<T> {
@@ -44,6 +58,12 @@ impl<T> InPlace<T> {
         let at = self.first;
         self.first = self.index(1);
         self.slots[at].take()
+    }
+
+    /// Removes the oldest entry, and doesn't drop it: what it owned was taken out of it.
+    #[inline(always)]
+    pub(crate) fn forget_front(&mut self) {
+        mem::forget(self.pop());
     }
 
     #[inline(always)]

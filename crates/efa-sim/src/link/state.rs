@@ -281,6 +281,12 @@ impl QueueState {
         self.completions.push(|| Completion::Send { id, packet, result });
     }
 
+    /// Completes the send of a packet that was delivered.
+    #[inline(always)]
+    pub(crate) fn complete_delivered(&mut self, id: WorkId, packet: Packet) {
+        self.completions.push(|| Completion::Send { id, packet, result: Ok(()) });
+    }
+
     /// Completes an RDMA operation.
     pub(crate) fn complete_rdma(&mut self, id: WorkId, result: Result<(), Status>) {
         self.completions.push(|| Completion::Rdma { id, result });

@@ -27,7 +27,7 @@ use efa_device::{
 use slab::Slab;
 
 pub(super) use self::keys::Keys;
-use self::sending::{complete, make_space, relieve};
+use self::sending::Sends;
 use super::incoming::Incoming;
 use super::mailbox::Mailbox;
 use super::memory::HostMemory;
@@ -218,12 +218,10 @@ impl ShmLink {
         for key in self.active.clone() {
             let Some(outgoing) = self.outgoing.get_mut(key) else { continue };
             let peer = QueuePairId { gid: self.me.gid, qpn: outgoing.peer() };
-            let polled = outgoing.poll_before_sleep(now, |finished| {
-                complete(state, &mut self.requests, peer, finished)
-            });
-            match polled {
+            let mut sends = Sends { state, requests: &mut self.requests, peer };
+            match outgoing.poll_before_sleep(now, &mut sends) {
                 Polled::There => {}
-                Polled::Stalled => relieve(state, &mut self.requests, peer, outgoing),
+                Polled::Stalled => sends.relieve(outgoing),
                 Polled::Gone => self.forget(key),
             }
         }
@@ -257,6 +255,7 @@ impl Link for ShmLink {
     }
 
     /// Into the ring, if it has a free slot and nobody else needs the bytes.
+    #[inline(always)]
     fn write<F: FnOnce(CopyTarget<'_>)>(
         &mut self,
         state: &mut QueueState,
@@ -267,14 +266,16 @@ impl Link for ShmLink {
         let to = request.destination;
         if self.faults.is_none()
             && !state.is_captured()
-            && let Ok(Ok(())) = self.check_handle(state, to.address_handle)
+            && state.book().own() == Some(to.address_handle)
             && let Some(key) = self.by_number.get(to.qpn)
             && let Some(outgoing) = self.outgoing.get_mut(key)
             && !outgoing.is_detached()
-            && outgoing.accepts_key(Some(to.qkey))
+            && outgoing.has_key(to.qkey)
             && let is_idle = outgoing.is_idle()
-            && let peer = (QueuePairId { gid: self.me.gid, qpn: to.qpn })
-            && (outgoing.has_space() || make_space(state, &mut self.requests, peer, outgoing))
+            && (outgoing.has_space() || {
+                let peer = QueuePairId { gid: self.me.gid, qpn: to.qpn };
+                Sends { state, requests: &mut self.requests, peer }.make_space(outgoing)
+            })
         {
             if is_idle {
                 self.active.push(key);

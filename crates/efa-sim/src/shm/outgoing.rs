@@ -21,7 +21,7 @@ use super::requests::{CHUNK, REQUESTS};
 use super::ring::{ADDRESS, Kind, Push, RingSender};
 use super::sharing::{Answer, Asked, Ticket};
 use super::wake::Waker;
-use crate::link::{Piece, RNR_RETRY_INFINITE, Step, system};
+use crate::link::{InPlace, Piece, RNR_RETRY_INFINITE, Step, system};
 
 /// Polls without acknowledgement between two checks of the receiver.
 const CHECK_EVERY: u32 = 32;
@@ -55,8 +55,14 @@ pub(super) enum Content {
 // A longer one would make each datagram dearer.
 const _: () = assert!(size_of::<Posted>() == 56);
 
-/// A completed send.
-pub(super) type Finished = (Posted, Result<(), Status>);
+/// Where sends end.
+pub(super) trait Ends {
+    /// A datagram was delivered.
+    fn delivered(&mut self, id: WorkId, packet: Box<[u8]>);
+
+    /// A send ended, perhaps a datagram that wasn't delivered.
+    fn ended(&mut self, posted: Posted, result: Result<(), Status>);
+}
 
 /// The sending queue pair.
 #[derive(Clone, Debug)]
@@ -130,7 +136,7 @@ pub(super) struct Outgoing {
     most_slots: usize,
     /// Packets published up to the last sweep.
     swept: u64,
-    in_flight: VecDeque<Posted>,
+    in_flight: InPlace<Posted>,
     queued: VecDeque<Posted>,
     /// The last request to write memory to this process.
     asked: Asked,
@@ -172,7 +178,7 @@ impl Outgoing {
             entry: None,
             most_slots,
             swept: 0,
-            in_flight: VecDeque::with_capacity(slots),
+            in_flight: InPlace::with_capacity(slots),
             queued: VecDeque::new(),
             asked: Asked::default(),
             idle_polls: 0,
@@ -209,6 +215,12 @@ impl Outgoing {
     #[inline]
     pub(super) fn is_detached(&self) -> bool {
         self.ring.is_detached() || (self.entry.is_none() && self.mailbox.is_closed())
+    }
+
+    /// Whether the last send had this key.
+    #[inline]
+    pub(super) fn has_key(&self, key: Qkey) -> bool {
+        self.key == Some(key)
     }
 
     /// Whether a send with this key may use the ring. It may not if the key differs from the last one and the
@@ -248,11 +260,10 @@ impl Outgoing {
         is_dead
     }
 
-    /// Puts a send into the ring. Returns false if there is no space, and it waits.
+    /// Puts a send into the ring; if there is no space, it waits.
     #[inline]
-    pub(super) fn post(&mut self, posted: Posted) -> bool {
-        let has_space = self.has_space();
-        if has_space {
+    pub(super) fn post(&mut self, posted: Posted) {
+        if self.has_space() {
             self.publish(posted);
             if !self.ring.is_watched() {
                 self.wake();
@@ -260,20 +271,20 @@ impl Outgoing {
         } else {
             self.queued.push_back(posted);
         }
-        has_space
     }
 
     /// Takes the acknowledgements that have come since the last poll, and puts what waits into the ring. Returns whether there
     /// is space then.
-    pub(super) fn make_space(&mut self, mut finish: impl FnMut(Finished)) -> bool {
+    pub(super) fn make_space(&mut self, ends: &mut impl Ends) -> bool {
         // What is broken, the next poll ends.
         if let Ok(count @ 1..) = self.ring.acknowledgements() {
-            self.take_acknowledgements(count, &mut finish);
+            self.take_acknowledgements(count, ends);
         }
         self.has_space()
     }
 
     /// Posts a datagram of which `fill` writes the last `rest` bytes into the ring, which [has space](Self::has_space).
+    #[inline(always)]
     pub(super) fn post_with(
         &mut self,
         request: SendRequest<Box<[u8]>>,
@@ -283,11 +294,17 @@ impl Outgoing {
         let SendRequest { id, packet, length: front, destination, immediate } = request;
         let kind = if immediate.is_some() { Kind::Immediate } else { Kind::Plain };
         let (bytes, qkey) = (&packet[..front], destination.qkey);
-        self.ring.publish_with(kind, immediate.unwrap_or(0), qkey, bytes, rest, fill);
+        let immediate_word = immediate.unwrap_or(0);
+        match rest {
+            0 => self.ring.publish(kind, immediate_word, bytes, qkey),
+            _ => self.ring.publish_with(kind, immediate_word, qkey, bytes, rest, fill),
+        }
         // A datagram is no longer than the MTU.
         let (length, rest) = ((front + rest) as u32, rest as u32);
-        let content = Content::Datagram { packet, length, rest };
-        self.in_flight.push_back(Posted { id, content, immediate, qkey });
+        self.in_flight.push(|| {
+            let content = Content::Datagram { packet, length, rest };
+            Posted { id, content, immediate, qkey }
+        });
         if !self.ring.is_watched() {
             self.wake();
         }
@@ -323,7 +340,7 @@ impl Outgoing {
             // Published by `ask` alone.
             Content::Push => {}
         }
-        self.in_flight.push_back(posted);
+        self.in_flight.push(|| posted);
     }
 
     /// Whether the peer is likely to carry out a request at once: it polls this ring, and has answered the last
@@ -342,7 +359,7 @@ impl Outgoing {
         let number = self.ring.publish_push(push);
         self.asked.begin(ticket, number);
         let (id, content) = (WorkId(number), Content::Push);
-        self.in_flight.push_back(Posted { id, content, immediate: None, qkey: Qkey(0) });
+        self.in_flight.push(|| Posted { id, content, immediate: None, qkey: Qkey(0) });
     }
 
     /// What the peer has answered to the request with this ticket.
@@ -373,40 +390,36 @@ impl Outgoing {
 
     /// Takes acknowledgements.
     #[inline]
-    pub(super) fn poll(&mut self, now: Time, mut finish: impl FnMut(Finished)) -> Polled {
+    pub(super) fn poll(&mut self, now: Time, ends: &mut impl Ends) -> Polled {
         let Ok(count) = self.ring.acknowledgements() else {
-            self.fail(Status::BadStatus, finish);
+            self.fail(Status::BadStatus, ends);
             return Polled::Gone;
         };
         if count == 0 {
             self.idle_polls = self.idle_polls.wrapping_add(1);
             return match self.idle_polls.is_multiple_of(CHECK_EVERY) {
-                true => self.check(now, finish),
+                true => self.check(now, ends),
                 false => Polled::There,
             };
         }
-        self.take_acknowledgements(count, &mut finish);
+        self.take_acknowledgements(count, ends);
         Polled::There
     }
 
     #[inline(always)]
-    fn take_acknowledgements(&mut self, count: u64, finish: &mut impl FnMut(Finished)) {
+    fn take_acknowledgements(&mut self, count: u64, ends: &mut impl Ends) {
         self.idle_polls = 0;
         self.stalled = None;
         let delivered = self.ring.are_delivered();
         for _ in 0..count {
-            let mut posted = self.in_flight.pop_front();
-            let result = match delivered {
-                true => self.ring.take_delivered(),
-                false => self.ring.take_acknowledgement(),
-            };
-            if let Some(Posted { content, .. }) = &mut posted
-                && !(delivered && matches!(content, Content::Datagram { .. }))
-            {
-                self.take_answer(content, result);
-            }
-            if let Some(posted) = posted {
-                finish((posted, result));
+            match self.in_flight.front_mut() {
+                Some(Posted { id, content: Content::Datagram { packet, .. }, .. }) if delivered => {
+                    ends.delivered(*id, std::mem::take(packet));
+                    // What it owned was taken.
+                    self.in_flight.forget_front();
+                    self.ring.take_delivered();
+                }
+                _ => self.take_other(ends),
             }
         }
         if !self.queued.is_empty() {
@@ -414,8 +427,18 @@ impl Outgoing {
         }
     }
 
-    /// Takes what the receiver answered to the packet whose acknowledgement was taken last.
+    /// Takes the acknowledgement of what isn't a datagram, or wasn't delivered.
     #[cold]
+    fn take_other(&mut self, ends: &mut impl Ends) {
+        let posted = self.in_flight.pop();
+        let result = self.ring.take_acknowledgement();
+        if let Some(mut posted) = posted {
+            self.take_answer(&mut posted.content, result);
+            ends.ended(posted, result);
+        }
+    }
+
+    /// Takes what the receiver answered to the packet whose acknowledgement was taken last.
     fn take_answer(&mut self, content: &mut Content, result: Result<(), Status>) {
         let number = self.ring.oldest() - 1;
         match content {
@@ -499,23 +522,23 @@ impl Outgoing {
     }
 
     /// Takes acknowledgements, and checks the receiver if there is none, as this side may sleep next.
-    pub(super) fn poll_before_sleep(&mut self, now: Time, finish: impl FnMut(Finished)) -> Polled {
+    pub(super) fn poll_before_sleep(&mut self, now: Time, ends: &mut impl Ends) -> Polled {
         self.idle_polls = CHECK_EVERY - 1;
-        self.poll(now, finish)
+        self.poll(now, ends)
     }
 
     /// Checks the receiver.
     #[cold]
-    fn check(&mut self, now: Time, mut finish: impl FnMut(Finished)) -> Polled {
+    fn check(&mut self, now: Time, ends: &mut impl Ends) -> Polled {
         match self.check_peer(now) {
             Check::Alive if self.is_stalled(now) => Polled::Stalled,
             Check::Alive => Polled::There,
             Check::Gone(status) => {
                 // It may have acknowledged packets before it ended.
                 if let Ok(count) = self.ring.acknowledgements() {
-                    self.take_acknowledgements(count, &mut finish);
+                    self.take_acknowledgements(count, ends);
                 }
-                self.fail(status, finish);
+                self.fail(status, ends);
                 Polled::Gone
             }
         }
@@ -530,9 +553,9 @@ impl Outgoing {
 
     /// Ends packets that wait for space in the ring as those of a receiver that is not ready.
     #[cold]
-    pub(super) fn return_waiting(&mut self, mut finish: impl FnMut(Finished)) {
+    pub(super) fn return_waiting(&mut self, ends: &mut impl Ends) {
         for posted in self.queued.drain(..) {
-            finish((posted, Err(Status::ReceiverNotReady)));
+            ends.ended(posted, Err(Status::ReceiverNotReady));
         }
     }
 
@@ -574,23 +597,26 @@ impl Outgoing {
     }
 
     /// Takes acknowledgements and completes all other sends with `status`.
-    pub(super) fn close(&mut self, status: Status, mut finish: impl FnMut(Finished)) {
+    pub(super) fn close(&mut self, status: Status, ends: &mut impl Ends) {
         if let Ok(count) = self.ring.acknowledgements() {
-            self.take_acknowledgements(count, &mut finish);
+            self.take_acknowledgements(count, ends);
         }
-        self.fail(status, finish);
+        self.fail(status, ends);
     }
 
-    fn fail(&mut self, status: Status, mut finish: impl FnMut(Finished)) {
-        let mut in_flight = std::mem::take(&mut self.in_flight);
-        for (number, posted) in (self.ring.oldest()..).zip(&mut in_flight) {
+    fn fail(&mut self, status: Status, ends: &mut impl Ends) {
+        let mut number = self.ring.oldest();
+        while let Some(mut posted) = self.in_flight.pop() {
             self.complete_packet(number, &mut posted.content);
-        }
-        for posted in in_flight.into_iter().chain(self.queued.drain(..)) {
+            number += 1;
             if let Content::Push = posted.content {
                 self.asked.end(Err(status));
             }
-            finish((posted, Err(status)));
+            ends.ended(posted, Err(status));
+        }
+        // None of these is a push, which is published at once or not at all.
+        for posted in self.queued.drain(..) {
+            ends.ended(posted, Err(status));
         }
     }
 }

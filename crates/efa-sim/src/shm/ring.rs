@@ -340,18 +340,17 @@ impl RingSender {
     /// atomic operation does, would wait for them to come. `length` is that of the last packet with its words.
     #[inline(always)]
     fn expect_another(&self, length: usize) {
-        let under_way = self.under_way();
-        // One line comes in less time than a message takes, several come in time for the next.
-        let (ahead, length) = if length <= LINE {
-            (1, LINE)
-        } else if length <= EXPECTED {
-            (0, length)
-        } else {
-            (0, 2 * LINE)
-        };
         // With one message at a time the receiver looks at the next slot meanwhile, and would take its line back.
-        if under_way > 1 && under_way + ahead < self.layout.slots as u64 {
-            self.map.expect_write(self.layout.slot(self.tail + ahead), length);
+        let under_way = self.under_way();
+        if under_way <= 1 || under_way == self.layout.slots as u64 {
+            return;
+        }
+        // One line comes in less time than a message takes, several come in time for the next.
+        if length > LINE {
+            let expected = if length <= EXPECTED { length } else { 2 * LINE };
+            self.map.expect_write(self.layout.slot(self.tail), expected);
+        } else if under_way + 1 < self.layout.slots as u64 {
+            self.map.expect_write_of_line(self.layout.slot(self.tail + 1));
         }
     }
 
@@ -483,9 +482,8 @@ impl RingSender {
 
     /// As [`take_acknowledgement`](Self::take_acknowledgement), of one that was delivered as all were.
     #[inline(always)]
-    pub(super) fn take_delivered(&mut self) -> Result<(), Status> {
+    pub(super) fn take_delivered(&mut self) {
         self.acknowledged += 1;
-        Ok(())
     }
 
     /// Takes the result of the oldest packet, which [`acknowledgements`](Self::acknowledgements) must have counted.

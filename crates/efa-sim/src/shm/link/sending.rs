@@ -1,8 +1,8 @@
 //! Sending: which ring leads to a receiver, and how sends complete.
 
-use efa_device::{AddressHandle, DeviceError, Qkey, Qpn, SendRequest, Status};
+use efa_device::{AddressHandle, DeviceError, Qkey, Qpn, SendRequest, Status, WorkId};
 
-use super::super::outgoing::{Content, Finished, Outgoing, Polled, Posted, Purpose};
+use super::super::outgoing::{Content, Ends, Outgoing, Polled, Posted, Purpose};
 use super::super::requests::Requests;
 use super::{Delayed, ShmLink};
 use crate::link::{Link, Packet, Path, QueueState, RNR_RETRY_INFINITE};
@@ -18,10 +18,11 @@ impl ShmLink {
         let Some(&key) = self.active.get(self.next_active) else { return };
         let Some(outgoing) = self.outgoing.get_mut(key) else { return };
         let peer = QueuePairId { gid: self.me.gid, qpn: outgoing.peer() };
-        let polled = outgoing
-            .poll(state.now(), |finished| complete(state, &mut self.requests, peer, finished));
+        let now = state.now();
+        let mut sends = Sends { state, requests: &mut self.requests, peer };
+        let polled = outgoing.poll(now, &mut sends);
         if polled == Polled::Stalled {
-            relieve(state, &mut self.requests, peer, outgoing);
+            sends.relieve(outgoing);
         }
         if polled != Polled::Gone && !outgoing.is_idle() {
             self.next_active += 1;
@@ -94,9 +95,8 @@ impl ShmLink {
     pub(super) fn close_ring(&mut self, state: &mut QueueState, key: usize) {
         if let Some(outgoing) = self.outgoing.get_mut(key) {
             let peer = QueuePairId { gid: self.me.gid, qpn: outgoing.peer() };
-            outgoing.close(Status::BadDestinationQpn, |finished| {
-                complete(state, &mut self.requests, peer, finished);
-            });
+            let mut sends = Sends { state, requests: &mut self.requests, peer };
+            outgoing.close(Status::BadDestinationQpn, &mut sends);
         }
         self.forget(key);
     }
@@ -203,65 +203,58 @@ impl ShmLink {
                     if outgoing.is_idle() {
                         self.active.push(key);
                     }
-                    if !outgoing.post(posted) {
-                        make_space(state, &mut self.requests, path.peer, outgoing);
-                    }
+                    outgoing.post(posted);
                 }
             }
             Err(status) => {
-                complete(state, &mut self.requests, path.peer, (posted, Err(status)));
+                let requests = &mut self.requests;
+                Sends { state, requests, peer: path.peer }.ended(posted, Err(status));
             }
         }
     }
 }
 
-/// Takes packets back from a full send queue that wait for this peer, which stands still.
-#[cold]
-pub(super) fn relieve(
-    state: &mut QueueState,
-    requests: &mut Requests,
-    peer: QueuePairId,
-    outgoing: &mut Outgoing,
-) {
-    if state.is_stuck() {
-        outgoing.return_waiting(|finished| complete(state, requests, peer, finished));
-    }
+/// Where the sends to one peer end.
+pub(super) struct Sends<'a> {
+    pub(super) state: &'a mut QueueState,
+    pub(super) requests: &'a mut Requests,
+    pub(super) peer: QueuePairId,
 }
 
-/// Takes the acknowledgements of this peer, and puts what waits for it into its ring. Returns whether there is space then.
-#[cold]
-pub(super) fn make_space(
-    state: &mut QueueState,
-    requests: &mut Requests,
-    peer: QueuePairId,
-    outgoing: &mut Outgoing,
-) -> bool {
-    outgoing.make_space(|finished| complete(state, requests, peer, finished))
-}
-
-/// Completes a send to `peer`, or takes the result of a request.
-#[inline(always)]
-pub(super) fn complete(
-    state: &mut QueueState,
-    requests: &mut Requests,
-    peer: QueuePairId,
-    (posted, result): Finished,
-) {
-    match posted {
-        Posted { id, content: Content::Datagram { packet, length, .. }, .. } => {
-            state.complete_send(peer, id, packet, length as usize, result);
+impl Sends<'_> {
+    /// Takes packets back from a full send queue that wait for this peer, which stands still.
+    #[cold]
+    pub(super) fn relieve(&mut self, outgoing: &mut Outgoing) {
+        if self.state.is_stuck() {
+            outgoing.return_waiting(self);
         }
-        posted => complete_other(state, requests, (posted, result)),
+    }
+
+    /// Takes the acknowledgements of this peer, and puts what waits for it into its ring. Returns whether there is space then.
+    #[cold]
+    pub(super) fn make_space(&mut self, outgoing: &mut Outgoing) -> bool {
+        outgoing.make_space(self)
     }
 }
 
-#[cold]
-fn complete_other(state: &mut QueueState, requests: &mut Requests, (posted, result): Finished) {
-    let Posted { id, content, .. } = posted;
-    match content {
-        // The caller completes datagrams, and the ring has the answer to a push.
-        Content::Datagram { .. } | Content::Push => {}
-        Content::Written(_) => state.complete_rdma(id, result),
-        Content::Piece { operation, piece } => requests.finish(operation, &piece, result),
+impl Ends for Sends<'_> {
+    #[inline(always)]
+    fn delivered(&mut self, id: WorkId, packet: Packet) {
+        self.state.complete_delivered(id, packet);
+    }
+
+    fn ended(&mut self, posted: Posted, result: Result<(), Status>) {
+        let Posted { id, content, .. } = posted;
+        match content {
+            Content::Datagram { packet, length, .. } => {
+                self.state.complete_send(self.peer, id, packet, length as usize, result);
+            }
+            Content::Written(_) => self.state.complete_rdma(id, result),
+            Content::Piece { operation, piece } => {
+                self.requests.finish(operation, &piece, result);
+            }
+            // The ring has the answer.
+            Content::Push => {}
+        }
     }
 }
