@@ -218,7 +218,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         (tag, context, length, buffer): (Option<Tag>, u64, usize, B),
     ) -> bool {
         self.single_packets += 1;
-        self.post_eager(packet, peer, (tag, context, length, Some(buffer)))
+        self.post_eager(packet, peer, (tag, context, length), || Some(buffer))
     }
 
     /// Posts the packet of a message that is counted, or of an injected one, which has no buffer.
@@ -227,15 +227,26 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         &mut self,
         (packet, end): (Q::Packet, usize),
         peer: PeerId,
-        (tag, context, length, buffer): (Option<Tag>, u64, usize, Option<B>),
+        (tag, context, length): (Option<Tag>, u64, usize),
+        buffer: impl FnOnce() -> Option<B>,
     ) -> bool {
-        let destination = self.core.peers.destination(peer);
-        let record = || {
-            let message = SinglePacket { tag, context, length: length as u32, buffer };
-            single_packet(peer, end, message)
-        };
-        let posted = self.core.transmit.post_for(packet, end as u32, None, destination, record);
-        self.single_packet_posted(posted, tag, end)
+        let Core { transmit, peers, statistics, .. } = &mut self.core;
+        let length = length as u32;
+        // The record is made where it stays, once the packet was posted.
+        match transmit.post_first(packet, end as u32, None, peers.destination(peer)) {
+            Ok(slot) => {
+                let message = SinglePacket { tag, context, length, buffer: buffer() };
+                slot.fill(single_packet(peer, end, message));
+                statistics.count_sent(eager_type(tag), end as u32);
+                true
+            }
+            Err((packet, failure)) => {
+                let message = SinglePacket { tag, context, length, buffer: buffer() };
+                let record = single_packet(peer, end, message);
+                self.keep_written(Unposted { packet, record, failure });
+                false
+            }
+        }
     }
 
     /// As [`post_single_packet`](Self::post_single_packet), of a packet with the header alone, of a message whose bytes the
@@ -293,7 +304,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let eager = Eager { tag, cq_data, length: bytes.len() };
         let copy = |to: &mut [u8]| to.copy_from_slice(bytes);
         if let Some(written) = self.core.write_at_once(peer, &eager, copy) {
-            self.post_eager(written, peer, (tag, 0, bytes.len(), None));
+            self.post_eager(written, peer, (tag, 0, bytes.len()), || None);
             return Ok(());
         }
         self.inject_later(peer, &eager, bytes)

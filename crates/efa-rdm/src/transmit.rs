@@ -7,7 +7,7 @@ use efa_device::{
 use efa_proto::OpId;
 
 use crate::ids::PeerId;
-use crate::storage::{Pool, Table};
+use crate::storage::{Pool, Table, Vacancy};
 use crate::work::{InFlight, Purpose, RdmaFlight, SinglePacket, SingleRead, TransferPart};
 
 /// Why a packet was not posted.
@@ -131,31 +131,31 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
             Purpose::Plain { immediate, .. } => immediate,
             _ => None,
         };
-        self.post_for(packet, record.length, immediate, destination, || record)
+        match self.post_first(packet, record.length, immediate, destination) {
+            Ok(slot) => {
+                slot.fill(record);
+                Ok(())
+            }
+            Err((packet, failure)) => Err(Unposted { packet, record, failure }),
+        }
     }
 
-    /// Posts the first `length` bytes of a packet; `record` is called after the device has taken or
-    /// refused it.
+    /// Posts the first `length` bytes of a packet. Returns where its record goes, which the caller makes there: one made before
+    /// would be moved.
     #[inline(always)]
-    pub(crate) fn post_for(
+    pub(crate) fn post_first(
         &mut self,
         packet: Q::Packet,
         length: u32,
         immediate: Option<u32>,
         destination: Destination,
-        record: impl FnOnce() -> InFlight<B>,
-    ) -> Result<(), Unposted<Q::Packet, B>> {
+    ) -> Result<Vacancy<'_, InFlight<B>>, (Q::Packet, PostFailure)> {
         let slot = self.in_flight.vacancy();
         let id = WorkId(slot.index().into());
         let request = SendRequest { id, packet, length: length as usize, destination, immediate };
         match self.device.post_send(request) {
-            Ok(()) => {
-                slot.fill(record());
-                Ok(())
-            }
-            Err(PostError { error, packet }) => {
-                Err(Unposted { packet, record: record(), failure: failure(error) })
-            }
+            Ok(()) => Ok(slot),
+            Err(PostError { error, packet }) => Err((packet, failure(error))),
         }
     }
 
