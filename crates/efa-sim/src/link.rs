@@ -174,6 +174,12 @@ impl<L: Link> LinkQueuePair<L> {
         self.state.attributes.rdma.unsolicited_write_receive = false;
     }
 
+    /// Ends that senders wait for its first buffer: their RNR timeout runs from now on, whatever the device's
+    /// options say.
+    pub fn limit_first_wait(&mut self) {
+        self.state.limit_first_wait();
+    }
+
     /// Accepts a send as if its target had no buffer for it: it completes with
     /// [`Status::ReceiverNotReady`].
     ///

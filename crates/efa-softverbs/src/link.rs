@@ -209,6 +209,10 @@ impl LinkQueuePair {
         each!(Self, self, link => link.take_buffers_for_writes());
     }
 
+    pub(crate) fn limit_first_wait(&mut self) {
+        each!(Self, self, link => link.limit_first_wait());
+    }
+
     pub(crate) fn set_rnr_retry(&mut self, rnr_retry: u8) {
         each!(Self, self, link => link.set_rnr_retry(rnr_retry));
     }

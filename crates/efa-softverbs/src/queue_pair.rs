@@ -48,6 +48,9 @@ use crate::settings::DirectPath;
 
 /// `rnr_retry` that stands for retries without end.
 const RETRY_FOREVER: u8 = 7;
+/// Attempts at a receiver without buffers before a datagram of an unreliable queue pair is lost. Interfaces lose it at
+/// once; here the receiver's thread may not have had the processor.
+const UNRELIABLE_RETRIES: u8 = 1;
 
 /// The transport of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -224,6 +227,7 @@ struct LinkTemplate {
     receive_depth: usize,
     waitable: bool,
     takes_buffers_for_writes: bool,
+    transport: Transport,
     /// That of the domain.
     link: Link,
 }
@@ -236,7 +240,10 @@ impl LinkTemplate {
             options.qkey = Qkey(fastrand::u32(..));
             options.send_depth = self.send_depth;
             options.receive_depth = self.receive_depth;
-            options.rnr_retry = RETRY_FOREVER;
+            options.rnr_retry = match self.transport {
+                Transport::Srd => RETRY_FOREVER,
+                Transport::Ud => UNRELIABLE_RETRIES,
+            };
             options.waitable = self.waitable;
             options.now = now();
         });
@@ -246,6 +253,9 @@ impl LinkTemplate {
         };
         if self.takes_buffers_for_writes {
             link.take_buffers_for_writes();
+        }
+        if self.transport == Transport::Ud {
+            link.limit_first_wait();
         }
         Ok(link)
     }
@@ -290,6 +300,7 @@ impl QueuePair {
             receive_depth: cap.max_recv_wr as usize,
             waitable,
             takes_buffers_for_writes: !attributes.unsolicited_writes,
+            transport,
         };
         let link = template.create(None).map_err(reported)?;
         let number = link.address().qpn;

@@ -108,6 +108,11 @@ impl QueueState {
         }
     }
 
+    /// Lets the RNR timeout of senders run from now on.
+    pub(super) fn limit_first_wait(&mut self) {
+        self.ready_since.get_or_insert(self.now);
+    }
+
     /// Lets the link leave what is behind the first `front` bytes of a datagram of `from` bytes or more, unless a capture
     /// needs them.
     pub(super) fn split_headers(&mut self, front: usize, from: usize) {

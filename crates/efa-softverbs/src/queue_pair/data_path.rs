@@ -333,7 +333,7 @@ impl QueuePair {
     /// Completes a send, read or write.
     #[inline]
     pub(super) fn complete_send(&self, wr_id: u64, opcode: c_int, result: Result<(), Status>) {
-        self.device().statistics.completed(opcode, result);
+        let result = result.or_else(|status| self.fail_send(opcode, status));
         let counted = match opcode {
             IBV_WC_RDMA_READ => Counted::Read,
             IBV_WC_RDMA_WRITE => Counted::Write,
@@ -341,6 +341,22 @@ impl QueuePair {
         };
         self.count(counted, result.is_ok());
         self.push(&self.send_queue, Completion::without_data(self.id(), wr_id, opcode, result));
+    }
+
+    /// Counts a failure. The program isn't told of one at the receiver if the transport is unreliable.
+    #[cold]
+    fn fail_send(&self, opcode: c_int, status: Status) -> Result<(), Status> {
+        self.device().statistics.completed(opcode, Err(status));
+        let is_local = matches!(
+            status,
+            Status::Flushed
+                | Status::QueuePairInternal
+                | Status::UnsupportedOperation
+                | Status::BadAddressHandle
+                | Status::BadLocalKey
+                | Status::BadLength
+        );
+        if self.transport == Transport::Ud && !is_local { Ok(()) } else { Err(status) }
     }
 
     #[inline]

@@ -109,6 +109,35 @@ fn ud_receive_leaves_40_bytes_of_headroom() {
     deregister(into);
 }
 
+/// As UD does everywhere: what happens at the receiver is not reported, and no sender waits for it.
+#[test]
+fn ud_send_that_nobody_takes_completes_with_success() {
+    let (a, b) = pair(QpOptions { ud: true, sends: 1, ..QpOptions::default() });
+    let memory = Memory::of(&[1; 100]);
+    let (from, into) = (a.register(&memory, 0), b.register(&memory, IBV_ACCESS_LOCAL_WRITE));
+    let (handle, elsewhere) = (a.handle(b.gid()), a.handle([7; 16]));
+    let to = (handle, b.number(), b.qkey);
+    let run = |to, entry, expected| {
+        assert_eq!(a.post_send(1, to, &[entry], 0), 0);
+        assert_eq!(a.wait().status, expected);
+    };
+    // It has had no buffer yet.
+    run(to, sge(from, 0, 8), IBV_WC_SUCCESS);
+    assert_eq!(b.post_receive(2, sge(into, 0, 60)), 0);
+    run(to, sge(from, 0, 21), IBV_WC_SUCCESS);
+    run((handle, b.number(), b.qkey + 1), sge(from, 0, 8), IBV_WC_SUCCESS);
+    run((handle, unused_qpn(), b.qkey), sge(from, 0, 8), IBV_WC_SUCCESS);
+    run((elsewhere, b.number(), b.qkey), sge(from, 0, 8), IBV_WC_SUCCESS);
+    assert_eq!(b.poll(), None);
+    // What is wrong on this side is reported.
+    run(to, sge(from, 99, 2), IBV_WC_LOC_PROT_ERR);
+    run(to, sge(from, 0, 7), IBV_WC_SUCCESS);
+    assert_eq!((b.wait().wr_id, b.poll()), (2, None));
+    run(to, sge(from, 0, 8), IBV_WC_SUCCESS);
+    [handle, elsewhere].into_iter().for_each(destroy);
+    [from, into].into_iter().for_each(deregister);
+}
+
 /// libfabric 1.10 posts such entries for datagrams without payload.
 #[test]
 fn zero_length_entry_needs_no_key() {
