@@ -108,7 +108,8 @@ unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attributes: *mut ibv_ah_attr
         let (domain, context) = domain_of(pd)?;
         // SAFETY: `attributes` is not null, so valid for reading, as required above.
         let attributes = unsafe { &*not_null(attributes)? };
-        if attributes.is_global == 0 {
+        // The port has one GID.
+        if attributes.is_global == 0 || attributes.grh.sgid_index != 0 {
             return Err(INVALID);
         }
         check_port(attributes.port_num.into())?;

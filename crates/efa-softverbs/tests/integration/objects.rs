@@ -212,6 +212,24 @@ fn registration_fails_where_page_protection_forbids_access() {
     }
 }
 
+#[test]
+fn address_handle_of_a_port_or_gid_index_that_does_not_exist_is_refused() {
+    let (a, b) = pair(QpOptions::default());
+    let create = |port_num, sgid_index| {
+        let mut attributes: ibv_ah_attr = zeroed();
+        attributes.grh.dgid = ibv_gid { raw: b.gid() };
+        attributes.grh.sgid_index = sgid_index;
+        (attributes.is_global, attributes.port_num) = (1, port_num);
+        // SAFETY: all arguments are valid.
+        unsafe { (verbs().ibv_create_ah)(a.pd, &raw mut attributes) }
+    };
+    for (port, gid_index) in [(0, 0), (2, 0), (1, 1), (1, 255)] {
+        assert!(create(port, gid_index).is_null(), "{port}, {gid_index}");
+        assert_eq!(errno(), libc::EINVAL);
+    }
+    destroy(create(1, 0));
+}
+
 /// libfabric finds the sender of a message by this number.
 #[test]
 fn address_handle_number_is_the_same_for_each_gid() {
