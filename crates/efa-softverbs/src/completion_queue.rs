@@ -53,15 +53,43 @@ pub(crate) struct CompletionQueue {
 #[derive(Debug, Default)]
 struct Completions {
     queued: VecDeque<Completion>,
-    /// Whether completions were lost.
-    is_overrun: bool,
+    /// What was lost, by queue pair.
+    lost: Vec<Lost>,
     /// Whether the next completion is announced.
     armed: Request,
     /// Where completions of queue pairs with rings are, if the program has asked for it.
     ring: Option<CompletionRing>,
 }
 
+/// Completions of a queue pair that were lost: the program never learns that these requests have ended, so their entries
+/// of the send and the receive queue are never free again.
+#[derive(Debug)]
+struct Lost {
+    serial: Serial,
+    sends: usize,
+    receives: usize,
+}
+
 impl Completions {
+    /// Loses the oldest.
+    fn lose(&mut self) {
+        let Some(oldest) = self.queued.pop_front() else { return };
+        let serial = oldest.serial;
+        let known = self.lost.iter().position(|lost| lost.serial == serial);
+        let at = known.unwrap_or_else(|| {
+            self.lost.push(Lost { serial, sends: 0, receives: 0 });
+            self.lost.len() - 1
+        });
+        let lost = &mut self.lost[at];
+        lost.sends += usize::from(oldest.is_of_send_queue());
+        lost.receives += usize::from(oldest.is_of_receive_queue());
+    }
+
+    fn forget(&mut self, serial: Serial) {
+        self.queued.retain(|completion| completion.serial != serial);
+        self.lost.retain(|lost| lost.serial != serial);
+    }
+
     fn disarm(&mut self) -> Request {
         std::mem::take(&mut self.armed)
     }
@@ -133,8 +161,9 @@ impl CompletionQueue {
 
     #[cold]
     fn overrun(&self, completions: &mut Completions) {
-        completions.queued.pop_front();
-        if !std::mem::replace(&mut completions.is_overrun, true) {
+        let is_first = completions.lost.is_empty();
+        completions.lose();
+        if is_first {
             report(&format_args!(
                 "a completion queue of {} entries is overrun, and completions are lost: it must have an entry for \
                  each request that is outstanding or not polled",
@@ -299,16 +328,24 @@ impl CompletionQueue {
 
     /// How many receives of a queue pair have completed that the program hasn't polled.
     pub(crate) fn unpolled_receives(&self, serial: Serial) -> usize {
-        self.count(|completion| completion.serial == serial && completion.is_of_receive_queue())
+        self.count(serial, Completion::is_of_receive_queue, |lost| lost.receives)
     }
 
     /// How many sends, reads and writes of a queue pair have completed that the program hasn't polled.
     pub(crate) fn unpolled_sends(&self, serial: Serial) -> usize {
-        self.count(|completion| completion.serial == serial && completion.is_of_send_queue())
+        self.count(serial, Completion::is_of_send_queue, |lost| lost.sends)
     }
 
-    fn count(&self, matches: impl Fn(&Completion) -> bool) -> usize {
-        lock(&self.completions).queued.iter().filter(|completion| matches(completion)).count()
+    fn count(
+        &self,
+        serial: Serial,
+        matches: impl Fn(&Completion) -> bool,
+        of_lost: impl Fn(&Lost) -> usize,
+    ) -> usize {
+        let completions = lock(&self.completions);
+        let queued = completions.queued.iter().filter(|queued| queued.serial == serial);
+        let lost = completions.lost.iter().filter(|lost| lost.serial == serial);
+        queued.filter(|queued| matches(queued)).count() + lost.map(of_lost).sum::<usize>()
     }
 
     /// Takes the next completion, if one is queued or a step of the queue pairs produces one.
@@ -351,14 +388,13 @@ impl CompletionQueue {
     /// Removes a queue pair and its completions.
     pub(crate) fn remove(&self, queue_pair: &Arc<QueuePair>) -> Outcome<()> {
         lock_in_time(&self.queue_pairs)?.retain(|other| !Arc::ptr_eq(other, queue_pair));
-        let mut completions = lock_in_time(&self.completions)?;
-        completions.queued.retain(|completion| completion.serial != queue_pair.serial());
+        lock_in_time(&self.completions)?.forget(queue_pair.serial());
         Ok(())
     }
 
     /// Removes the completions of a queue pair.
     pub(crate) fn forget(&self, serial: Serial) {
-        lock(&self.completions).queued.retain(|completion| completion.serial != serial);
+        lock(&self.completions).forget(serial);
     }
 
     /// Fails with `EBUSY` while a queue pair completes here.

@@ -327,6 +327,20 @@ fn overrun_of_a_completion_queue_loses_the_oldest_completions() {
         // The queue goes on.
         assert_eq!(other.post_send(10, to, &[unregistered], 0), 0);
         assert_eq!(poll(), [10]);
+        // The entries of requests whose completions were lost are free only after a reset.
+        let mut posted = (0..=64).map(|_| other.post_send(11, to, &[unregistered], 0));
+        let refused = posted.find(|&code| code != 0);
+        assert_eq!((refused, poll().len()), (Some(libc::ENOMEM), 4));
+        for _ in 0..4 {
+            assert_eq!(other.post_send(12, to, &[unregistered], 0), 0);
+        }
+        assert_eq!(poll(), [12; 4]);
+        let mut reset: ibv_qp_attr = zeroed();
+        assert_eq!(other.modify(&mut reset, IBV_QP_STATE), 0);
+        assert_eq!(connect(&other, 7), 0);
+        for _ in 0..64 {
+            assert_eq!(other.post_send(13, to, &[unregistered], 0), 0);
+        }
         assert_eq!((v.ibv_destroy_qp)(qp), 0);
         std::mem::forget(other);
         assert_eq!((v.ibv_destroy_cq)(small), 0);
