@@ -261,7 +261,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
             connid: self.packet_connid(),
             recv_id: send.recv_id,
             send_id: id,
-            seg_length: self.left_of_packet(READRSP_HEADER).min(send.length),
+            seg_length: self.left_of_packet(READRSP_HEADER).min(send.window_end),
         };
         let emit = |packet: &mut [u8]| response.emit(packet);
         let advance = self.post_segment(id, send, PacketType::ReadRsp, response.seg_length, emit);
@@ -269,8 +269,6 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
             return advance;
         }
         send.subprotocol = Some(Subprotocol::LongCts);
-        // The READRSP may carry more than the window.
-        send.window_end = send.window_end.max(send.sent);
         let more = send.sent < send.window_end;
         if let Some(active) = self.peers.active_mut(send.peer) {
             active.handshake.request_posted();
@@ -464,7 +462,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let (role, memory) = (SendRole::ReadResponse, Memory::Exposed(Box::new(memory)));
         let mut send = Send::new(peer, role, memory, rtr.msg_length, 0);
         send.recv_id = rtr.recv_id;
-        send.window_end = u64::from(rtr.recv_length).min(rtr.msg_length);
+        send.window_end = match rtr.kind {
+            RtrKind::Short => rtr.msg_length,
+            // libfabric asks for the next window only when this one is used up exactly.
+            _ => u64::from(rtr.recv_length).min(rtr.msg_length),
+        };
         let id = self.add_send(send);
         self.core.count_begun(peer, Begun::Request);
         self.core.enqueue(peer, Work::Send(id));

@@ -94,6 +94,37 @@ fn long_read_is_sent_in_windows_granted_by_the_requester() {
     }
 }
 
+/// libfabric with `FI_EFA_TX_MIN_CREDITS=1` grants the payload of one CTSDATA, which is less than that of a READRSP, and
+/// waits for ever if it gets more.
+// conformance: A149
+#[test]
+fn read_response_stays_within_the_granted_window() {
+    let mut world = world_with(emulated(), Config::default());
+    let (_region, iov) = expose(&world, 1, pattern(20_000, 1), BOTH);
+    world.read(&[iov], 20_000);
+    world.forget_packets();
+    let window = MTU - 32;
+    let request = Rtr {
+        rma_iov: &[iov],
+        kind: RtrKind::LongCts,
+        msg_length: 20_000,
+        recv_id: OpId(1),
+        recv_length: window as u32,
+        options: ReqOptions::NONE,
+    };
+    world.inject(0, 1, Header::Rtr(request), &[]);
+    world.drive();
+    let answers: Vec<_> = world
+        .packets_from(1)
+        .iter()
+        .map(|packet| match Packet::parse(packet).unwrap() {
+            Packet { header: Header::ReadRsp(_), payload } => payload.len(),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(answers, [window]);
+}
+
 // conformance: A150
 #[test]
 fn read_window_of_zero_is_dropped_and_largest_accepted() {
