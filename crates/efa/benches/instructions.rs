@@ -357,12 +357,12 @@ main!(library_benchmark_groups = facade);
 const INSERT_100K: u64 = 370;
 const INSERT_1M: u64 = 420;
 const ENABLE: u64 = 640_000;
-const POST: u64 = 241;
+const POST: u64 = 233;
 const IDLE: u64 = 97;
-const TRANSFER: u64 = 5_540;
+const TRANSFER: u64 = 5_310;
 /// A message of several under way.
-const TRANSFER_MANY: u64 = 7_860;
+const TRANSFER_MANY: u64 = 7_690;
 /// A message over a connection, and over one of 64 on the same queues, which may cost 1.3 times as much.
-const ONE_OF_ONE: u64 = 5_500;
-const ONE_OF_64: u64 = 7_150;
+const ONE_OF_ONE: u64 = 5_260;
+const ONE_OF_64: u64 = 6_830;
 const _: () = assert!(ONE_OF_64 * 10 <= ONE_OF_ONE * 13);

@@ -315,9 +315,9 @@ impl Range {
         const READ: &str = "read that finds nothing, shared memory";
         let mut all = Vec::new();
         for (provider, device, what, limit) in [
-            (OURS, Device::Verbs, VERBS_ROUND, Some(2130.0)),
+            (OURS, Device::Verbs, VERBS_ROUND, Some(2090.0)),
             (EFA, Device::Verbs, VERBS_ROUND, None),
-            (OURS, Device::Shm, SHM_ROUND, Some(2610.0)),
+            (OURS, Device::Shm, SHM_ROUND, Some(2510.0)),
             (SHM, Device::Shm, SHM_ROUND, None),
         ] {
             if ours && provider != OURS {
