@@ -124,8 +124,9 @@ const UNDER_WAY: usize = 8192;
 /// At most 8192 receives are under way, and as many other operations, or fewer by
 /// [`Config::max_sends`](crate::Config), `max_receives` and a [budget](crate::SendBudget). Further ones wait for their turn,
 /// and may start in any order then: a program that needs the order keeps within the limits, or awaits one before it
-/// begins the next. If one endpoint of a budget is enabled so, all must be: no future learns of the shares that others
-/// return.
+/// begins the next. A task that begins one operation after the other doesn't keep those of other tasks waiting. A future
+/// whose turn has come and that isn't polled does, as with locks of tokio. If one endpoint of a budget is enabled so, all must
+/// be: no future learns of the shares that others return.
 ///
 /// [Events](Event) come to whoever waits for [the next one](Self::next_event).
 ///
@@ -171,7 +172,8 @@ pub(super) struct Inner {
 /// What futures share with the task that reads completions.
 pub(super) struct Shared {
     pub(super) state: Mutex<State>,
-    /// A permit for each operation under way: sends and their like, and receives.
+    /// A permit for each operation that can be under way: sends and their like, and receives. Who waits for one gets it
+    /// in turn, so that a task that begins one operation after the other keeps no other from its own.
     pub(super) permits: [Semaphore; 2],
     /// Something has completed, or has been looked for, so an operation that the engine had no room for may start.
     pub(super) turn: Notify,
@@ -266,7 +268,8 @@ impl Futures {
     ) -> AsyncEndpoint {
         let Self { completions, signal, budget, .. } = self;
         let (sender, others) = mpsc::channel(OTHERS);
-        let permits = [UNDER_WAY; 2].map(Semaphore::new);
+        let limits = [endpoint.transmit_attributes().size, endpoint.receive_attributes().size];
+        let permits = limits.map(|limit| Semaphore::new(limit.min(UNDER_WAY)));
         let state = Mutex::default();
         let [turn, kept, room, event, closed] = [(); 5].map(|()| Notify::new());
         let shared = Shared { state, permits, turn, kept, room, event, signal, closed, budget };

@@ -80,11 +80,12 @@ impl Reader {
             }
             _ => Some(TRANSMIT),
         };
-        self.shared.change(|slots| ((), slots.completed(key as usize, entry)));
+        // Those who wait are woken first: the task of this operation may begin the next at once.
         if let Some(side) = side {
             self.shared.permits[side].add_permits(1);
         }
         self.shared.give_turns();
+        self.shared.change(|slots| ((), slots.completed(key as usize, entry)));
     }
 }
 

@@ -29,6 +29,7 @@ mod claims;
 mod close;
 mod connections;
 mod events;
+mod fairness;
 mod multi_receive;
 mod names;
 #[path = "../spent/mod.rs"]
