@@ -18,7 +18,7 @@ use tokio::task::AbortHandle;
 use super::connections::Connection;
 use super::reader::Reader;
 use super::sleeper::{SleepError, StreamError};
-use super::slots::{Left, Slots};
+use super::slots::{After, Left, Slots};
 use super::streams::CompletionStream;
 use crate::address::Address;
 use crate::attributes::EndpointAttributes;
@@ -688,11 +688,7 @@ impl Drop for Ticket<'_> {
         if self.is_done {
             return;
         }
-        let (left, dropped) = self.inner.shared.change(|slots| {
-            let (left, woken, dropped) = slots.dropped(self.key);
-            ((left, dropped), woken)
-        });
-        drop(dropped);
+        let left = self.inner.shared.change(|slots| slots.dropped(self.key));
         self.inner.give_up(left, self.receive);
     }
 }
@@ -720,14 +716,13 @@ impl Shared {
         self.state.lock().slots.take_kept(receive)
     }
 
-    /// Changes the slots; wakes the future that `change` returns beside its result, and those for which it kept a
-    /// message.
-    pub(super) fn change<T>(&self, change: impl FnOnce(&mut Slots) -> (T, Option<Waker>)) -> T {
+    /// Changes the slots; does what `change` leaves beside its result, and wakes those for which it kept a message.
+    pub(super) fn change<T>(&self, change: impl FnOnce(&mut Slots) -> (T, After)) -> T {
         let mut state = self.state.lock();
-        let (result, woken) = change(&mut state.slots);
+        let (result, after) = change(&mut state.slots);
         let is_newly_kept = state.slots.take_newly_kept();
         drop(state);
-        woken.into_iter().for_each(Waker::wake);
+        after.run();
         if is_newly_kept {
             self.kept.notify_waiters();
         }
@@ -737,11 +732,10 @@ impl Shared {
     /// Gives up a receive of many messages.
     pub(super) fn stop_collecting(&self, key: usize) -> Left {
         let mut state = self.state.lock();
-        let (left, woken, dropped) = state.slots.stop_collecting(key);
+        let (left, after) = state.slots.stop_collecting(key);
         let is_newly_kept = state.slots.take_newly_kept();
         drop(state);
-        drop(dropped);
-        woken.into_iter().for_each(Waker::wake);
+        after.into_iter().for_each(After::run);
         if is_newly_kept {
             self.kept.notify_waiters();
         }

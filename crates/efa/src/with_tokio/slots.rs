@@ -12,8 +12,8 @@
 //! A slot lives until its operation has completed and its future is gone, so its key, which is the context of
 //! the operation, stands for nothing else before.
 //!
-//! Wakers are called and dropped by the callers of this module, after they have unlocked it: they may run code
-//! that drops a future.
+//! Wakers are called and dropped by the callers of this module, after they have unlocked it, and so are entries that
+//! nobody wants: wakers and the owners of buffers may run code that drops a future.
 
 use std::collections::VecDeque;
 use std::task::{Poll, Waker};
@@ -86,6 +86,33 @@ pub(super) enum Left {
     Nothing,
 }
 
+/// What is left to do after a change, without the lock.
+#[derive(Debug, Default)]
+#[must_use]
+pub(super) struct After {
+    /// A future to be woken.
+    woken: Option<Waker>,
+    /// To be dropped, as an entry that nobody wants and its buffer are.
+    dropped: (Option<Waker>, Option<Box<Entry>>),
+}
+
+impl After {
+    fn wake(woken: Option<Waker>) -> Self {
+        Self { woken, ..Self::default() }
+    }
+
+    #[cold]
+    fn drop(entry: Box<Entry>) -> Self {
+        Self { woken: None, dropped: (None, Some(entry)) }
+    }
+
+    pub(super) fn run(self) {
+        let Self { woken, dropped } = self;
+        woken.into_iter().for_each(Waker::wake);
+        drop(dropped);
+    }
+}
+
 impl Slots {
     /// A message that was kept and that this receive matches.
     pub(super) fn take_kept(&mut self, receive: &Receive) -> Option<Entry> {
@@ -138,50 +165,52 @@ impl Slots {
         }
     }
 
-    /// A receive of many messages is given up. Those that it has collected go to others. Returns futures to be woken,
-    /// and a waker to be dropped.
-    pub(super) fn stop_collecting(&mut self, key: usize) -> (Left, Vec<Waker>, Option<Waker>) {
-        let Some(slot) = self.slots.get_mut(key) else { return (Left::Nothing, Vec::new(), None) };
+    /// A receive of many messages is given up. Those that it has collected go to others.
+    pub(super) fn stop_collecting(&mut self, key: usize) -> (Left, Vec<After>) {
+        let Some(slot) = self.slots.get_mut(key) else { return (Left::Nothing, Vec::new()) };
         let receive = slot.receive;
         let future = std::mem::replace(&mut slot.future, Future::Gone);
         let left = self.leave(key);
         match (future, receive) {
             (Future::Collects(entries, waker), Some(receive)) => {
-                let woken = entries.into_iter().filter_map(|entry| self.keep(receive, entry));
-                (left, woken.collect(), waker)
+                let kept = entries.into_iter().map(|entry| self.keep(receive, entry.into()));
+                let after = After { woken: None, dropped: (waker, None) };
+                (left, kept.chain([after]).collect())
             }
-            _ => (left, Vec::new(), None),
+            _ => (left, Vec::new()),
         }
     }
 
-    /// The operation did not start. Returns what its future got meanwhile, which is to be kept, and a future to
-    /// be woken if another waits for that.
-    pub(super) fn not_started(&mut self, key: usize) -> Option<Waker> {
-        let slot = self.slots.try_remove(key)?;
+    /// The operation did not start. What its future got meanwhile is kept.
+    pub(super) fn not_started(&mut self, key: usize) -> After {
+        let Some(slot) = self.slots.try_remove(key) else { return After::default() };
         match (slot.future, slot.receive) {
-            (Future::Has(entry), Some(receive)) => self.keep(receive, *entry),
-            _ => None,
+            (Future::Has(entry), Some(receive)) => self.keep(receive, entry),
+            _ => After::default(),
         }
     }
 
-    /// An operation has completed. Returns the future to be woken.
-    pub(super) fn completed(&mut self, key: usize, entry: Entry) -> Option<Waker> {
+    /// An operation has completed.
+    pub(super) fn completed(&mut self, key: usize, entry: Entry) -> After {
         let Some(slot) = self.slots.get_mut(key) else {
             tracing::error!(key, "a completion that belongs to no operation");
-            return None;
+            return After::drop(entry.into());
         };
         // One message of many is not the last completion of its receive.
         let is_last = of(&entry).kind != Kind::MultiReceive;
         slot.is_under_way = !is_last;
         let receive = slot.receive;
         let entry = match slot.future.take_entry(entry) {
-            Ok(waker) => return waker,
-            Err(entry) => entry,
+            Ok(waker) => return After::wake(waker),
+            Err(entry) => entry.into(),
         };
         if is_last && matches!(slot.future, Future::Gone) {
             self.slots.remove(key);
         }
-        receive.and_then(|receive| self.keep(receive, entry))
+        match receive {
+            Some(receive) => self.keep(receive, entry),
+            None => After::drop(entry),
+        }
     }
 
     /// What a future finds when it is polled. Returns a waker to be dropped, if another takes its place.
@@ -208,17 +237,19 @@ impl Slots {
         }
     }
 
-    /// A future is dropped that has not got its entry. Returns wakers: one to be called, and one to be dropped.
-    pub(super) fn dropped(&mut self, key: usize) -> (Left, Option<Waker>, Option<Waker>) {
-        let Some(slot) = self.slots.get_mut(key) else { return (Left::Nothing, None, None) };
+    /// A future is dropped that has not got its entry.
+    pub(super) fn dropped(&mut self, key: usize) -> (Left, After) {
+        let Some(slot) = self.slots.get_mut(key) else { return (Left::Nothing, After::default()) };
         let receive = slot.receive;
         let future = std::mem::replace(&mut slot.future, Future::Gone);
         let left = self.leave(key);
-        match (future, receive) {
-            (Future::Has(entry), Some(receive)) => (left, self.keep(receive, *entry), None),
-            (Future::Waits(waker), _) => (left, None, waker),
-            _ => (left, None, None),
-        }
+        let after = match (future, receive) {
+            (Future::Has(entry), Some(receive)) => self.keep(receive, entry),
+            (Future::Has(entry), None) => After::drop(entry),
+            (Future::Waits(waker), _) => After { woken: None, dropped: (waker, None) },
+            _ => After::default(),
+        };
+        (left, after)
     }
 
     /// Wakers of all futures that wait.
@@ -240,13 +271,13 @@ impl Slots {
     }
 
     /// Gives a message to the receive that has waited longest of those that match it, or keeps it.
-    fn keep(&mut self, old: Receive, entry: Entry) -> Option<Waker> {
+    fn keep(&mut self, old: Receive, entry: Box<Entry>) -> After {
         use OperationError::{Cancelled, Closed, ConnectionEnded};
         if of(&entry).kind == Kind::Released {
-            return None;
+            return After::drop(entry);
         }
-        if let Err(CompletionError { error: Cancelled | ConnectionEnded | Closed, .. }) = &entry {
-            return None;
+        if let Err(CompletionError { error: Cancelled | ConnectionEnded | Closed, .. }) = &*entry {
+            return After::drop(entry);
         }
         let fits = |slot: &Slot| {
             let waits = match slot.future {
@@ -258,12 +289,12 @@ impl Slots {
         };
         let waiting = self.slots.iter_mut().map(|(_, slot)| slot).filter(|slot| fits(slot));
         let Some(slot) = waiting.min_by_key(|slot| slot.number) else {
-            self.kept.push_back((old, entry));
+            self.kept.push_back((old, *entry));
             self.is_newly_kept = true;
-            return None;
+            return After::default();
         };
         // What fits takes it.
-        slot.future.take_entry(entry).unwrap_or_default()
+        After::wake(slot.future.take_entry(*entry).unwrap_or_default())
     }
 }
 
@@ -348,9 +379,9 @@ mod tests {
         assert_eq!(slots.dropped(first).0, Left::UnderWay);
         let second = slots.start(None);
         assert_ne!(first, second);
-        assert!(slots.completed(first, message(0, "late")).is_none());
+        assert!(slots.completed(first, message(0, "late")).woken.is_none());
         assert!(poll(&mut slots, second).is_pending());
-        assert!(slots.completed(second, message(0, "own")).is_some());
+        assert!(slots.completed(second, message(0, "own")).woken.is_some());
         assert_eq!(taken(&mut slots, second), ("own".into(), Left::Nothing));
         assert_eq!(slots.slots.len(), 0);
     }
@@ -364,13 +395,13 @@ mod tests {
             assert!(poll(&mut slots, key).is_pending());
         }
         assert_eq!(slots.dropped(old).0, Left::UnderWay);
-        assert!(slots.completed(old, message(1, "one")).is_some(), "a future to be woken");
+        assert!(slots.completed(old, message(1, "one")).woken.is_some(), "a future to be woken");
         assert!(poll(&mut slots, other).is_pending() && poll(&mut slots, second).is_pending());
         // Its own receive is still posted, and matches another message before it is cancelled.
-        assert!(slots.completed(first, message(1, "two")).is_some());
+        assert!(slots.completed(first, message(1, "two")).woken.is_some());
         assert_eq!(taken(&mut slots, first), ("one".into(), Left::Nothing));
         assert_eq!(taken(&mut slots, second), ("two".into(), Left::UnderWay));
-        assert!(slots.completed(second, cancelled()).is_none());
+        assert!(slots.completed(second, cancelled()).woken.is_none());
         assert_eq!(slots.slots.len(), 1);
     }
 
@@ -379,7 +410,7 @@ mod tests {
         let mut slots = Slots::default();
         for (tag, text) in [(1, "one"), (2, "two"), (1, "three")] {
             let key = slots.start(Some(Receive::tagged(tag)));
-            assert!(slots.completed(key, message(tag, text)).is_none(), "never polled");
+            assert!(slots.completed(key, message(tag, text)).woken.is_none(), "never polled");
             assert_eq!(slots.dropped(key).0, Left::Nothing);
         }
         assert!(slots.take_kept(&Receive::tagged(3)).is_none());
@@ -395,9 +426,9 @@ mod tests {
         let mut slots = Slots::default();
         let key = slots.start_collecting(Receive::untagged());
         assert!(slots.poll_collected(key, Waker::noop()).0.is_pending());
-        assert!(slots.completed(key, one_of_many("one")).is_some(), "a future to be woken");
-        assert!(slots.completed(key, one_of_many("two")).is_none());
-        slots.completed(key, released());
+        assert!(slots.completed(key, one_of_many("one")).woken.is_some(), "a future to be woken");
+        assert!(slots.completed(key, one_of_many("two")).woken.is_none());
+        let _ = slots.completed(key, released());
         for expected in ["one", "two", ""] {
             let Poll::Ready(Some(entry)) = slots.poll_collected(key, Waker::noop()).0 else {
                 panic!("nothing in place of {expected}")
@@ -413,10 +444,10 @@ mod tests {
     fn messages_of_many_that_are_given_up_go_to_others_also_those_that_come_later() {
         let mut slots = Slots::default();
         let key = slots.start_collecting(Receive::untagged());
-        slots.completed(key, one_of_many("one"));
+        let _ = slots.completed(key, one_of_many("one"));
         assert_eq!(slots.stop_collecting(key).0, Left::UnderWay);
-        slots.completed(key, one_of_many("two"));
-        slots.completed(key, released());
+        let _ = slots.completed(key, one_of_many("two"));
+        let _ = slots.completed(key, released());
         assert!(slots.slots.is_empty());
         for expected in ["one", "two"] {
             let kept = slots.take_kept(&Receive::untagged()).unwrap();
@@ -431,7 +462,7 @@ mod tests {
         let key = slots.start_collecting(Receive::untagged());
         for _ in 0..COLLECTED {
             assert!(!slots.is_full(key));
-            slots.completed(key, one_of_many(""));
+            let _ = slots.completed(key, one_of_many(""));
         }
         assert!(slots.is_full(key));
         assert!(slots.poll_collected(key, Waker::noop()).0.is_ready());
@@ -444,7 +475,7 @@ mod tests {
         let [receive, send] = [Some(Receive::untagged()), None].map(|receive| slots.start(receive));
         for (key, entry) in [(receive, cancelled()), (send, message(0, "sent"))] {
             assert_eq!(slots.dropped(key).0, Left::UnderWay);
-            assert!(slots.completed(key, entry).is_none());
+            assert!(slots.completed(key, entry).woken.is_none());
         }
         assert!(slots.kept.is_empty() && slots.slots.is_empty());
     }
@@ -453,9 +484,9 @@ mod tests {
     fn receive_that_does_not_start_passes_on_the_message_that_it_was_given() {
         let mut slots = Slots::default();
         let [old, starts] = [1, 1].map(|tag| slots.start(Some(Receive::tagged(tag))));
-        slots.dropped(old);
-        slots.completed(old, message(1, "one"));
-        assert!(slots.not_started(starts).is_none());
+        let _ = slots.dropped(old);
+        let _ = slots.completed(old, message(1, "one"));
+        assert!(slots.not_started(starts).woken.is_none());
         assert_eq!(text(slots.take_kept(&Receive::tagged(1)).unwrap()), *b"one");
     }
 }

@@ -32,6 +32,7 @@ mod events;
 mod fairness;
 mod multi_receive;
 mod names;
+mod owners;
 #[path = "../spent/mod.rs"]
 mod spent;
 mod types;
