@@ -1,5 +1,7 @@
 //! Unexpected messages: a future that claims one, and one that receives it.
 
+use tokio::task::coop::consume_budget;
+
 use crate::buffer::{Buffer, ReceiveBuffer};
 use crate::claim::{Claim, ClaimRefused, UnexpectedMessage};
 use crate::completion::{Completion, Refused, StartError};
@@ -70,6 +72,7 @@ impl AsyncEndpoint {
         let Inner { endpoint, shared, connection, .. } = &*self.0;
         let mut end = connection.as_ref().map(|connection| connection.end());
         loop {
+            consume_budget().await;
             // The task that reads completions gives turns after each look at what has arrived.
             let turn = shared.turn.notified();
             // No message comes after the end of a connection.

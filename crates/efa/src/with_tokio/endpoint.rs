@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex as AsyncMutex, Notify, Semaphore, mpsc};
 use tokio::task::AbortHandle;
+use tokio::task::coop::{consume_budget, has_budget_remaining};
 
 use super::connections::Connection;
 use super::reader::Reader;
@@ -335,6 +336,7 @@ impl AsyncEndpoint {
     pub async fn next_event(&self) -> Result<Event, Ended> {
         let shared = &self.0.shared;
         loop {
+            consume_budget().await;
             // It is woken by what happens from now on.
             let later = shared.event.notified();
             if let Some(event) = self.event() {
@@ -553,19 +555,24 @@ impl Inner {
         mut start: impl FnMut(&Endpoint, Buffer, u64) -> Result<Option<ReceiveId>, Refused>,
     ) -> Result<Started<K>, AsyncError> {
         let mut acquire = pin!(self.shared.permits[side].acquire());
+        let find = || kept(&mut self.shared.state.lock().slots);
         let permit = loop {
             let mut is_kept = pin!(self.shared.kept.notified());
-            if let Some(found) = kept(&mut self.shared.state.lock().slots) {
-                return Ok(Started::Kept(found));
-            }
             let first = poll_fn(|cx| match acquire.as_mut().poll(cx) {
-                Poll::Ready(permit) => Poll::Ready(Some(permit)),
-                Poll::Pending => is_kept.as_mut().poll(cx).map(|()| None),
+                Poll::Ready(Ok(permit)) => Poll::Ready(Ok(Some(permit))),
+                Poll::Ready(Err(_)) => Poll::Ready(Err(find())),
+                // It is the turn of other tasks, also if messages are kept.
+                Poll::Pending if !has_budget_remaining() => Poll::Pending,
+                Poll::Pending => match find() {
+                    None => is_kept.as_mut().poll(cx).map(|()| Ok(None)),
+                    found => Poll::Ready(Err(found)),
+                },
             });
             match first.await {
-                Some(Ok(permit)) => break permit,
-                Some(Err(_)) => return Err(self.shared.why_ended().into()),
-                None => {}
+                Ok(Some(permit)) => break permit,
+                Ok(None) => {}
+                Err(Some(found)) => return Ok(Started::Kept(found)),
+                Err(None) => return Err(self.shared.why_ended().into()),
             }
         };
         loop {

@@ -3,9 +3,10 @@
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use futures_core::Stream;
+use tokio::task::coop::poll_proceed;
 
 use super::endpoint::{AsyncEndpoint, AsyncError, RECEIVE, Started};
 use super::slots::Slots;
@@ -99,8 +100,11 @@ impl MultiReceive {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Completion, AsyncError>>> {
+        // Other tasks get their turn while there is always a message.
+        let progress = ready!(poll_proceed(cx));
         let shared = &self.endpoint.0.shared;
         if let Some(entry) = shared.take_kept(&self.receive) {
+            progress.made_progress();
             return Poll::Ready(Some(entry.map_err(AsyncError::from)));
         }
         let mut state = shared.state.lock();
@@ -108,14 +112,16 @@ impl MultiReceive {
         let ended = state.ended.clone();
         drop(state);
         drop(old_waker);
-        match (found, ended) {
+        let found = match (found, ended) {
             (Poll::Ready(entry), _) => {
                 shared.room.notify_waiters();
-                Poll::Ready(entry.map(|entry: Entry| entry.map_err(AsyncError::from)))
+                entry.map(|entry: Entry| entry.map_err(AsyncError::from))
             }
-            (Poll::Pending, Some(ended)) => Poll::Ready(Some(Err(ended.into()))),
-            (Poll::Pending, None) => Poll::Pending,
-        }
+            (Poll::Pending, Some(ended)) => Some(Err(ended.into())),
+            (Poll::Pending, None) => return Poll::Pending,
+        };
+        progress.made_progress();
+        Poll::Ready(found)
     }
 }
 

@@ -85,3 +85,67 @@ fn completion_wakes_one_of_the_sends_that_wait_for_room() {
         assert!(polls <= 4 * SENDS, "{polls} polls for {SENDS} sends");
     });
 }
+
+/// Counts the turns of another task on this thread while `take` takes what is there.
+async fn turns_of_another_task(take: impl Future<Output = ()>) -> usize {
+    let turns = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&turns);
+    let another = tokio::spawn(async move {
+        loop {
+            tokio::task::yield_now().await;
+            counted.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+    take.await;
+    another.abort();
+    turns.load(Ordering::SeqCst)
+}
+
+/// Messages that are there when they are taken: more than a task may take in one turn.
+const THERE: usize = 1000;
+
+#[test]
+fn messages_that_are_there_are_taken_without_keeping_other_tasks_from_their_turns() {
+    let fabric = Fabric::local(LocalOptions::default());
+    one_thread().block_on(async {
+        let ([a, b], to) = pair(&[fabric.clone(), fabric]);
+        let (a, b) = (&a.endpoint, &b.endpoint);
+        let arrive = async || {
+            let before = b.statistics().delivered_bytes;
+            for _ in 0..THERE {
+                a.send(Message::to(to), "one of many").await.unwrap();
+            }
+            while b.statistics().delivered_bytes < before + 11 * THERE as u64 {
+                tokio::task::yield_now().await;
+            }
+        };
+
+        let mut messages = b.receive_many(None, vec![0; 1 << 20]).await.unwrap();
+        arrive().await;
+        let take = async {
+            for _ in 0..THERE {
+                messages.next().await.unwrap().unwrap();
+            }
+        };
+        assert!(turns_of_another_task(take).await > 0, "of a receive of many");
+
+        arrive().await;
+        drop(messages);
+        let take = async {
+            for _ in 0..THERE {
+                b.receive(Receive::untagged(), vec![0; 16]).await.unwrap();
+            }
+        };
+        assert!(turns_of_another_task(take).await > 0, "of receives that are kept");
+
+        for _ in 0..THERE {
+            a.send(Message::to(to), "unexpected").await.unwrap();
+        }
+        let take = async {
+            for _ in 0..THERE {
+                b.claim(Receive::untagged()).await.unwrap().discard();
+            }
+        };
+        assert!(turns_of_another_task(take).await > 0, "of claims");
+    });
+}
