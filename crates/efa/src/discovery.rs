@@ -10,7 +10,7 @@
 //! ```
 
 use std::fmt;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 
 #[cfg(feature = "sim")]
 use efa_device::Rdma;
@@ -30,7 +30,7 @@ use crate::fabric::Fabric;
 use crate::hints::{Hints, Narrow};
 use crate::info::{Info, Link};
 use crate::name_filter::NameFilter;
-use crate::resolve;
+use crate::resolve::{self, AddressFamily};
 
 const PROVIDER: &str = "efa";
 
@@ -92,6 +92,9 @@ pub struct Query {
     pub service: Option<String>,
     /// What node and service name.
     pub named: Named,
+    /// The family of the addresses that node and service stand for. By default the first that the system names, and
+    /// IPv4 without a node.
+    pub family: Option<AddressFamily>,
     /// Names of providers and fabrics that are offered (`FI_PROVIDER`); all by default.
     pub providers: NameFilter,
     /// Requested attributes.
@@ -109,6 +112,7 @@ impl Query {
             node: None,
             service: None,
             named: Named::default(),
+            family: None,
             providers: NameFilter::default(),
             hints: Hints::default(),
             options: EndpointOptions::default(),
@@ -131,6 +135,12 @@ impl Query {
     #[must_use]
     pub fn source(self) -> Self {
         Self { named: Named::Source, ..self }
+    }
+
+    /// Sets [`family`](Self#structfield.family).
+    #[must_use]
+    pub fn family(self, family: AddressFamily) -> Self {
+        Self { family: Some(family), ..self }
     }
 
     /// Sets [`providers`](Self#structfield.providers), usually to
@@ -160,10 +170,11 @@ impl Query {
             return Ok((source, destination));
         }
         let port = self.service.as_deref().map_or(Ok(0), resolve::port)?;
+        let family = self.family.unwrap_or(AddressFamily::Ipv4);
         let named = match (&self.node, self.named) {
-            (Some(node), _) => resolve::node(node, port)?,
-            (None, Named::Destination) => (Ipv4Addr::LOCALHOST, port).into(),
-            (None, Named::Source) => (Ipv4Addr::UNSPECIFIED, port).into(),
+            (Some(node), _) => resolve::node(node, port, self.family)?,
+            (None, Named::Destination) => SocketAddr::new(family.loopback(), port),
+            (None, Named::Source) => SocketAddr::new(family.unspecified(), port),
         };
         Ok(match self.named {
             Named::Destination => (source, Some(named)),
@@ -444,9 +455,13 @@ impl Info {
     }
 
     /// Fills in the address to reach, and that of this host towards it; returns whether it can be
-    /// reached over this link.
+    /// reached over this link, from the source.
     fn reach(&mut self, destination: SocketAddr) -> bool {
         self.destination = Some(destination);
+        let is_other = |source: SocketAddr| source.is_ipv4() != destination.is_ipv4();
+        if self.endpoint.kind == EndpointKind::Connected && self.source.is_some_and(is_other) {
+            return false;
+        }
         let from = resolve::address_towards(destination);
         if self.source.is_none() {
             self.source = from.map(|address| SocketAddr::new(address, 0));

@@ -281,6 +281,7 @@ pub use packet::Packet;
 pub use pieces::TooManyBuffers;
 pub use region::{LocalAccess, MemoryRegion, OutOfRegion, RegionSlice};
 pub use registrations::{RegistrationCounts, RegistrationLimits};
+pub use resolve::AddressFamily;
 pub use rma::{AtomicRefused, Element, Operation, RemoteMemory, RemoteMemoryError, Rma};
 pub use scalable::{
     NoSuchContext, ReceiveContext, ScalableEndpoint, ScalableEndpointBuilder, ScalableOptions,

@@ -1,12 +1,12 @@
 //! Discovery: queries, hints, addresses.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use efa::{
-    Access, AddressFormat, AddressVectorKind, Capabilities, DeviceError, DomainOptions,
-    EndpointAttributes, EndpointKind, Environment, Error, Fabric, Hints, Info, Link, Mode,
-    OperationFlags, Progress, Query, RegistrationMode, ResourceManagement, ScalableOptions,
+    Access, AddressFamily, AddressFormat, AddressVectorKind, Capabilities, DeviceError,
+    DomainOptions, EndpointAttributes, EndpointKind, Environment, Error, Fabric, Hints, Info, Link,
+    Mode, OperationFlags, Progress, Query, RegistrationMode, ResourceManagement, ScalableOptions,
     Threading, Version, Wanted, discover, info,
 };
 
@@ -18,6 +18,10 @@ fn wanted(found: Result<Vec<Info>, Error>) -> Wanted {
         Err(Error::NoData { wanted }) => wanted,
         other => panic!("{other:?}"),
     }
+}
+
+fn has_ipv6() -> bool {
+    TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_ok()
 }
 
 /// The links of the entries but those of interfaces, which depend on the machine.
@@ -354,6 +358,33 @@ fn node_and_service_are_the_destination_and_leave_links_that_reach_it() {
     }
     let shm = Hints::new().link(Link::Shm);
     assert!(matches!(wanted(discover(&remote.hints(shm))), Wanted::Destination(_)));
+}
+
+// conformance: C1
+#[test]
+fn node_and_service_stand_for_addresses_of_the_family_that_is_asked_for() {
+    if !has_ipv6() {
+        return eprintln!("skipped: this host has no IPv6");
+    }
+    let query = || Query::new(GUIDE).service("9").family(AddressFamily::Ipv6);
+    let alone = discover(&query()).unwrap();
+    assert!(alone.iter().all(|i| i.destination == Some((Ipv6Addr::LOCALHOST, 9).into())));
+    let here = discover(&query().source()).unwrap();
+    assert!(here.iter().all(|i| i.source == Some((Ipv6Addr::UNSPECIFIED, 9).into())));
+    let named = discover(&query().node("::1")).unwrap();
+    assert_eq!(named, alone);
+    let other = wanted(discover(&query().node("127.0.0.1")));
+    assert!(matches!(other, Wanted::Node { node, .. } if node == "127.0.0.1"));
+}
+
+#[test]
+fn connection_has_no_source_of_another_family_than_its_destination() {
+    if !has_ipv6() {
+        return eprintln!("skipped: this host has no IPv6");
+    }
+    let hints = Hints::new().with(|hints| hints.source = Some((Ipv4Addr::LOCALHOST, 9).into()));
+    let found = discover(&Query::new(GUIDE).node("::1").hints(hints)).unwrap();
+    assert!(found.iter().all(|info| info.endpoint.kind == EndpointKind::ReliableDatagram));
 }
 
 // conformance: C1
