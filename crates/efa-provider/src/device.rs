@@ -1,10 +1,12 @@
 //! The device that the program's user chose (`FI_EFARS_DEVICE`), and the names that libfabric sees.
 
 use std::fmt;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 
-use efa::{Environment, Fabric, Hints, Info, Link, Query, Version, discover, interfaces};
+use efa::{
+    AddressFamily, Environment, Fabric, Hints, Info, Link, Query, Version, discover, interfaces,
+};
 
 use crate::abi::FI_ENODATA;
 use crate::boundary::{Errno, Outcome};
@@ -58,6 +60,14 @@ impl fmt::Display for Device {
     }
 }
 
+/// Whether connections are to go by IPv6, for which the address of the device `tcp` is no source.
+fn asks_for_ipv6(query: &Query) -> bool {
+    let node = query.node.as_ref().and_then(|node| node.parse::<IpAddr>().ok());
+    query.family == Some(AddressFamily::Ipv6)
+        || node.is_some_and(|ip| ip.is_ipv6())
+        || query.hints.destination.is_some_and(|address| address.is_ipv6())
+}
+
 impl Device {
     /// An interface of this machine if there is one, else shared memory.
     pub(crate) fn of_this_machine() -> Self {
@@ -76,15 +86,18 @@ impl Device {
     }
 
     /// The entries of this device.
-    pub(crate) fn discover(&self, query: Query) -> Outcome<Vec<Info>> {
-        let query = query.clone().hints(query.hints.with(|hints| {
-            hints.link = Some(self.link());
-            match self {
-                Self::Verbs(name) => hints.interface = name.clone(),
-                Self::Tcp(ip) if hints.source.is_none() => hints.source = Some((*ip, 0).into()),
-                _ => {}
+    pub(crate) fn discover(&self, mut query: Query) -> Outcome<Vec<Info>> {
+        let is_ipv6 = asks_for_ipv6(&query);
+        let hints = &mut query.hints;
+        hints.link = Some(self.link());
+        match self {
+            Self::Verbs(name) => hints.interface.clone_from(name),
+            Self::Tcp(ip) if !is_ipv6 => {
+                hints.source.get_or_insert((*ip, 0).into());
+                query.family = Some(AddressFamily::Ipv4);
             }
-        }));
+            _ => {}
+        }
         discover(&query).map_err(|error| {
             crate::log::info(format_args!("no entry: {error}"));
             Errno(FI_ENODATA)

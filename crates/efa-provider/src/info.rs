@@ -5,8 +5,8 @@
 use std::ffi::c_int;
 
 use efa::{
-    Address, AddressFormat, AddressVectorKind, Capabilities, EndpointKind, Hints, Info, Progress,
-    Query, RegistrationMode, ResourceManagement, Threading, Version,
+    Address, AddressFamily, AddressFormat, AddressVectorKind, Capabilities, EndpointKind, Hints,
+    Info, Progress, Query, RegistrationMode, ResourceManagement, Threading, Version,
 };
 
 use crate::abi::later::{FI_PROGRESS_CONTROL_UNIFIED, FI_SOCKADDR_IP};
@@ -71,7 +71,12 @@ pub(crate) fn query(version: u32, asked: Option<ProgramHints<'_>>) -> Outcome<Qu
     if let Some(asked) = asked {
         asked.fill(&mut hints)?;
     }
-    Ok(Query::new(asked_version.min(Version::NEWEST)).hints(hints))
+    let query = Query::new(asked_version.min(Version::NEWEST)).hints(hints);
+    Ok(match asked.map(|asked| asked.info.addr_format) {
+        Some(FI_SOCKADDR_IN) => query.family(AddressFamily::Ipv4),
+        Some(FI_SOCKADDR_IN6) => query.family(AddressFamily::Ipv6),
+        _ => query,
+    })
 }
 
 /// How the memory of a program is registered.

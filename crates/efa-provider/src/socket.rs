@@ -97,7 +97,7 @@ pub(crate) fn bytes(address: SocketAddr) -> Vec<u8> {
 pub(crate) fn to_listen_at(source: SocketAddr, link: Link) -> SocketAddr {
     match link {
         Link::Shm | Link::Local if source.ip().is_unspecified() && source.port() == 0 => {
-            (Ipv4Addr::LOCALHOST, 0).into()
+            SocketAddr::new(loopback(source), 0)
         }
         _ => source,
     }
@@ -106,14 +106,25 @@ pub(crate) fn to_listen_at(source: SocketAddr, link: Link) -> SocketAddr {
 /// The address by which others reach one of this host: in place of all addresses the one that other networks are
 /// reached from.
 pub(crate) fn reachable(address: SocketAddr) -> SocketAddr {
-    /// An address outside this host's network, for documentation.
+    /// Addresses outside this host's network, for documentation.
     const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
-    match address.ip().is_unspecified() {
-        true => {
-            let ip = towards((ELSEWHERE, 1).into()).unwrap_or(Ipv4Addr::LOCALHOST.into());
-            SocketAddr::new(ip, address.port())
-        }
-        false => address,
+    const ELSEWHERE_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
+    if !address.ip().is_unspecified() {
+        return address;
+    }
+    let elsewhere = match address {
+        SocketAddr::V4(_) => ELSEWHERE.into(),
+        SocketAddr::V6(_) => ELSEWHERE_V6.into(),
+    };
+    let ip = towards(SocketAddr::new(elsewhere, 1)).unwrap_or_else(|| loopback(address));
+    SocketAddr::new(ip, address.port())
+}
+
+/// This host for itself, in the family of an address.
+fn loopback(address: SocketAddr) -> IpAddr {
+    match address {
+        SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
     }
 }
 

@@ -209,6 +209,7 @@ programs! {
     source_node_becomes_the_source_address "discovery-source-node"
     entry_names_the_open_fabric_and_domain_that_it_was_asked_for "discovery-open-objects"
     service_is_found_by_number_and_by_name "discovery-services"
+    addresses_are_of_the_family_that_was_asked_for "discovery-families"
     search_with_bad_arguments_fails "discovery-bad-arguments"
 
     message_without_tag_arrives_in_each_form_of_each_size "messages-plain"
@@ -404,6 +405,12 @@ fn close_takes_as_long_as_its_setting_says_if_the_peer_never_answers() {
     for setting in ["FI_EFARS_CLOSE_TIMEOUT=100", "FI_EFARS_CLOSE_TIMEOUT=4000"] {
         run(built, &["env", setting], "lifetimes-close-is-bounded", DEADLINE);
     }
+}
+
+#[test]
+fn addresses_are_of_the_family_that_was_asked_for_on_a_device_at_an_ipv4_address() {
+    let Some(built) = built() else { return };
+    run(built, &["env", "FI_EFARS_DEVICE=tcp:127.0.0.1"], "discovery-families", DEADLINE);
 }
 
 #[test]

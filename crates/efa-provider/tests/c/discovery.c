@@ -463,6 +463,85 @@ static void open_objects(void)
 	fi_freeinfo(hints);
 }
 
+static bool has_ipv6(void)
+{
+	struct sockaddr_in6 address = { .sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT };
+	int fd = socket(AF_INET6, SOCK_STREAM, 0);
+	bool is_bound = fd >= 0 && !bind(fd, (struct sockaddr *)&address, sizeof(address));
+
+	if (fd >= 0)
+		OK(close(fd));
+	return is_bound;
+}
+
+/* The addresses of an entry are of this family: as long as it says, and no shorter. */
+static void check_family(const struct fi_info *info, int family, bool has_destination)
+{
+	size_t length = family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+
+	EQUAL(info->addr_format, family == AF_INET ? FI_SOCKADDR_IN : FI_SOCKADDR_IN6);
+	EQUAL(info->src_addrlen, length);
+	EQUAL(((struct sockaddr *)info->src_addr)->sa_family, family);
+	EQUAL(!!info->dest_addr, has_destination);
+	if (has_destination) {
+		EQUAL(info->dest_addrlen, length);
+		EQUAL(((struct sockaddr *)info->dest_addr)->sa_family, family);
+	}
+}
+
+/* A server by a service, by its node or by nothing, and clients by service or address: all in the family of the hints. */
+static void families(void)
+{
+	static const int of[] = { AF_INET, AF_INET6 };
+
+	if (!is_ours())
+		not_offered("addresses of the family that was asked for");
+	for (size_t i = 0; i < 3 * COUNT(of); i++) {
+		int family = of[i / 3];
+		struct fi_info *hints = plain_hints(), *info;
+		const char *nodes[] = { NULL, family == AF_INET ? "127.0.0.1" : "::1", NULL };
+		struct sockaddr_in6 name;
+		size_t length = sizeof(name);
+		struct fid_fabric *fabric;
+		struct fi_eq_attr attr = { 0 };
+		struct fid_eq *events;
+		struct fid_pep *pep;
+		char port[8];
+
+		if (family == AF_INET6 && !has_ipv6())
+			return;
+		hints->ep_attr->type = FI_EP_MSG;
+		hints->addr_format = family == AF_INET ? FI_SOCKADDR_IN : FI_SOCKADDR_IN6;
+		OK(fi_getinfo(FI_VERSION(1, 17), nodes[i % 3], i % 3 < 2 ? "0" : NULL, i % 3 < 2 ? FI_SOURCE : 0, hints, &info));
+		check_family(info, family, false);
+		OK(fi_fabric(info->fabric_attr, &fabric, NULL));
+		OK(fi_eq_open(fabric, &attr, &events, NULL));
+		OK(fi_passive_ep(fabric, info, &pep, NULL));
+		OK(fi_pep_bind(pep, &events->fid, 0));
+		OK(fi_listen(pep));
+		OK(fi_getname(&pep->fid, &name, &length));
+		EQUAL(name.sin6_family, family);
+		EQUAL(length, info->src_addrlen);
+		fi_freeinfo(info);
+
+		/* The port is at the same place in both. */
+		snprintf(port, sizeof(port), "%u", ntohs(name.sin6_port));
+		OK(fi_getinfo(FI_VERSION(1, 17), NULL, port, 0, hints, &info));
+		check_family(info, family, true);
+		fi_freeinfo(info);
+		hints->dest_addr = malloc(length);
+		memcpy(hints->dest_addr, &name, length);
+		hints->dest_addrlen = length;
+		OK(fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &info));
+		check_family(info, family, true);
+		fi_freeinfo(info);
+		fi_freeinfo(hints);
+		OK(fi_close(&pep->fid));
+		OK(fi_close(&events->fid));
+		OK(fi_close(&fabric->fid));
+	}
+}
+
 static uint16_t port_for(const char *service, struct fi_info *hints)
 {
 	struct sockaddr_in *address;
@@ -533,6 +612,7 @@ const struct program discovery[] = {
 	{ "discovery-source-node", source_node },
 	{ "discovery-open-objects", open_objects },
 	{ "discovery-services", services },
+	{ "discovery-families", families },
 	{ "discovery-bad-arguments", bad_arguments },
 	{ NULL, NULL },
 };
