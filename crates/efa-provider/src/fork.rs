@@ -5,8 +5,8 @@
 //! ```
 //!
 //! The handler in the child waits for no lock, since a thread that holds it may not exist there. A fabric that the child
-//! opens itself works, unless another thread of the parent was opening one at the fork: then the child waits for what that
-//! thread held (docs/provider.md).
+//! opens itself works, unless another thread of the parent was opening one at the fork, or was in `fi_getinfo`: then the
+//! child waits for what that thread, or libfabric in it, held (docs/provider.md).
 
 #![allow(unsafe_code)]
 
