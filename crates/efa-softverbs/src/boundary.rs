@@ -28,6 +28,8 @@ pub(crate) struct Errno(pub(crate) c_int);
 pub(crate) const INVALID: Errno = Errno(libc::EINVAL);
 /// Something that this device doesn't offer.
 pub(crate) const UNSUPPORTED: Errno = Errno(libc::EOPNOTSUPP);
+/// What the kernel refuses to a program without privileges.
+pub(crate) const NOT_PERMITTED: Errno = Errno(libc::EPERM);
 /// An object that other objects use.
 pub(crate) const BUSY: Errno = Errno(libc::EBUSY);
 /// A queue or a table that is full.

@@ -330,6 +330,9 @@ impl EndpointBuilder {
                 return Err(EnableError::OutOfRange { option, value, most });
             }
         }
+        if let Some(connid) = options.connid.filter(|connid| *connid > CONNID_MASK) {
+            return Err(EnableError::ConnidOutOfRange { connid });
+        }
         Ok(())
     }
 
@@ -480,7 +483,7 @@ fn waiters(
     waiters
 }
 
-/// Connids have 31 bits, as those of libfabric.
+/// Connids have 31 bits, as those of libfabric: the queue keys of EFA interfaces for programs without privileges.
 const CONNID_MASK: u32 = u32::MAX >> 1;
 
 /// A random number: the standard library seeds its hash tables from the operating system. A forked child has the seed

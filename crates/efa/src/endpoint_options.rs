@@ -29,7 +29,7 @@ pub struct EndpointOptions {
     pub receiving: Receiving,
     /// Longest message in bytes that may be sent; unlimited by default, as in the protocol.
     pub max_message_size: u64,
-    /// Connection ID (connid), a part of the endpoint's address; random if `None`.
+    /// Connection ID (connid), a part of the endpoint's address, of up to 31 bits; random if `None`.
     pub connid: Option<u32>,
     /// Seed of the hash tables that tags of peers go into; random if `None`. A peer that knows it can
     /// make the tables slow.

@@ -183,6 +183,13 @@ pub enum EnableError {
         /// The largest value that the device allows.
         most: usize,
     },
+    /// A [connid](crate::EndpointOptions::connid) of more than 31 bits. The kernel lets privileged programs alone set
+    /// such a key of an EFA queue pair.
+    #[error("the connid is {connid:#x}, it can be up to 0x7fffffff")]
+    ConnidOutOfRange {
+        /// The connid.
+        connid: u32,
+    },
     /// A setting is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),

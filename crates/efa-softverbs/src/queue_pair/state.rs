@@ -12,8 +12,10 @@ use efa_device::Qkey;
 
 use super::Transport;
 use crate::abi::*;
-use crate::boundary::{INVALID, Outcome, UNSUPPORTED};
+use crate::boundary::{INVALID, NOT_PERMITTED, Outcome, UNSUPPORTED};
 
+/// The bit of Q_Keys that the kernel lets privileged programs alone set.
+const PRIVILEGED_QKEY: u32 = 1 << 31;
 /// Largest `rnr_retry`: it has three bits.
 const MAX_RNR_RETRY: u8 = 7;
 
@@ -101,6 +103,9 @@ impl ModifyRequest {
             rnr_retry.is_some_and(|count| count > MAX_RNR_RETRY || transport == Transport::Ud);
         if bad_port || bad_pkey || bad_rnr {
             return Err(INVALID);
+        }
+        if has(IBV_QP_QKEY) && attributes.qkey & PRIVILEGED_QKEY != 0 {
+            return Err(NOT_PERMITTED);
         }
         let state = has(IBV_QP_STATE).then(|| QpState::from_number(attributes.qp_state));
         let current = has(IBV_QP_CUR_STATE).then(|| QpState::from_number(attributes.cur_qp_state));

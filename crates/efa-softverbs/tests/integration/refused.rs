@@ -158,6 +158,22 @@ fn state_transition_requires_its_attributes() {
     assert_eq!(step(IBV_QPS_RTS, IBV_QP_STATE | IBV_QP_SQ_PSN), libc::EINVAL);
 }
 
+/// As the kernel does for programs without `CAP_NET_RAW`; here for all, so that tests by root find it too.
+#[test]
+fn queue_key_with_the_privileged_bit_is_not_permitted() {
+    LazyLock::force(&HOST);
+    let end = Endpoint::in_reset(QpOptions::default());
+    let step = |qkey, mask| {
+        let mut attributes: ibv_qp_attr = zeroed();
+        (attributes.port_num, attributes.qkey, attributes.qp_state) = (1, qkey, IBV_QPS_INIT);
+        end.modify(&mut attributes, mask)
+    };
+    let init = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+    assert_eq!(step(0x8000_0000, init), libc::EPERM);
+    assert_eq!(step(0x7fff_ffff, init), 0);
+    assert_eq!(step(u32::MAX, IBV_QP_QKEY), libc::EPERM);
+}
+
 /// Every send completes, so the device refuses those without `IBV_SEND_SIGNALED`.
 #[test]
 fn send_with_unknown_flags_or_long_inline_data_is_refused() {

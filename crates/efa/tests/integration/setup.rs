@@ -461,3 +461,18 @@ fn depth_of_0_or_beyond_the_device_is_refused_with_the_option_and_its_range() {
         assert_eq!(told, value);
     }
 }
+
+/// An EFA interface would refuse it to programs without privileges, so each link does.
+#[test]
+fn connid_of_32_bits_is_refused() {
+    let domain = Fabric::local(LocalOptions::default()).domain().unwrap();
+    let enable = |connid| {
+        let queue = domain.completion_queue(CompletionQueueOptions::default());
+        let builder = domain.endpoint(EndpointOptions::default().connid(connid));
+        let builder = builder.bind_completion_queue(&queue, Direction::Both);
+        builder.bind_address_vector(&domain.address_vector()).enable().map(|_| ())
+    };
+    let error = enable(0x8000_0000).unwrap_err();
+    assert_eq!(error.to_string(), "the connid is 0x80000000, it can be up to 0x7fffffff");
+    assert!(enable(0x7fff_ffff).is_ok() && enable(0).is_ok());
+}
