@@ -88,12 +88,14 @@ pub(crate) struct QpInitAttr {
     pub(crate) cap: ibv_qp_cap,
     /// Whether every send completes, without a flag of its own.
     pub(crate) signals_all: bool,
-    /// `IBV_QP_EX_WITH_…`: the operations that the program will post.
-    pub(crate) operations: u64,
+    /// `IBV_QP_EX_WITH_…`: the operations that the program will build by calls; `None` if it only posts lists.
+    pub(crate) operations: Option<u64>,
     /// Whether a peer's write with immediate data completes without using a receive buffer.
     pub(crate) unsolicited_writes: bool,
     /// Whether the data of RDMA writes may be inline.
     pub(crate) inline_writes: bool,
+    /// Whether the program gives hints to the interface.
+    pub(crate) processing_hints: bool,
 }
 
 /// A queue pair.
@@ -284,7 +286,7 @@ impl QueuePair {
         let &QpInitAttr { transport, cap, signals_all, inline_writes, .. } = attributes;
         let device = Arc::clone(domain.device());
         check_queues(&device, &cap, inline_writes)?;
-        if attributes.operations & !offered_operations(&device, transport) != 0 {
+        if attributes.operations.unwrap_or(0) & !offered_operations(&device, transport) != 0 {
             return Err(UNSUPPORTED);
         }
         let waits =

@@ -42,6 +42,9 @@ struct CompletionQueueObject {
     _share: Share,
 }
 
+type ReadSgid = unsafe extern "C" fn(*mut efadv_cq, *mut ibv_gid) -> c_int;
+type IsUnsolicited = unsafe extern "C" fn(*mut efadv_cq) -> bool;
+
 /// Completion vectors of an interface that notifies. libfabric takes one alone for an interface that doesn't.
 const VECTORS: c_int = 2;
 
@@ -50,14 +53,30 @@ pub(super) fn vectors(device: &Device) -> c_int {
     if device.settings.notifications { VECTORS } else { 1 }
 }
 
+/// The completion queue that a program asks for.
+struct CqInitAttr {
+    entries: u32,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    vector: u32,
+    /// `IBV_WC_EX_WITH_…`: the members that the program will read by calls.
+    wc_flags: u64,
+    efa: EfaCqInitAttr,
+}
+
+/// Its part of libefa.
+#[derive(Default)]
+struct EfaCqInitAttr {
+    /// `EFADV_WC_EX_WITH_…`
+    wc_flags: u64,
+    /// Where the ring of completions is, if not in the library's memory.
+    file: Option<RingFile>,
+}
+
 impl CompletionQueueObject {
-    fn create(
-        context: *mut ibv_context,
-        entries: u32,
-        cq_context: *mut c_void,
-        (channel, vector): (*mut ibv_comp_channel, u32),
-        file: Option<RingFile>,
-    ) -> Outcome<*mut ibv_cq_ex> {
+    fn create(context: *mut ibv_context, wanted: CqInitAttr) -> Outcome<*mut ibv_cq_ex> {
+        let CqInitAttr { entries, cq_context, channel, vector, wc_flags, efa } = wanted;
+        let EfaCqInitAttr { wc_flags: efa_wc_flags, file } = efa;
         let device = device_of(context)?;
         let vectors = u32::try_from(vectors(&device)).unwrap_or(0);
         if entries == 0 || entries > MAX_COMPLETIONS || vector >= vectors {
@@ -87,18 +106,26 @@ impl CompletionQueueObject {
         ex.end_poll = Some(end_poll);
         ex.read_opcode = Some(read_opcode);
         ex.read_vendor_err = Some(read_vendor_err);
-        ex.read_byte_len = Some(read_byte_len);
-        ex.read_imm_data = Some(read_imm_data);
-        ex.read_qp_num = Some(read_qp_num);
-        ex.read_src_qp = Some(read_src_qp);
         ex.read_wc_flags = Some(read_wc_flags);
-        ex.read_slid = Some(read_slid);
-        ex.read_sl = Some(read_sl);
-        ex.read_dlid_path_bits = Some(read_dlid_path_bits);
-        let first = efadv_cq { comp_mask: 0, wc_read_sgid: Some(read_sgid) };
+        // As libefa does, no others than those that the program asks for.
+        let has = |flag| wc_flags & flag != 0;
+        ex.read_byte_len = has(IBV_WC_EX_WITH_BYTE_LEN).then_some(read_byte_len);
+        ex.read_imm_data = has(IBV_WC_EX_WITH_IMM).then_some(read_imm_data);
+        ex.read_qp_num = has(IBV_WC_EX_WITH_QP_NUM).then_some(read_qp_num);
+        ex.read_src_qp = has(IBV_WC_EX_WITH_SRC_QP).then_some(read_src_qp);
+        ex.read_slid = has(IBV_WC_EX_WITH_SLID).then_some(read_slid);
+        ex.read_sl = has(IBV_WC_EX_WITH_SL).then_some(read_sl);
+        ex.read_dlid_path_bits = has(IBV_WC_EX_WITH_DLID_PATH_BITS).then_some(read_dlid_path_bits);
+        let has = |flag| efa_wc_flags & flag != 0;
+        let wc_read_sgid = has(EFADV_WC_EX_WITH_SGID).then_some(read_sgid as ReadSgid);
+        let is_unsolicited =
+            has(EFADV_WC_EX_WITH_IS_UNSOLICITED).then_some(is_unsolicited as IsUnsolicited);
         let object = Self {
             ex,
-            efa: efadv_cq_newer { first, wc_is_unsolicited: Some(is_unsolicited) },
+            efa: efadv_cq_newer {
+                first: efadv_cq { comp_mask: 0, wc_read_sgid },
+                wc_is_unsolicited: is_unsolicited,
+            },
             queue: Arc::new(CompletionQueue::new(
                 entries as usize,
                 channel_ref.as_ref().map(ChannelRef::channel),
@@ -178,8 +205,9 @@ extern "C" fn ibv_create_cq(
     pointer(|| {
         let entries = u32::try_from(entries).map_err(|_| INVALID)?;
         let vector = u32::try_from(vector).map_err(|_| INVALID)?;
-        let channel = (channel, vector);
-        Ok(CompletionQueueObject::create(context, entries, cq_context, channel, None)?.cast())
+        let efa = EfaCqInitAttr::default();
+        let wanted = CqInitAttr { entries, cq_context, channel, vector, wc_flags: 0, efa };
+        Ok(CompletionQueueObject::create(context, wanted)?.cast())
     })
 }
 
@@ -190,15 +218,23 @@ extern "C" fn ibv_create_cq(
 unsafe fn create_extended(
     context: *mut ibv_context,
     attributes: *mut ibv_cq_init_attr_ex,
-    file: Option<RingFile>,
+    efa: EfaCqInitAttr,
 ) -> Outcome<*mut ibv_cq_ex> {
     // SAFETY: `attributes` is not null, so valid for reading, as required above.
     let attributes = unsafe { &*not_null(attributes)? };
     if attributes.comp_mask != 0 || attributes.wc_flags & !IBV_WC_STANDARD_FLAGS != 0 {
         return Err(UNSUPPORTED);
     }
-    let &ibv_cq_init_attr_ex { cqe, cq_context, channel, comp_vector, .. } = attributes;
-    CompletionQueueObject::create(context, cqe, cq_context, (channel, comp_vector), file)
+    let &ibv_cq_init_attr_ex {
+        cqe: entries,
+        cq_context,
+        channel,
+        comp_vector: vector,
+        wc_flags,
+        ..
+    } = attributes;
+    let wanted = CqInitAttr { entries, cq_context, channel, vector, wc_flags, efa };
+    CompletionQueueObject::create(context, wanted)
 }
 
 /// `ibv_create_cq_ex`, which programs call through the context.
@@ -210,7 +246,7 @@ pub(super) unsafe extern "C" fn create_cq_ex(
     attributes: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
     // SAFETY: `attributes` is null or valid, as required above.
-    pointer(|| unsafe { create_extended(context, attributes, None) })
+    pointer(|| unsafe { create_extended(context, attributes, EfaCqInitAttr::default()) })
 }
 
 /// See `efadv_create_cq(3)`.
@@ -225,7 +261,7 @@ unsafe extern "C" fn efadv_create_cq(
     length: u32,
 ) -> *mut ibv_cq_ex {
     pointer(|| {
-        let mut file = None;
+        let mut asked = EfaCqInitAttr::default();
         if !efa.is_null() {
             // SAFETY: `efa` is not null, so readable for `length` bytes, as required above; the
             // structure consists of numbers.
@@ -246,7 +282,8 @@ unsafe extern "C" fn efadv_create_cq(
                 return Err(UNSUPPORTED);
             }
             let efadv_cq_memory { buffer, length, offset, fd, .. } = wanted.ext_mem_dmabuf;
-            file = (wanted.flags != 0).then_some(RingFile {
+            asked.wc_flags = wanted.first.wc_flags;
+            asked.file = (wanted.flags != 0).then_some(RingFile {
                 descriptor: fd,
                 offset,
                 length,
@@ -254,7 +291,7 @@ unsafe extern "C" fn efadv_create_cq(
             });
         }
         // SAFETY: `attributes` is null or valid, as required above.
-        unsafe { create_extended(context, attributes, file) }
+        unsafe { create_extended(context, attributes, asked) }
     })
 }
 

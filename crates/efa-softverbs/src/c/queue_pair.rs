@@ -88,8 +88,11 @@ fn create(
         cond: libc::PTHREAD_COND_INITIALIZER,
         events_completed: 0,
     };
-    wr::set_functions(&mut ex);
-    let efa = efadv_qp { comp_mask: 0, wr_set_processing_hints: Some(ignore_hints) };
+    if let Some(operations) = attributes.operations {
+        wr::set_functions(&mut ex, operations);
+    }
+    let hints = attributes.processing_hints.then_some(ignore_hints as SetHints);
+    let efa = efadv_qp { comp_mask: 0, wr_set_processing_hints: hints };
     let object = QueuePairObject {
         ex,
         efa,
@@ -126,21 +129,23 @@ unsafe fn create_basic(
         transport,
         cap: basic.cap,
         signals_all: basic.sq_sig_all != 0,
-        operations: IBV_QP_EX_WITH_SEND,
+        operations: None,
         unsolicited_writes: false,
         inline_writes: false,
+        processing_hints: false,
     };
     create(pd, basic, &attributes)
 }
 
-/// Creates a queue pair as `ibv_create_qp_ex` does, or `efadv_create_qp_ex` with `efa`.
+/// Creates a queue pair as `ibv_create_qp_ex` does, or `efadv_create_qp_ex` with `efa`, and whether the program wants to
+/// give hints.
 ///
 /// # Safety
 /// `attributes` must be null or valid.
 unsafe fn create_extended(
     context: *mut ibv_context,
     attributes: *mut ibv_qp_init_attr_ex,
-    efa: Option<&efadv_qp_init_attr>,
+    (efa, processing_hints): (Option<&efadv_qp_init_attr>, bool),
 ) -> Outcome<*mut ibv_qp> {
     // SAFETY: `attributes` is not null, so valid for reading, as required above.
     let attributes = unsafe { &*not_null(attributes)? };
@@ -156,10 +161,8 @@ unsafe fn create_extended(
     if attributes.comp_mask & !known != 0 {
         return Err(UNSUPPORTED);
     }
-    let operations = match attributes.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS {
-        0 => IBV_QP_EX_WITH_SEND,
-        _ => attributes.send_ops_flags,
-    };
+    let builds_requests = attributes.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
+    let operations = builds_requests.then_some(attributes.send_ops_flags);
     let &ibv_qp_init_attr_ex { qp_context, send_cq, recv_cq, srq, cap, .. } = attributes;
     let &ibv_qp_init_attr_ex { pd, qp_type, sq_sig_all, .. } = attributes;
     process().check_context_of(pd, context)?;
@@ -168,8 +171,15 @@ unsafe fn create_extended(
     let unsolicited_writes = has(EFADV_QP_FLAGS_UNSOLICITED_WRITE_RECV);
     let inline_writes = has(EFADV_QP_FLAGS_INLINE_WRITE);
     let signals_all = sq_sig_all != 0;
-    let attributes =
-        QpInitAttr { transport, cap, signals_all, operations, unsolicited_writes, inline_writes };
+    let attributes = QpInitAttr {
+        transport,
+        cap,
+        signals_all,
+        operations,
+        unsolicited_writes,
+        inline_writes,
+        processing_hints,
+    };
     create(pd, &basic, &attributes)
 }
 
@@ -214,7 +224,7 @@ pub(super) unsafe extern "C" fn create_qp_ex(
     attributes: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
     // SAFETY: `attributes` is null or valid, as required above.
-    pointer(|| unsafe { create_extended(context, attributes, None) })
+    pointer(|| unsafe { create_extended(context, attributes, (None, false)) })
 }
 
 /// See `efadv_create_qp_ex(3)`.
@@ -252,16 +262,21 @@ unsafe extern "C" fn efadv_create_qp_ex(
             return Err(UNSUPPORTED);
         }
         // SAFETY: `attributes` is null or valid, as required above.
-        unsafe { create_extended(context, attributes, Some(&wanted)) }
+        unsafe { create_extended(context, attributes, (Some(&wanted), wr_flags != 0)) }
     })
 }
 
 // ---- other forms of a handle --------------------------------------------------------------------
 
-/// See `ibv_qp_to_qp_ex(3)`.
+/// See `ibv_qp_to_qp_ex(3)`; null for a queue pair that was created without `IBV_QP_INIT_ATTR_SEND_OPS_FLAGS`.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
-    pointer(|| Ok(object_of(qp)?.cast()))
+    pointer(|| {
+        let qp: *mut ibv_qp_ex = object_of(qp)?.cast();
+        // SAFETY: `object_of` has found the handle, so the object exists; its functions don't change while it does.
+        let builds_requests = unsafe { (*qp).wr_start }.is_some();
+        Ok(if builds_requests { qp } else { std::ptr::null_mut() })
+    })
 }
 
 /// libefa's part of a queue pair, through which programs give processing hints.
@@ -272,6 +287,8 @@ extern "C" fn efadv_qp_from_ibv_qp_ex(qp: *mut ibv_qp_ex) -> *mut efadv_qp {
         Ok(object.wrapping_byte_add(offset_of!(QueuePairObject, efa)).cast())
     })
 }
+
+type SetHints = unsafe extern "C" fn(*mut efadv_qp, u32);
 
 /// `wr_set_processing_hints`: hints require nothing.
 extern "C" fn ignore_hints(_qp: *mut efadv_qp, _hints: u32) {}

@@ -15,7 +15,7 @@ use super::domain::address_handle_number;
 use super::post::{check_flags, copy_inline, read_list};
 use super::queue_pair::QueuePairObject;
 use crate::abi::*;
-use crate::boundary::{Errno, INTERRUPTED, INVALID, Outcome, UNSUPPORTED, code, value};
+use crate::boundary::{Errno, INTERRUPTED, INVALID, Outcome, code, value};
 use crate::queue_pair::{QueuePair, RdmaOpcode};
 use crate::work_request::{Operation, SendData, Target, WorkRequest};
 
@@ -83,15 +83,6 @@ unsafe fn set(qp: *mut ibv_qp_ex, f: impl FnOnce(&mut WorkRequest, &ibv_qp_cap) 
     unsafe { with_batch(qp, set) };
 }
 
-/// Makes `wr_complete` fail with `EOPNOTSUPP`.
-///
-/// # Safety
-/// As [`with_batch`].
-unsafe fn refuse(qp: *mut ibv_qp_ex) {
-    // SAFETY: the caller fulfils the requirements of `with_batch`.
-    unsafe { with_batch(qp, |_, _| Err(UNSUPPORTED)) };
-}
-
 fn rdma(opcode: RdmaOpcode, address: u64, key: u32) -> Operation {
     Operation::Rdma { opcode, remote: RemoteMemory { address, key } }
 }
@@ -123,14 +114,6 @@ calls! {
         begin(qp, rdma(RdmaOpcode::Write { immediate: None }, address, key))
     wr_rdma_write_imm(qp, key: u32, address: u64, immediate: u32)
         begin(qp, rdma(RdmaOpcode::Write { immediate: Some(immediate) }, address, key))
-    wr_send_inv(qp, _key: u32) refuse(qp)
-    wr_send_tso(qp, _header: *mut c_void, _length: u16, _mss: u16) refuse(qp)
-    wr_local_inv(qp, _key: u32) refuse(qp)
-    wr_bind_mw(qp, _window: *mut c_void, _key: u32, _info: *const c_void) refuse(qp)
-    wr_atomic_cmp_swp(qp, _key: u32, _address: u64, _compare: u64, _swap: u64) refuse(qp)
-    wr_atomic_fetch_add(qp, _key: u32, _address: u64, _add: u64) refuse(qp)
-    wr_atomic_write(qp, _key: u32, _address: u64, _value: *const c_void) refuse(qp)
-    wr_set_xrc_srqn(qp, _number: u32) refuse(qp)
 
     wr_set_ud_addr(qp, ah: *mut ibv_ah, qpn: u32, qkey: u32) set(qp, |request, _| {
         request.target = Some(Target { address_handle: address_handle_number(ah)?, qpn, qkey });
@@ -244,21 +227,16 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     result
 }
 
-/// Enters the functions of this file into a queue pair.
-pub(super) fn set_functions(qp: &mut ibv_qp_ex) {
-    qp.wr_atomic_cmp_swp = Some(wr_atomic_cmp_swp);
-    qp.wr_atomic_fetch_add = Some(wr_atomic_fetch_add);
-    qp.wr_bind_mw = Some(wr_bind_mw);
-    qp.wr_local_inv = Some(wr_local_inv);
-    qp.wr_rdma_read = Some(wr_rdma_read);
-    qp.wr_rdma_write = Some(wr_rdma_write);
-    qp.wr_rdma_write_imm = Some(wr_rdma_write_imm);
-    qp.wr_send = Some(wr_send);
-    qp.wr_send_imm = Some(wr_send_imm);
-    qp.wr_send_inv = Some(wr_send_inv);
-    qp.wr_send_tso = Some(wr_send_tso);
+/// Enters the functions of this file into a queue pair. As libefa does, only those of the `operations`
+/// (`IBV_QP_EX_WITH_…`) that the program has asked for.
+pub(super) fn set_functions(qp: &mut ibv_qp_ex, operations: u64) {
+    let has = |operation| operations & operation != 0;
+    qp.wr_rdma_read = has(IBV_QP_EX_WITH_RDMA_READ).then_some(wr_rdma_read);
+    qp.wr_rdma_write = has(IBV_QP_EX_WITH_RDMA_WRITE).then_some(wr_rdma_write);
+    qp.wr_rdma_write_imm = has(IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM).then_some(wr_rdma_write_imm);
+    qp.wr_send = has(IBV_QP_EX_WITH_SEND).then_some(wr_send);
+    qp.wr_send_imm = has(IBV_QP_EX_WITH_SEND_WITH_IMM).then_some(wr_send_imm);
     qp.wr_set_ud_addr = Some(wr_set_ud_addr);
-    qp.wr_set_xrc_srqn = Some(wr_set_xrc_srqn);
     qp.wr_set_inline_data = Some(wr_set_inline_data);
     qp.wr_set_inline_data_list = Some(wr_set_inline_data_list);
     qp.wr_set_sge = Some(wr_set_sge);
@@ -266,5 +244,4 @@ pub(super) fn set_functions(qp: &mut ibv_qp_ex) {
     qp.wr_start = Some(wr_start);
     qp.wr_complete = Some(wr_complete);
     qp.wr_abort = Some(wr_abort);
-    qp.wr_atomic_write = Some(wr_atomic_write);
 }

@@ -281,20 +281,7 @@ impl Endpoint {
                 false => null_mut(),
             };
             assert_eq!(channel.is_null(), !options.channel, "errno {}", errno());
-            let mut cq: ibv_cq_init_attr_ex = zeroed();
-            cq.cqe = 1024;
-            cq.channel = channel;
-            cq.wc_flags = IBV_WC_STANDARD_FLAGS;
-            let mut efa = efadv_cq_init_attr_newer::default();
-            efa.first.wc_flags = EFADV_WC_EX_WITH_SGID;
-            let mut length = size_of::<efadv_cq_init_attr>();
-            if let Some(ring) = options.ring {
-                (efa.flags, efa.ext_mem_dmabuf) = (EFADV_CQ_INIT_FLAGS_EXT_MEM_DMABUF, ring);
-                length = size_of::<efadv_cq_init_attr_newer>();
-            }
-            let efa = (&raw mut efa).cast();
-            let cq = (v.efadv_create_cq)(context, &raw mut cq, efa, length as u32);
-            assert!(!cq.is_null(), "errno {}", errno());
+            let cq = create_queue(context, channel, 0, options.ring);
             let qp = create(context, pd, cq, options);
             assert!(!qp.is_null(), "errno {}", errno());
             Self { context, pd, channel, cq, qp, qkey: options.qkey }
@@ -619,6 +606,30 @@ impl Drop for Endpoint {
             assert_eq!((v.ibv_close_device)(self.context), 0);
         }
     }
+}
+
+/// Creates a completion queue of which all members can be read.
+pub(crate) fn create_queue(
+    context: *mut ibv_context,
+    channel: *mut ibv_comp_channel,
+    comp_vector: u32,
+    ring: Option<efadv_cq_memory>,
+) -> *mut ibv_cq_ex {
+    let mut attributes: ibv_cq_init_attr_ex = zeroed();
+    (attributes.cqe, attributes.channel, attributes.comp_vector) = (1024, channel, comp_vector);
+    attributes.wc_flags = IBV_WC_STANDARD_FLAGS;
+    let mut efa = efadv_cq_init_attr_newer::default();
+    efa.first.wc_flags = EFADV_WC_EX_WITH_SGID;
+    let mut length = size_of::<efadv_cq_init_attr>();
+    if let Some(ring) = ring {
+        (efa.flags, efa.ext_mem_dmabuf) = (EFADV_CQ_INIT_FLAGS_EXT_MEM_DMABUF, ring);
+        length = size_of::<efadv_cq_init_attr_newer>();
+    }
+    let efa = (&raw mut efa).cast();
+    // SAFETY: handles are looked up by the library; the structures are valid.
+    let cq = unsafe { (verbs().efadv_create_cq)(context, &raw mut attributes, efa, length as u32) };
+    assert!(!cq.is_null(), "errno {}", errno());
+    cq
 }
 
 /// Creates a queue pair; null if that fails.

@@ -300,13 +300,9 @@ fn two_sleepers_are_always_woken() {
 fn sleepers_on_both_channels_of_a_queue_pair_and_on_its_peer_are_always_woken() {
     let (a, b) = pair(SLEEPING());
     let v = verbs();
-    // SAFETY: all arguments are valid.
-    let (channel, cq) = unsafe {
-        let channel = (v.ibv_create_comp_channel)(a.context);
-        let cq = (v.ibv_create_cq)(a.context, 1024, null_mut(), channel, 1);
-        assert!(!cq.is_null(), "errno {}", errno());
-        (channel, cq.cast::<ibv_cq_ex>())
-    };
+    // SAFETY: the argument is valid.
+    let channel = unsafe { (v.ibv_create_comp_channel)(a.context) };
+    let cq = create_queue(a.context, channel, 1, None);
     let qp = create_with(a.context, a.pd, [a.cq, cq], QpOptions::default());
     assert!(!qp.is_null(), "errno {}", errno());
     let &Endpoint { context, pd, qkey, .. } = &a;

@@ -270,8 +270,6 @@ fn unknown_members_of_longer_structures_are_refused() {
     assert_eq!(qp([0; 8], 8), libc::EINVAL, "too short");
     // SAFETY: all arguments are valid.
     unsafe {
-        let efa = (v.efadv_qp_from_ibv_qp_ex)(end.qp.cast());
-        ((*efa).wr_set_processing_hints.unwrap())(efa, 1);
         let handle = end.handle(end.gid());
         let mut answer = efadv_ah_attr::default();
         assert_eq!((v.efadv_query_ah)(handle, &raw mut answer, 9), libc::EINVAL);
@@ -285,6 +283,82 @@ fn unknown_members_of_longer_structures_are_refused() {
         let length = size_of::<ibv_device_attr_ex>();
         assert_eq!(query(end.context, std::ptr::null(), &raw mut device, length), 0);
         assert_eq!(device.phys_port_cnt_ex, 1);
+    }
+}
+
+/// A function that the program didn't ask for is null, as in libefa: a call that works here must work on hardware.
+#[test]
+fn functions_that_were_not_asked_for_are_null() {
+    let end = {
+        LazyLock::force(&HOST);
+        Endpoint::in_reset(QpOptions::default())
+    };
+    let v = verbs();
+    let cq_with = |wc_flags, efa_wc_flags| {
+        let mut attributes: ibv_cq_init_attr_ex = zeroed();
+        (attributes.cqe, attributes.wc_flags) = (8, wc_flags);
+        let mut efa = efadv_cq_init_attr_newer::default();
+        efa.first.wc_flags = efa_wc_flags;
+        let (efa, length) = ((&raw mut efa).cast(), size_of::<efadv_cq_init_attr>() as u32);
+        // SAFETY: the arguments are valid, and the queue is not used after it is destroyed.
+        unsafe {
+            let cq = (v.efadv_create_cq)(end.context, &raw mut attributes, efa, length);
+            let of = &*cq;
+            let of_efa = (v.efadv_cq_from_ibv_cq_ex)(cq);
+            let newer: *mut efadv_cq_newer = of_efa.cast();
+            let has = [
+                of.read_byte_len.is_some(),
+                of.read_imm_data.is_some(),
+                of.read_qp_num.is_some(),
+                of.read_src_qp.is_some(),
+                of.read_slid.is_some(),
+                of.read_sl.is_some(),
+                of.read_dlid_path_bits.is_some(),
+                (*of_efa).wc_read_sgid.is_some(),
+                (*newer).wc_is_unsolicited.is_some(),
+            ];
+            assert!(of.start_poll.is_some() && of.read_opcode.is_some());
+            assert!(of.read_vendor_err.is_some() && of.read_wc_flags.is_some());
+            assert_eq!((v.ibv_destroy_cq)(cq.cast()), 0);
+            has
+        }
+    };
+    for place in 0..9 {
+        let (flag, of_efa) = if place < 7 { (1 << place, 0) } else { (0, 1 << (place - 7)) };
+        assert_eq!(cq_with(flag, of_efa), std::array::from_fn(|at| at == place), "{place}");
+    }
+    let qp_with = |comp_mask, send_ops_flags, wr_flags: u64| {
+        let mut attributes: ibv_qp_init_attr_ex = zeroed();
+        (attributes.send_cq, attributes.recv_cq) = (end.cq.cast(), end.cq.cast());
+        (attributes.qp_type, attributes.pd) = (IBV_QPT_DRIVER, end.pd);
+        attributes.comp_mask = IBV_QP_INIT_ATTR_PD | comp_mask;
+        attributes.send_ops_flags = send_ops_flags;
+        let mut efa = [0, 0, wr_flags];
+        // SAFETY: the arguments are valid, and the queue pair is not used after it is destroyed.
+        unsafe {
+            let efa = efa.as_mut_ptr().cast();
+            let qp = (v.efadv_create_qp_ex)(end.context, &raw mut attributes, efa, 24);
+            let hints = (*(v.efadv_qp_from_ibv_qp_ex)(qp.cast())).wr_set_processing_hints;
+            assert_eq!(hints.is_some(), wr_flags != 0);
+            let has = (v.ibv_qp_to_qp_ex)(qp).as_ref().map(|qp| {
+                assert!(qp.wr_start.is_some() && qp.wr_set_sge.is_some());
+                assert!(qp.wr_local_inv.is_none() && qp.wr_atomic_fetch_add.is_none());
+                [
+                    qp.wr_rdma_write.is_some(),
+                    qp.wr_rdma_write_imm.is_some(),
+                    qp.wr_send.is_some(),
+                    qp.wr_send_imm.is_some(),
+                    qp.wr_rdma_read.is_some(),
+                ]
+            });
+            assert_eq!((v.ibv_destroy_qp)(qp), 0);
+            has
+        }
+    };
+    assert_eq!(qp_with(0, 0, 0), None, "it posts lists alone");
+    for place in 0..5 {
+        let has = qp_with(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, 1 << place, place & 1);
+        assert_eq!(has, Some(std::array::from_fn(|at| at == place as usize)), "{place}");
     }
 }
 
