@@ -129,7 +129,7 @@ impl Completion {
             Status::BadDestinationQpn => IBV_WC_REM_INV_RD_REQ_ERR,
             Status::UnknownPeer => IBV_WC_REM_OP_ERR,
             Status::ReceiverNotReady => IBV_WC_RNR_RETRY_EXC_ERR,
-            Status::RemoteBadLength => IBV_WC_REM_INV_REQ_ERR,
+            Status::RemoteBadLength | Status::FeatureMismatch => IBV_WC_REM_INV_REQ_ERR,
             Status::BadStatus => IBV_WC_BAD_RESP_ERR,
             Status::UnresponsiveRemote | Status::UnreachableRemote => IBV_WC_RESP_TIMEOUT_ERR,
             _ => IBV_WC_GENERAL_ERR,
@@ -149,6 +149,17 @@ impl Completion {
     pub(crate) fn source_handle(&self) -> u16 {
         let handle = self.source.and_then(|source| source.address_handle);
         handle.map_or(UNKNOWN_HANDLE, |handle| handle.0)
+    }
+
+    /// What programs get as the GID of a sender without address handle. A write has the upper half of its length there.
+    pub(crate) fn source_gid(&self) -> Option<[u8; 16]> {
+        let source = self.source.filter(|source| source.address_handle.is_none())?;
+        if self.opcode == IBV_WC_RECV_RDMA_WITH_IMM {
+            let mut bytes = [0; 16];
+            bytes[..2].copy_from_slice(&self.length.to_le_bytes()[2..]);
+            return Some(bytes);
+        }
+        source.gid.map(|gid| gid.0)
     }
 
     /// Whether it completes an entry of the receive queue.
@@ -221,6 +232,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn gid_of_a_write_is_the_upper_half_of_its_length() {
+        let gid = efa_device::Gid([9; 16]);
+        let source = Source { gid: Some(gid), ..Source::default() };
+        let (id, length) = ((1, Serial::NONE), 0x0102_0000);
+        let datagram = Completion::received(id, 0, 8, source, None);
+        assert_eq!(datagram.source_gid(), Some([9; 16]));
+        let written = Completion::written(id, None, length, source, 0).source_gid();
+        assert_eq!(written, Some([2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]));
+        let known = Source { address_handle: Some(efa_device::AddressHandle(1)), ..source };
+        assert_eq!(Completion::written(id, None, length, known, 0).source_gid(), None);
+    }
+
+    #[test]
     fn each_status_has_its_vendor_error_and_wc_status() {
         let expected = [
             (Status::Flushed, 1, 5),
@@ -238,6 +262,7 @@ mod tests {
             (Status::UnresponsiveRemote, 13, 20),
             (Status::UnknownPeer, 14, 11),
             (Status::UnreachableRemote, 13, 20),
+            (Status::FeatureMismatch, 18, 9),
             (Status::NotPermitted, 7, 10),
         ];
         for (status, vendor, wc) in expected {

@@ -324,14 +324,16 @@ impl CompletionQueue {
             let has_immediate = (functions.read_wc_flags)(cq) & IBV_WC_WITH_IMM != 0;
             entry.length = (functions.read_byte_len)(cq);
             entry.immediate = has_immediate.then(|| (functions.read_imm_data)(cq));
-            entry.source = self.source();
+            entry.source = self.source(matches!(entry.outcome, Outcome::Received));
         }
     }
 
+    /// The sender. For a write there is no GID: its completion has upper bits of the length in that place.
+    ///
     /// # Safety
     /// A poll must have been started, and have a current completion of a receive.
     #[inline(always)]
-    unsafe fn source(&self) -> Source {
+    unsafe fn source(&self, has_gid: bool) -> Source {
         let cq = self.raw.as_ptr();
         // SAFETY: the poll has a current completion of a receive, as the caller promises.
         let (handle, qpn) =
@@ -342,7 +344,8 @@ impl CompletionQueue {
             return Source { address_handle: Some(AddressHandle(handle as u16)), qpn, gid: None };
         }
         // SAFETY: the poll has a current completion of a receive, as the caller promises.
-        Source { address_handle: None, qpn, gid: unsafe { self.read_source_gid() } }
+        let gid = if has_gid { unsafe { self.read_source_gid() } } else { None };
+        Source { address_handle: None, qpn, gid }
     }
 
     /// The GID of a sender without address handle, if the interface reports it.
@@ -467,6 +470,47 @@ mod tests {
         for (opcode, flag) in [(write as ReadOpcode, flag(no)), (write, None), (send, flag(yes))] {
             assert!(matches!(outcome(opcode, flag), Outcome::Failed(found) if found == status));
         }
+    }
+
+    /// The interface has other bytes there.
+    #[test]
+    fn write_of_a_sender_without_handle_has_no_gid() {
+        let name = "completion_queue::tests::write_of_a_sender_without_handle_has_no_gid";
+        crate::common::on_soft_device(name, &[], || {
+            unsafe extern "C" fn datagram(_: *mut ibv_cq_ex) -> c_int {
+                IBV_WC_RECV
+            }
+            unsafe extern "C" fn write(_: *mut ibv_cq_ex) -> c_int {
+                IBV_WC_RECV_RDMA_WITH_IMM
+            }
+            unsafe extern "C" fn unknown(_: *mut ibv_cq_ex) -> u32 {
+                UNKNOWN
+            }
+            unsafe extern "C" fn two(_: *mut ibv_cq_ex) -> u32 {
+                2
+            }
+            unsafe extern "C" fn nines(_: *mut efadv_cq, gid: *mut ibv_gid) -> c_int {
+                // SAFETY: `read_source_gid` passes a GID that may be written.
+                unsafe { gid.write(ibv_gid { raw: [9; 16] }) };
+                0
+            }
+            let context = Arc::new(Context::open(None).unwrap());
+            let limits = context.limits().unwrap();
+            let mut queue = CompletionQueue::new(context, &limits, &Rdma::NONE, 1, false).unwrap();
+            let functions = &mut queue.functions;
+            (functions.read_wc_flags, functions.read_byte_len) = (two, two);
+            (functions.read_imm_data, functions.read_src_qp) = (two, two);
+            functions.read_slid = unknown;
+            queue.source_gid = Some(SourceGid { queue: NonNull::dangling(), read: nines });
+            for (opcode, gid) in [(datagram as ReadOpcode, Some(Gid([9; 16]))), (write, None)] {
+                queue.functions.read_opcode = opcode;
+                let mut entry = NOTHING;
+                // SAFETY: the functions above access no queue.
+                unsafe { queue.read_current(&mut entry) };
+                assert_eq!(entry.source, Source { address_handle: None, qpn: Qpn(2), gid });
+                assert_eq!(entry.immediate, Some(2));
+            }
+        });
     }
 
     #[test]

@@ -8,8 +8,6 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::mem::{offset_of, size_of};
 use std::sync::Arc;
 
-use efa_device::Source;
-
 use super::channel::ChannelRef;
 use super::context::device_of;
 use super::{not_null, read_sized};
@@ -476,7 +474,7 @@ read! {
 }
 
 /// See `efadv_wc_read_sgid(3)`: writes the sender's GID and returns 0 if no address handle has it, and
-/// a negative number otherwise.
+/// a negative number otherwise. For a peer's write, as with libefa, the GID is of other bytes of the completion.
 ///
 /// # Safety
 /// `efa` must be null or of a completion queue for which this thread has called `start_poll` with
@@ -488,14 +486,14 @@ unsafe extern "C" fn read_sgid(efa: *mut efadv_cq, into: *mut ibv_gid) -> c_int 
     let this = CompletionQueueObject::containing(efa);
     // SAFETY: `start_poll` has succeeded, as required above, so the object exists and this thread holds
     // `polling`, which guards `current`.
-    let source = unsafe { (*this).current.source };
-    match source {
-        Some(Source { address_handle: None, gid: Some(gid), .. }) => {
+    let current = unsafe { &(*this).current };
+    match current.source_gid() {
+        Some(raw) => {
             // SAFETY: `into` is not null, so valid for writing, as required above.
-            unsafe { into.write(ibv_gid { raw: gid.0 }) };
+            unsafe { into.write(ibv_gid { raw }) };
             0
         }
-        _ => -libc::ENOENT,
+        None => -libc::ENOENT,
     }
 }
 
