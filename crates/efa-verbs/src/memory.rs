@@ -494,10 +494,11 @@ impl Region for VerbsRegion {
             return false;
         }
         self.0.memory.is_revoked.store(true, Ordering::Relaxed);
+        let mut place = self.0.memory.registration();
+        // By now the interface may have given the key of a region that was revoked before to another.
+        let Some(registration) = place.take() else { return true };
         // Peers don't find it any more; operations of the interface that use it fail.
         self.0.table.lock().remove(&self.0.remote_key);
-        let mut place = self.0.memory.registration();
-        let Some(registration) = place.take() else { return true };
         match registration.deregister() {
             Ok(()) => true,
             Err(again) => {
@@ -505,5 +506,35 @@ impl Region for VerbsRegion {
                 false
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use efa_device::Device as _;
+
+    use super::*;
+    use crate::VerbsDevice;
+    use crate::common::on_soft_device;
+
+    #[test]
+    fn second_revoke_of_a_region_leaves_another_with_its_key_in_the_table() {
+        let name =
+            "memory::tests::second_revoke_of_a_region_leaves_another_with_its_key_in_the_table";
+        on_soft_device(name, &[], || {
+            let device = VerbsDevice::open(None).unwrap();
+            let (base, owner) = (NonNull::from(Box::leak(Box::new([0; 8]))).cast(), Arc::new(()));
+            // SAFETY: the bytes are never freed, and nobody else knows them.
+            let memory = unsafe { ForeignMemory::new(base, 8, owner) };
+            let access = Access::default();
+            let revoked = device.register_foreign(&memory, access).unwrap();
+            assert!(revoked.revoke());
+            let other = device.register(vec![0; 3].into(), access).unwrap();
+            // As an interface may that uses the key again.
+            let (key, table) = (revoked.remote_key(), &revoked.0.table);
+            table.lock().insert(key, Arc::downgrade(&other.0));
+            assert!(revoked.revoke());
+            assert_eq!(table.find(key).map(|found| found.length()), Some(3));
+        });
     }
 }
