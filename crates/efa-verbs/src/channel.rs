@@ -104,6 +104,9 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
+        if self.context.is_inherited() {
+            return;
+        }
         let destroy = self.context.libraries().ibverbs.ibv_destroy_comp_channel;
         // SAFETY: `raw` is of `ibv_create_comp_channel` and destroyed here alone.
         let code = unsafe { destroy(self.raw()) };

@@ -377,6 +377,9 @@ unsafe fn is_unsolicited(reported: Option<IsUnsolicited>) -> bool {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
+        if self.context.is_inherited() {
+            return;
+        }
         let cq = self.plain();
         if let Some(channel) = &mut self.channel {
             // SAFETY: the queue exists, and was created with this channel.

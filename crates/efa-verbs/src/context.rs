@@ -9,6 +9,7 @@ use efa_device::{DeviceError, Gid, Rdma};
 
 use crate::abi::*;
 use crate::failure::{check, destroy_failed, object};
+use crate::fork::generation;
 use crate::library::{Libraries, LoadError, libraries};
 
 /// An EFA interface has one port.
@@ -162,7 +163,7 @@ impl Entry<'_> {
         // SAFETY: the device is valid until its list is freed, and `list` is borrowed.
         let raw = unsafe { (libraries.ibverbs.ibv_open_device)(self.device.as_ptr()) };
         let raw = object(raw, "ibv_open_device", &name)?;
-        Ok(Context { raw, name, libraries })
+        Ok(Context { raw, name, libraries, generation: generation() })
     }
 }
 
@@ -172,6 +173,8 @@ pub(crate) struct Context {
     raw: NonNull<ibv_context>,
     name: String,
     libraries: &'static Libraries,
+    /// Of the process that opened it.
+    generation: u32,
 }
 
 // SAFETY: libibverbs and libefa have no thread-local state, so any thread may use the context.
@@ -182,6 +185,9 @@ unsafe impl Sync for Context {}
 
 impl Drop for Context {
     fn drop(&mut self) {
+        if self.is_inherited() {
+            return;
+        }
         // SAFETY: `raw` is of `ibv_open_device` and closed here alone. Domains and completion queues
         // hold the context, so none is left in it.
         let code = unsafe { (self.libraries.ibverbs.ibv_close_device)(self.raw.as_ptr()) };
@@ -259,6 +265,11 @@ impl Context {
 
     pub(crate) fn raw(&self) -> *mut ibv_context {
         self.raw.as_ptr()
+    }
+
+    /// Whether this is a forked child, and the parent opened it. Then its objects must not be destroyed here.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.generation != generation()
     }
 
     pub(crate) fn name(&self) -> &str {

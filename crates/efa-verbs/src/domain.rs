@@ -51,6 +51,9 @@ impl ProtectionDomain {
 
 impl Drop for ProtectionDomain {
     fn drop(&mut self) {
+        if self.context.is_inherited() {
+            return;
+        }
         // SAFETY: `raw` is of `ibv_alloc_pd` and deallocated here alone. Regions, handles and queue
         // pairs hold the domain, so none is left in it.
         let code = unsafe { (self.libraries().ibverbs.ibv_dealloc_pd)(self.raw()) };

@@ -113,6 +113,9 @@ impl HandleCache {
     }
 
     fn destroy(&self, raw: NonNull<ibv_ah>) {
+        if self.domain.context().is_inherited() {
+            return;
+        }
         // SAFETY: `raw` is of `ibv_create_ah`. Callers drop their last copy of it: it has no count, or
         // was never put into the cache.
         let code = unsafe { (self.domain.libraries().ibverbs.ibv_destroy_ah)(raw.as_ptr()) };

@@ -27,6 +27,7 @@
 //! | `packet` | packets in registered slabs |
 //! | `channel` | completion channels, for threads that sleep |
 //! | `completion_queue`, `queue_pair` | the hot path |
+//! | `fork` | what a forked child leaves to its parent |
 //! | `device` | [`efa_device::Device`] and [`efa_device::QueuePair`] on top of these |
 //!
 //! # Guarantees
@@ -38,6 +39,7 @@
 //!   created. Registered memory of applications is copied under a lock of its region.
 //! * The interface never accesses freed memory: the queue pair owns a buffer from its post to its
 //!   completion, and is destroyed before its buffers are freed.
+//! * A child of `fork` that drops what it inherits destroys nothing of its parent's. It must not use it otherwise.
 //! * Errors name the call, the interface and the error number:
 //!   `efadv_create_qp_ex on rdmap0s6 failed: Cannot allocate memory (os error 12)`.
 //! * rdma-core 43 is enough. A missing or older library is an error that says what to install
@@ -70,6 +72,7 @@ mod context;
 mod device;
 mod domain;
 mod failure;
+mod fork;
 mod handles;
 mod library;
 mod memory;

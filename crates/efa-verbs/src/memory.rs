@@ -76,11 +76,15 @@ impl Registration {
         unsafe { self.raw.as_ref().rkey }
     }
 
-    /// Returns whether it is deregistered.
+    /// Returns whether it is deregistered here. A forked child has copies of the memory, which the interface doesn't
+    /// access.
     ///
     /// # Safety
     /// It must not be called, nor the registration used, after it has returned `true`.
     unsafe fn deregister_raw(&self) -> bool {
+        if self.domain.context().is_inherited() {
+            return true;
+        }
         // SAFETY: `raw` is of `ibv_reg_mr`, and registered by the caller's promise.
         let code = unsafe { (self.domain.libraries().ibverbs.ibv_dereg_mr)(self.raw.as_ptr()) };
         !destroy_failed(code, "ibv_dereg_mr", self.domain.name())

@@ -418,12 +418,15 @@ impl QueuePair {
     }
 
     /// Destroys the queue pair. Returns `false` if that failed; then the interface may still access the
-    /// buffers of its work requests.
+    /// buffers of its work requests. It doesn't access those of a forked child.
     ///
     /// # Safety
     /// No other function of it may be called afterwards.
     pub(crate) unsafe fn destroy(&mut self) -> bool {
         self.destroyed = true;
+        if self.domain.context().is_inherited() {
+            return true;
+        }
         if self.batched > 0 {
             self.batched = 0;
             // SAFETY: the queue pair exists, and `begin` opened the batch that is closed here.
