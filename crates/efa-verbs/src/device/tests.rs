@@ -116,6 +116,27 @@ fn receives_refused_with_their_batch_come_back() {
     });
 }
 
+/// libefa holds a lock of the send queue while a batch is open, and a poll that finds completions takes it. The software
+/// device has no such lock.
+#[test]
+fn poll_and_arm_of_a_held_queue_pair_ring_the_doorbell_first() {
+    let name = &format!("{NAME}poll_and_arm_of_a_held_queue_pair_ring_the_doorbell_first");
+    common::on_soft_device(name, &[], || {
+        let device = VerbsDevice::open(None).unwrap();
+        let options = QueuePairOptions::default().with(|options| options.waitable = true);
+        let [mut a, b] = [(); 2].map(|()| device.create_queue_pair(options).unwrap());
+        a.hold();
+        send(&mut a, b.address());
+        assert!(a.pair.has_batched());
+        a.poll(Time::ZERO);
+        assert!(!a.pair.has_batched());
+        send(&mut a, b.address());
+        assert!(a.pair.has_batched());
+        a.arm(Time::ZERO).unwrap();
+        assert!(!a.pair.has_batched());
+    });
+}
+
 #[test]
 fn endpoint_whose_queue_pair_the_interface_aborts_ends_with_its_status() {
     let name =
