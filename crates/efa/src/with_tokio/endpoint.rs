@@ -3,9 +3,9 @@
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::panic::resume_unwind;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use efa_device::DeviceError;
@@ -21,6 +21,7 @@ use super::reader::Reader;
 use super::sleeper::{SleepError, StreamError};
 use super::slots::{After, Left, Slots};
 use super::streams::CompletionStream;
+use super::ticket::Ticket;
 use crate::address::Address;
 use crate::attributes::EndpointAttributes;
 use crate::buffer::{Buffer, ReceiveBuffer};
@@ -165,7 +166,7 @@ pub(super) struct Inner {
     // Dropped next: what is under way has returned its shares of the budget.
     _turns: TurnsAtEnd,
     pub(super) shared: Arc<Shared>,
-    others: AsyncMutex<mpsc::Receiver<Entry>>,
+    others: AsyncMutex<mpsc::UnboundedReceiver<Entry>>,
     runtime: Handle,
     reader: AbortHandle,
 }
@@ -176,6 +177,8 @@ pub(super) struct Shared {
     /// A permit for each operation that can be under way: sends and their like, and receives. Who waits for one gets it
     /// in turn, so that a task that begins one operation after the other keeps no other from its own.
     pub(super) permits: [Semaphore; 2],
+    /// A permit for each completion without a future that can be kept; closed with the endpoint, which keeps all that are left.
+    pub(super) kept_others: Semaphore,
     /// Something has completed, or has been looked for, so an operation that the engine had no room for may start.
     pub(super) turn: Notify,
     /// A message was kept, so a receive that waits for a permit or a turn may take it.
@@ -268,13 +271,24 @@ impl Futures {
         connection: Option<Box<Connection>>,
     ) -> AsyncEndpoint {
         let Self { completions, signal, budget, .. } = self;
-        let (sender, others) = mpsc::channel(OTHERS);
+        let (sender, others) = mpsc::unbounded_channel();
         let limits = [endpoint.transmit_attributes().size, endpoint.receive_attributes().size];
         let permits = limits.map(|limit| Semaphore::new(limit.min(UNDER_WAY)));
         let state = Mutex::default();
         let [turn, kept, room, event, closed] = [(); 5].map(|()| Notify::new());
-        let shared = Shared { state, permits, turn, kept, room, event, signal, closed, budget };
-        let shared = Arc::new(shared);
+        let kept_others = Semaphore::new(OTHERS);
+        let shared = Arc::new(Shared {
+            state,
+            permits,
+            kept_others,
+            turn,
+            kept,
+            room,
+            event,
+            signal,
+            closed,
+            budget,
+        });
         let runtime = Handle::current();
         let reader = Reader { shared: Arc::clone(&shared), others: Some(sender) };
         let reader = runtime.spawn(reader.run(completions)).abort_handle();
@@ -462,8 +476,8 @@ impl AsyncEndpoint {
     /// The next completion that belongs to no future: a peer's write with data, or an injected message that
     /// failed. Dropping the future loses none.
     ///
-    /// 1024 of them are kept. If nobody takes them then, the endpoint makes no progress until somebody does. A
-    /// program that lets peers write must therefore call this.
+    /// 1024 of them are kept. If nobody takes them then, the endpoint makes no progress until somebody does, or it is
+    /// closed. A program that lets peers write must therefore call this.
     ///
     /// # Errors
     /// An injected message failed; the runtime was shut down; the endpoint was closed, and none is kept
@@ -471,15 +485,18 @@ impl AsyncEndpoint {
     pub async fn unasked(&self) -> Result<Completion, AsyncError> {
         let mut others = self.0.others.lock().await;
         match others.recv().await {
-            Some(entry) => Ok(entry?),
+            Some(entry) => {
+                self.0.shared.kept_others.add_permits(1);
+                Ok(entry?)
+            }
             None => Err(self.0.shared.why_ended().into()),
         }
     }
 
     /// [Closes](Endpoint::close) the endpoint: finishes the sends under way, then ends the rest, whose
     /// futures fail with [`Closed`](crate::OperationError::Closed). A thread of the runtime for blocking
-    /// calls polls meanwhile. If this future is dropped, the endpoint is closed all the same. If the runtime was shut down,
-    /// it is closed without waiting.
+    /// calls polls meanwhile, and a runtime that is dropped waits for it. If this future is dropped, the endpoint is closed
+    /// all the same. If the runtime was shut down, it is closed without waiting.
     ///
     /// # Errors
     /// Not all was sent in time.
@@ -511,6 +528,9 @@ impl Inner {
         self.shared.state.lock().is_closed = true;
         self.shared.closed.notify_one();
         self.shared.event.notify_waiters();
+        // All futures end, also if nobody takes what the reader waits with.
+        self.shared.kept_others.close();
+        self.shared.room.notify_waiters();
         // The reader may be gone with its runtime, and those who share the budget run in another.
         self.shared.give_turns();
         result
@@ -539,9 +559,7 @@ impl Inner {
         let slot = |slots: &mut Slots| slots.start(receive);
         match self.begin(side, kept, slot, buffer, start).await? {
             Started::Kept(entry) => Ok((*entry)?),
-            Started::Operation { key, receive } => {
-                Ok(Ticket { inner: self, key, receive, is_done: false }.await??)
-            }
+            Started::Operation { key, receive } => Ok(Ticket::new(self, key, receive).await??),
         }
     }
 
@@ -661,45 +679,6 @@ pub(super) enum Started<K> {
     Operation { key: usize, receive: Option<ReceiveId> },
 }
 
-/// An operation under way.
-struct Ticket<'a> {
-    inner: &'a Inner,
-    key: usize,
-    receive: Option<ReceiveId>,
-    is_done: bool,
-}
-
-impl Future for Ticket<'_> {
-    type Output = Result<Entry, Ended>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut state = self.inner.shared.state.lock();
-        let (found, old_waker) = state.slots.poll(self.key, cx.waker());
-        let ended = state.ended.clone();
-        drop(state);
-        drop(old_waker);
-        match (found, ended) {
-            (Poll::Ready((entry, left)), _) => {
-                self.is_done = true;
-                self.inner.give_up(left, self.receive);
-                Poll::Ready(Ok(entry))
-            }
-            (Poll::Pending, Some(ended)) => Poll::Ready(Err(ended)),
-            (Poll::Pending, None) => Poll::Pending,
-        }
-    }
-}
-
-impl Drop for Ticket<'_> {
-    fn drop(&mut self) {
-        if self.is_done {
-            return;
-        }
-        let left = self.inner.shared.change(|slots| slots.dropped(self.key));
-        self.inner.give_up(left, self.receive);
-    }
-}
-
 impl Shared {
     /// From now on nothing completes.
     pub(super) fn end(&self, why: Ended) {
@@ -750,11 +729,12 @@ impl Shared {
         left
     }
 
-    /// Waits until a receive of many messages has room for another.
+    /// Waits until a receive of many messages has room for another. If the endpoint is closed it takes all that are left.
     pub(super) async fn room_for(&self, key: usize) {
+        let has_room = |state: &State| state.is_closed || !state.slots.is_full(key);
         loop {
             let room = self.room.notified();
-            if !self.state.lock().slots.is_full(key) {
+            if has_room(&self.state.lock()) {
                 return;
             }
             room.await;

@@ -64,6 +64,7 @@ mod reader;
 mod sleeper;
 mod slots;
 mod streams;
+mod ticket;
 
 pub use claims::AsyncClaim;
 pub use connections::{AsyncMsgEndpoint, ConnectAsyncError, NotAccepted};

@@ -87,7 +87,7 @@ impl MultiReceive {
     /// are left, the rest comes as [`Kind::Released`](crate::Kind::Released); after that, `None`. Dropping the future
     /// loses none.
     ///
-    /// 1024 messages wait to be taken. If there are more, the endpoint makes no progress until some are.
+    /// 1024 messages wait to be taken. If there are more, the endpoint makes no progress until some are, or it is closed.
     ///
     /// # Errors
     /// A message failed, such as one that its sender gave up; the endpoint was

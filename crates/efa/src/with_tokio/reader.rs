@@ -20,7 +20,7 @@ const IN_A_ROW: usize = 64;
 pub(super) struct Reader {
     pub(super) shared: Arc<Shared>,
     /// `None` once the endpoint was closed and all completions were read.
-    pub(super) others: Option<mpsc::Sender<Entry>>,
+    pub(super) others: Option<mpsc::UnboundedSender<Entry>>,
 }
 
 impl Reader {
@@ -67,8 +67,12 @@ impl Reader {
     async fn hand_out(&self, entry: Entry) {
         let Some(key) = of(&entry).context.checked_sub(1) else {
             if let Some(others) = &self.others {
+                // Without a permit once the endpoint is closed.
+                if let Ok(permit) = self.shared.kept_others.acquire().await {
+                    permit.forget();
+                }
                 // It fails only when the endpoint is gone.
-                let _ = others.send(entry).await;
+                let _ = others.send(entry);
             }
             return;
         };

@@ -68,6 +68,63 @@ fn unasked_completions_are_returned_after_close_and_then_it_ends_for_all_who_wai
     }
 }
 
+/// The end of a receive when its endpoint is closed.
+async fn end_of_receive(endpoint: &AsyncEndpoint) -> OperationError {
+    let receiver = endpoint.clone();
+    let receive = async move { receiver.receive(Receive::tagged(1), vec![0; 8]).await };
+    let receive = tokio::spawn(receive);
+    // It is under way once it was polled.
+    sleep(QUIET).await;
+    endpoint.close(TIMEOUT).await.unwrap();
+    match receive.await.unwrap() {
+        Err(AsyncError::Failed(failed)) => failed.error,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn receive_ends_with_its_endpoint_though_nobody_takes_what_was_not_asked_for() {
+    // One more than are kept.
+    const WRITES: u64 = 1025;
+    on_each_link(|[a, b], to| async move {
+        let access = Access { remote_write: true, ..Access::default() };
+        let region = b.domain.register(vec![0; 8], access).unwrap();
+        for number in 0..WRITES {
+            let rma = Rma::at(to, region.remote()).with_data(number);
+            a.endpoint.write(rma, vec![1; 8]).await.unwrap();
+        }
+        while b.endpoint.statistics().remote_writes < WRITES {
+            sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(end_of_receive(&b.endpoint).await, OperationError::Closed);
+        for _ in 0..WRITES {
+            b.endpoint.unasked().await.unwrap();
+        }
+        assert!(matches!(b.endpoint.unasked().await, Err(AsyncError::Ended(Ended::Closed))));
+    });
+}
+
+#[test]
+fn receive_ends_with_its_endpoint_though_nobody_takes_the_messages_of_a_receive_of_many() {
+    // One more than are kept.
+    const MESSAGES: u64 = 1025;
+    on_each_link(|[a, b], to| async move {
+        let mut messages = b.endpoint.receive_many(None, vec![0; 1 << 16]).await.unwrap();
+        for _ in 0..MESSAGES {
+            a.endpoint.send(Message::to(to), "one of many").await.unwrap();
+        }
+        while b.endpoint.statistics().delivered_bytes < 11 * MESSAGES {
+            sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(end_of_receive(&b.endpoint).await, OperationError::Closed);
+        for _ in 0..MESSAGES {
+            assert_eq!(messages.next().await.unwrap().unwrap().into_message(), *b"one of many");
+        }
+        assert!(matches!(messages.next().await, Some(Err(AsyncError::Failed(_)))));
+        assert!(messages.next().await.is_none());
+    });
+}
+
 #[test]
 fn endpoint_whose_runtime_was_shut_down_is_closed_without_waiting_for_its_sends() {
     let directory = TempDir::new().unwrap();
