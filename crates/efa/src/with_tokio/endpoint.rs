@@ -698,10 +698,6 @@ impl Shared {
         state.is_closed || state.ended.is_some()
     }
 
-    pub(super) fn take_kept(&self, receive: &Receive) -> Option<Entry> {
-        self.state.lock().slots.take_kept(receive)
-    }
-
     /// Changes the slots; does what `change` leaves beside its result, and wakes those for which it kept a message.
     pub(super) fn change<T>(&self, change: impl FnOnce(&mut Slots) -> (T, After)) -> T {
         let mut state = self.state.lock();

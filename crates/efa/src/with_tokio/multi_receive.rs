@@ -25,7 +25,6 @@ use crate::message::{Receive, ReceiveId};
 #[must_use = "a receive that is dropped is cancelled"]
 pub struct MultiReceive {
     endpoint: AsyncEndpoint,
-    receive: Receive,
     key: usize,
     id: Option<ReceiveId>,
 }
@@ -75,7 +74,7 @@ impl AsyncEndpoint {
         match self.0.begin(RECEIVE, kept, slot, buffer, start).await? {
             Started::Kept(never) => match never {},
             Started::Operation { key, receive: id } => {
-                Ok(MultiReceive { endpoint: self.clone(), receive, key, id })
+                Ok(MultiReceive { endpoint: self.clone(), key, id })
             }
         }
     }
@@ -103,11 +102,12 @@ impl MultiReceive {
         // Other tasks get their turn while there is always a message.
         let progress = ready!(poll_proceed(cx));
         let shared = &self.endpoint.0.shared;
-        if let Some(entry) = shared.take_kept(&self.receive) {
+        let mut state = shared.state.lock();
+        if let Some(entry) = state.slots.take_kept_for(self.key) {
+            drop(state);
             progress.made_progress();
             return Poll::Ready(Some(entry.map_err(AsyncError::from)));
         }
-        let mut state = shared.state.lock();
         let (found, old_waker) = state.slots.poll_collected(self.key, cx.waker());
         let ended = state.ended.clone();
         drop(state);

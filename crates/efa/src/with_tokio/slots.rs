@@ -121,6 +121,13 @@ impl Slots {
         self.kept.remove(index).map(|(_, entry)| entry)
     }
 
+    /// The same for a receive of many messages, unless its buffer has come back.
+    pub(super) fn take_kept_for(&mut self, key: usize) -> Option<Entry> {
+        let slot = self.slots.get(key).filter(|slot| slot.is_under_way)?;
+        let receive = slot.receive?;
+        self.take_kept(&receive)
+    }
+
     /// Whether a message was kept since the last call: it may be for a receive that has no slot yet.
     pub(super) fn take_newly_kept(&mut self) -> bool {
         std::mem::take(&mut self.is_newly_kept)

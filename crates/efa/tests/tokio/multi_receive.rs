@@ -61,6 +61,30 @@ fn messages_that_a_dropped_receive_of_many_has_left_go_to_other_receives() {
 }
 
 #[test]
+fn receive_of_many_whose_buffer_has_come_back_takes_no_message_that_is_left() {
+    let fabric = Fabric::local(LocalOptions::default());
+    one_thread().block_on(async {
+        let (a, b) = (End::on(&fabric), releasing(&fabric));
+        let to = a.insert(&b);
+        let mut messages = b.endpoint.receive_many(None, vec![0; 100]).await.unwrap();
+        a.endpoint.send(Message::to(to), pattern(100)).await.unwrap();
+        for kind in [Kind::MultiReceive, Kind::Released] {
+            assert_eq!(messages.next().await.unwrap().unwrap().kind, kind);
+        }
+        let mut receive = Box::pin(b.endpoint.receive(Receive::untagged(), vec![0; 8]));
+        assert!(poll_once(receive.as_mut()).await.is_pending());
+        a.endpoint.send(Message::to(to), "left").await.unwrap();
+        while b.endpoint.statistics().delivered_bytes < 104 {
+            tokio::task::yield_now().await;
+        }
+        drop(receive);
+        assert!(messages.next().await.is_none());
+        let left = b.endpoint.receive(Receive::untagged(), vec![0; 8]).await.unwrap();
+        assert_eq!(left.into_message(), *b"left");
+    });
+}
+
+#[test]
 fn receive_of_many_waits_with_messages_that_nobody_takes_and_loses_none() {
     // More than it keeps.
     const COUNT: u32 = 3000;
