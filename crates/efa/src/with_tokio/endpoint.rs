@@ -19,7 +19,7 @@ use tokio::task::coop::{consume_budget, has_budget_remaining};
 use super::connections::Connection;
 use super::reader::Reader;
 use super::sleeper::{SleepError, StreamError};
-use super::slots::{After, Left, Slots};
+use super::slots::{After, Left, Slots, Wanted};
 use super::streams::CompletionStream;
 use super::ticket::Ticket;
 use crate::address::Address;
@@ -555,8 +555,9 @@ impl Inner {
         buffer: Buffer,
         start: impl FnMut(&Endpoint, Buffer, u64) -> Result<Option<ReceiveId>, Refused>,
     ) -> Result<Completion, AsyncError> {
-        let kept = |slots: &mut Slots| slots.take_kept(receive.as_ref()?).map(Box::new);
-        let slot = |slots: &mut Slots| slots.start(receive);
+        let wanted = receive.map(|receive| Wanted::new(receive, &self.endpoint.addresses));
+        let kept = |slots: &mut Slots| slots.take_kept(wanted.as_ref()?).map(Box::new);
+        let slot = |slots: &mut Slots| slots.start(wanted);
         match self.begin(side, kept, slot, buffer, start).await? {
             Started::Kept(entry) => Ok((*entry)?),
             Started::Operation { key, receive } => Ok(Ticket::new(self, key, receive).await??),

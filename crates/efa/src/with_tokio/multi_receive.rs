@@ -9,7 +9,7 @@ use futures_core::Stream;
 use tokio::task::coop::poll_proceed;
 
 use super::endpoint::{AsyncEndpoint, AsyncError, RECEIVE, Started};
-use super::slots::Slots;
+use super::slots::{Slots, Wanted};
 use crate::address_vector::FiAddr;
 use crate::buffer::{Buffer, ReceiveBuffer};
 use crate::completion::Completion;
@@ -65,7 +65,8 @@ impl AsyncEndpoint {
     ) -> Result<MultiReceive, AsyncError> {
         let ReceiveBuffer(buffer) = buffer.into();
         let receive = Receive { source, ..Receive::untagged() };
-        let slot = |slots: &mut Slots| slots.start_collecting(receive);
+        let wanted = Wanted::new(receive, &self.0.endpoint.addresses);
+        let slot = |slots: &mut Slots| slots.start_collecting(wanted);
         let start = |endpoint: &Endpoint, buffer: Buffer, context| {
             endpoint.receive_many(source, ReceiveBuffer(buffer), context).map(Some)
         };

@@ -21,6 +21,8 @@ use std::task::{Poll, Waker};
 use efa_rdm::OperationError;
 use slab::Slab;
 
+use crate::address::Address;
+use crate::address_vector::AddressVector;
 use crate::completion::{Completion, CompletionError, Kind};
 use crate::completion_queue::Entry;
 use crate::message::Receive;
@@ -29,16 +31,30 @@ use crate::message::Receive;
 pub(super) struct Slots {
     slots: Slab<Slot>,
     /// Messages whose futures are gone, and that no future waits for.
-    kept: VecDeque<(Receive, Entry)>,
+    kept: VecDeque<(Wanted, Entry)>,
     /// Whether there is one that futures don't know of that have no slot yet.
     is_newly_kept: bool,
     started: u64,
 }
 
+/// What a receive matches.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    receive: Receive,
+    /// The address of its source. It alone names a sender that came into the address vector after its message.
+    source: Option<Address>,
+}
+
+impl Wanted {
+    pub(super) fn new(receive: Receive, addresses: &AddressVector) -> Self {
+        Self { receive, source: receive.source.and_then(|source| addresses.address(source)) }
+    }
+}
+
 #[derive(Debug)]
 struct Slot {
-    /// What a receive matches.
-    receive: Option<Receive>,
+    /// Of a receive.
+    wanted: Option<Wanted>,
     /// Slots are started in the order of this number.
     number: u64,
     /// The operation has not completed.
@@ -115,8 +131,8 @@ impl After {
 
 impl Slots {
     /// A message that was kept and that this receive matches.
-    pub(super) fn take_kept(&mut self, receive: &Receive) -> Option<Entry> {
-        let fits = |(old, entry): &(Receive, Entry)| matches(receive, old, of(entry));
+    pub(super) fn take_kept(&mut self, wanted: &Wanted) -> Option<Entry> {
+        let fits = |(old, entry): &(Wanted, Entry)| matches(wanted, old, of(entry));
         let index = self.kept.iter().position(fits)?;
         self.kept.remove(index).map(|(_, entry)| entry)
     }
@@ -124,8 +140,8 @@ impl Slots {
     /// The same for a receive of many messages, unless its buffer has come back.
     pub(super) fn take_kept_for(&mut self, key: usize) -> Option<Entry> {
         let slot = self.slots.get(key).filter(|slot| slot.is_under_way)?;
-        let receive = slot.receive?;
-        self.take_kept(&receive)
+        let wanted = slot.wanted?;
+        self.take_kept(&wanted)
     }
 
     /// Whether a message was kept since the last call: it may be for a receive that has no slot yet.
@@ -134,18 +150,18 @@ impl Slots {
     }
 
     /// A slot for an operation that is about to start, with its key.
-    pub(super) fn start(&mut self, receive: Option<Receive>) -> usize {
-        self.start_with(receive, Future::Waits(None))
+    pub(super) fn start(&mut self, wanted: Option<Wanted>) -> usize {
+        self.start_with(wanted, Future::Waits(None))
     }
 
     /// The same for a receive of many messages.
-    pub(super) fn start_collecting(&mut self, receive: Receive) -> usize {
-        self.start_with(Some(receive), Future::Collects(VecDeque::new(), None))
+    pub(super) fn start_collecting(&mut self, wanted: Wanted) -> usize {
+        self.start_with(Some(wanted), Future::Collects(VecDeque::new(), None))
     }
 
-    fn start_with(&mut self, receive: Option<Receive>, future: Future) -> usize {
+    fn start_with(&mut self, wanted: Option<Wanted>, future: Future) -> usize {
         self.started += 1;
-        self.slots.insert(Slot { receive, number: self.started, is_under_way: true, future })
+        self.slots.insert(Slot { wanted, number: self.started, is_under_way: true, future })
     }
 
     /// Whether a slot has collected so many messages that the next has to wait.
@@ -175,12 +191,12 @@ impl Slots {
     /// A receive of many messages is given up. Those that it has collected go to others.
     pub(super) fn stop_collecting(&mut self, key: usize) -> (Left, Vec<After>) {
         let Some(slot) = self.slots.get_mut(key) else { return (Left::Nothing, Vec::new()) };
-        let receive = slot.receive;
+        let wanted = slot.wanted;
         let future = std::mem::replace(&mut slot.future, Future::Gone);
         let left = self.leave(key);
-        match (future, receive) {
-            (Future::Collects(entries, waker), Some(receive)) => {
-                let kept = entries.into_iter().map(|entry| self.keep(receive, entry.into()));
+        match (future, wanted) {
+            (Future::Collects(entries, waker), Some(wanted)) => {
+                let kept = entries.into_iter().map(|entry| self.keep(wanted, entry.into()));
                 let after = After { woken: None, dropped: (waker, None) };
                 (left, kept.chain([after]).collect())
             }
@@ -191,8 +207,8 @@ impl Slots {
     /// The operation did not start. What its future got meanwhile is kept.
     pub(super) fn not_started(&mut self, key: usize) -> After {
         let Some(slot) = self.slots.try_remove(key) else { return After::default() };
-        match (slot.future, slot.receive) {
-            (Future::Has(entry), Some(receive)) => self.keep(receive, entry),
+        match (slot.future, slot.wanted) {
+            (Future::Has(entry), Some(wanted)) => self.keep(wanted, entry),
             _ => After::default(),
         }
     }
@@ -206,7 +222,7 @@ impl Slots {
         // One message of many is not the last completion of its receive.
         let is_last = of(&entry).kind != Kind::MultiReceive;
         slot.is_under_way = !is_last;
-        let receive = slot.receive;
+        let wanted = slot.wanted;
         let entry = match slot.future.take_entry(entry) {
             Ok(waker) => return After::wake(waker),
             Err(entry) => entry.into(),
@@ -214,8 +230,8 @@ impl Slots {
         if is_last && matches!(slot.future, Future::Gone) {
             self.slots.remove(key);
         }
-        match receive {
-            Some(receive) => self.keep(receive, entry),
+        match wanted {
+            Some(wanted) => self.keep(wanted, entry),
             None => After::drop(entry),
         }
     }
@@ -247,11 +263,11 @@ impl Slots {
     /// A future is dropped that has not got its entry.
     pub(super) fn dropped(&mut self, key: usize) -> (Left, After) {
         let Some(slot) = self.slots.get_mut(key) else { return (Left::Nothing, After::default()) };
-        let receive = slot.receive;
+        let wanted = slot.wanted;
         let future = std::mem::replace(&mut slot.future, Future::Gone);
         let left = self.leave(key);
-        let after = match (future, receive) {
-            (Future::Has(entry), Some(receive)) => self.keep(receive, entry),
+        let after = match (future, wanted) {
+            (Future::Has(entry), Some(wanted)) => self.keep(wanted, entry),
             (Future::Has(entry), None) => After::drop(entry),
             (Future::Waits(waker), _) => After { woken: None, dropped: (waker, None) },
             _ => After::default(),
@@ -278,7 +294,7 @@ impl Slots {
     }
 
     /// Gives a message to the receive that has waited longest of those that match it, or keeps it.
-    fn keep(&mut self, old: Receive, entry: Box<Entry>) -> After {
+    fn keep(&mut self, old: Wanted, entry: Box<Entry>) -> After {
         use OperationError::{Cancelled, Closed, ConnectionEnded};
         if of(&entry).kind == Kind::Released {
             return After::drop(entry);
@@ -292,7 +308,7 @@ impl Slots {
                 Future::Collects(..) => slot.is_under_way,
                 Future::Has(_) | Future::Gone => false,
             };
-            waits && slot.receive.is_some_and(|receive| matches(&receive, &old, of(&entry)))
+            waits && slot.wanted.is_some_and(|wanted| matches(&wanted, &old, of(&entry)))
         };
         let waiting = self.slots.iter_mut().map(|(_, slot)| slot).filter(|slot| fits(slot));
         let Some(slot) = waiting.min_by_key(|slot| slot.number) else {
@@ -314,14 +330,18 @@ pub(super) fn of(entry: &Entry) -> &Completion {
 }
 
 /// Whether a receive matches the message that an `old` one had matched.
-fn matches(receive: &Receive, old: &Receive, completion: &Completion) -> bool {
+fn matches(wanted: &Wanted, old: &Wanted, completion: &Completion) -> bool {
+    let (receive, old) = (&wanted.receive, &old.receive);
     let has_tag = match (receive.tag, completion.tag) {
         (None, None) => old.tag.is_none(),
         (Some((tag, ignore)), Some(of_message)) => (tag ^ of_message) & !ignore == 0,
         (Some(_), None) => receive.tag == old.tag,
         (None, Some(_)) => false,
     };
-    let is_of = |source| completion.peer == Some(source) || old.source == Some(source);
+    let is_of = |source| {
+        let by_address = wanted.source.is_some() && completion.peer_address == wanted.source;
+        completion.peer == Some(source) || old.source == Some(source) || by_address
+    };
     has_tag && receive.source.is_none_or(is_of)
 }
 
@@ -332,6 +352,12 @@ mod tests {
     use super::*;
     use crate::buffer::Buffer;
     use crate::endpoint::EndpointId;
+
+    impl From<Receive> for Wanted {
+        fn from(receive: Receive) -> Self {
+            Self { receive, source: None }
+        }
+    }
 
     fn message(tag: u64, text: &'static str) -> Entry {
         Ok(Completion {
@@ -397,7 +423,7 @@ mod tests {
     fn message_of_a_dropped_future_goes_to_the_one_that_waits_longest_and_matches() {
         let mut slots = Slots::default();
         let [old, other, first, second] =
-            [1, 2, 1, 1].map(|tag| slots.start(Some(Receive::tagged(tag))));
+            [1, 2, 1, 1].map(|tag| slots.start(Some(Receive::tagged(tag).into())));
         for key in [old, other, first, second] {
             assert!(poll(&mut slots, key).is_pending());
         }
@@ -416,22 +442,22 @@ mod tests {
     fn message_that_nobody_waits_for_is_kept_for_the_next_receive_that_matches() {
         let mut slots = Slots::default();
         for (tag, text) in [(1, "one"), (2, "two"), (1, "three")] {
-            let key = slots.start(Some(Receive::tagged(tag)));
+            let key = slots.start(Some(Receive::tagged(tag).into()));
             assert!(slots.completed(key, message(tag, text)).woken.is_none(), "never polled");
             assert_eq!(slots.dropped(key).0, Left::Nothing);
         }
-        assert!(slots.take_kept(&Receive::tagged(3)).is_none());
-        assert!(slots.take_kept(&Receive::untagged()).is_none());
-        assert_eq!(text(slots.take_kept(&Receive::tagged(2)).unwrap()), *b"two");
-        assert_eq!(text(slots.take_kept(&Receive::masked(0, 1)).unwrap()), *b"one");
-        assert_eq!(text(slots.take_kept(&Receive::tagged(1)).unwrap()), *b"three");
+        assert!(slots.take_kept(&Receive::tagged(3).into()).is_none());
+        assert!(slots.take_kept(&Receive::untagged().into()).is_none());
+        assert_eq!(text(slots.take_kept(&Receive::tagged(2).into()).unwrap()), *b"two");
+        assert_eq!(text(slots.take_kept(&Receive::masked(0, 1).into()).unwrap()), *b"one");
+        assert_eq!(text(slots.take_kept(&Receive::tagged(1).into()).unwrap()), *b"three");
         assert!(slots.kept.is_empty() && slots.slots.is_empty());
     }
 
     #[test]
     fn messages_of_many_are_collected_in_order_and_end_with_the_release_of_the_buffer() {
         let mut slots = Slots::default();
-        let key = slots.start_collecting(Receive::untagged());
+        let key = slots.start_collecting(Receive::untagged().into());
         assert!(slots.poll_collected(key, Waker::noop()).0.is_pending());
         assert!(slots.completed(key, one_of_many("one")).woken.is_some(), "a future to be woken");
         assert!(slots.completed(key, one_of_many("two")).woken.is_none());
@@ -450,14 +476,14 @@ mod tests {
     #[test]
     fn messages_of_many_that_are_given_up_go_to_others_also_those_that_come_later() {
         let mut slots = Slots::default();
-        let key = slots.start_collecting(Receive::untagged());
+        let key = slots.start_collecting(Receive::untagged().into());
         let _ = slots.completed(key, one_of_many("one"));
         assert_eq!(slots.stop_collecting(key).0, Left::UnderWay);
         let _ = slots.completed(key, one_of_many("two"));
         let _ = slots.completed(key, released());
         assert!(slots.slots.is_empty());
         for expected in ["one", "two"] {
-            let kept = slots.take_kept(&Receive::untagged()).unwrap();
+            let kept = slots.take_kept(&Receive::untagged().into()).unwrap();
             assert_eq!(text(kept), *expected.as_bytes());
         }
         assert!(slots.kept.is_empty());
@@ -466,7 +492,7 @@ mod tests {
     #[test]
     fn slot_of_many_is_full_at_its_limit_until_a_message_is_taken() {
         let mut slots = Slots::default();
-        let key = slots.start_collecting(Receive::untagged());
+        let key = slots.start_collecting(Receive::untagged().into());
         for _ in 0..COLLECTED {
             assert!(!slots.is_full(key));
             let _ = slots.completed(key, one_of_many(""));
@@ -479,7 +505,8 @@ mod tests {
     #[test]
     fn cancelled_receive_and_send_without_a_future_leave_nothing() {
         let mut slots = Slots::default();
-        let [receive, send] = [Some(Receive::untagged()), None].map(|receive| slots.start(receive));
+        let [receive, send] =
+            [Some(Receive::untagged().into()), None].map(|wanted| slots.start(wanted));
         for (key, entry) in [(receive, cancelled()), (send, message(0, "sent"))] {
             assert_eq!(slots.dropped(key).0, Left::UnderWay);
             assert!(slots.completed(key, entry).woken.is_none());
@@ -490,10 +517,10 @@ mod tests {
     #[test]
     fn receive_that_does_not_start_passes_on_the_message_that_it_was_given() {
         let mut slots = Slots::default();
-        let [old, starts] = [1, 1].map(|tag| slots.start(Some(Receive::tagged(tag))));
+        let [old, starts] = [1, 1].map(|tag| slots.start(Some(Receive::tagged(tag).into())));
         let _ = slots.dropped(old);
         let _ = slots.completed(old, message(1, "one"));
         assert!(slots.not_started(starts).woken.is_none());
-        assert_eq!(text(slots.take_kept(&Receive::tagged(1)).unwrap()), *b"one");
+        assert_eq!(text(slots.take_kept(&Receive::tagged(1).into()).unwrap()), *b"one");
     }
 }

@@ -30,6 +30,7 @@ mod close;
 mod connections;
 mod events;
 mod fairness;
+mod kept;
 mod multi_receive;
 mod names;
 mod owners;
