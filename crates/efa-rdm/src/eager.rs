@@ -19,7 +19,7 @@ use crate::operations::{Operations, SendOn};
 use crate::payload::Payload;
 use crate::peer::Active;
 use crate::shape::Shape;
-use crate::transmit::{Transmit, Unposted};
+use crate::transmit::{Transmit, Unposted, keep_record};
 use crate::work::{Advance, InFlight, Purpose, SinglePacket, Work};
 
 /// The header fields of a single-packet message.
@@ -260,15 +260,11 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     ) -> bool {
         self.single_packets += 1;
         let destination = self.core.peers.destination(peer);
-        let record = |buffer| {
-            let message =
-                SinglePacket { tag, context, length: length as u32, buffer: Some(buffer) };
-            single_packet(peer, end, message)
-        };
-        let copy = |buffer: &B, into: CopyTarget<'_>| buffer.copy_to(0, into);
+        let copy = |into: CopyTarget<'_>| buffer.copy_to(0, into);
         let lengths = (end - length, length);
-        let transmit = &mut self.core.transmit;
-        let posted = transmit.post_with(packet, lengths, destination, buffer, copy, record);
+        let posted = self.core.transmit.post_with(packet, lengths, destination, copy);
+        let message = SinglePacket { tag, context, length: length as u32, buffer: Some(buffer) };
+        let posted = keep_record(posted, single_packet(peer, end, message));
         self.single_packet_posted(posted, tag, end)
     }
 

@@ -14,7 +14,7 @@ use crate::ids::PeerId;
 use crate::memory::Memory;
 use crate::operations::{Operations, Reading, ReceiveOn, Send, SendOn};
 use crate::payload::Payload;
-use crate::transmit::Unposted;
+use crate::transmit::{Unposted, keep_record};
 use crate::work::{Advance, InFlight, Purpose};
 
 impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
@@ -155,9 +155,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
         let (payload, offset) = (length as usize, send.sent);
         let end = header + payload;
         let record = segment_in_flight(id, send, packet_type, end);
-        let copy = |buffer: &&B, into: CopyTarget<'_>| buffer.copy_to(offset, into);
-        let parts = (header, payload);
-        let posted = self.transmit.post_with(packet, parts, destination, buffer, copy, |_| record);
+        let copy = |into: CopyTarget<'_>| buffer.copy_to(offset, into);
+        let posted = self.transmit.post_with(packet, (header, payload), destination, copy);
+        let posted = keep_record(posted, record);
         self.segment_posted(posted, send, packet_type, length, end)
     }
 

@@ -29,6 +29,24 @@ pub(crate) struct Unposted<P, B> {
     pub(crate) failure: PostFailure,
 }
 
+/// Where the record of a packet goes that was posted, or the packet and why it wasn't.
+pub(crate) type Posted<'a, P, B> = Result<Vacancy<'a, InFlight<B>>, (P, PostFailure)>;
+
+/// Keeps the record of a packet that was posted; otherwise returns both.
+#[inline(always)]
+pub(crate) fn keep_record<P, B>(
+    posted: Posted<'_, P, B>,
+    record: InFlight<B>,
+) -> Result<(), Unposted<P, B>> {
+    match posted {
+        Ok(slot) => {
+            slot.fill(record);
+            Ok(())
+        }
+        Err((packet, failure)) => Err(Unposted { packet, record, failure }),
+    }
+}
+
 /// The sending half of the device.
 #[derive(Debug)]
 pub(crate) struct Transmit<Q: QueuePair, B> {
@@ -131,13 +149,7 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
             Purpose::Plain { immediate, .. } => immediate,
             _ => None,
         };
-        match self.post_first(packet, record.length, immediate, destination) {
-            Ok(slot) => {
-                slot.fill(record);
-                Ok(())
-            }
-            Err((packet, failure)) => Err(Unposted { packet, record, failure }),
-        }
+        keep_record(self.post_first(packet, record.length, immediate, destination), record)
     }
 
     /// Posts the first `length` bytes of a packet. Returns where its record goes, which the caller makes there: one made before
@@ -149,7 +161,7 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         length: u32,
         immediate: Option<u32>,
         destination: Destination,
-    ) -> Result<Vacancy<'_, InFlight<B>>, (Q::Packet, PostFailure)> {
+    ) -> Posted<'_, Q::Packet, B> {
         let slot = self.in_flight.vacancy();
         let id = WorkId(slot.index().into());
         let request = SendRequest { id, packet, length: length as usize, destination, immediate };
@@ -159,28 +171,20 @@ impl<Q: QueuePair, B> Transmit<Q, B> {
         }
     }
 
-    /// Posts a packet with a payload: the first `header` bytes of the packet, and `payload` bytes behind them that `copy`
-    /// copies from `source`. `record` is called after the device has taken or refused it.
-    pub(crate) fn post_with<T>(
+    /// As [`post_first`](Self::post_first), with a payload: `payload` bytes behind the first `header` ones, which `copy` copies.
+    pub(crate) fn post_with(
         &mut self,
         packet: Q::Packet,
         (header, payload): (usize, usize),
         destination: Destination,
-        source: T,
-        copy: impl FnOnce(&T, CopyTarget<'_>),
-        record: impl FnOnce(T) -> InFlight<B>,
-    ) -> Result<(), Unposted<Q::Packet, B>> {
+        copy: impl FnOnce(CopyTarget<'_>),
+    ) -> Posted<'_, Q::Packet, B> {
         let slot = self.in_flight.vacancy();
         let id = WorkId(slot.index().into());
         let request = SendRequest { id, packet, length: header, destination, immediate: None };
-        match self.device.post_send_with(request, payload, |into| copy(&source, into)) {
-            Ok(()) => {
-                slot.fill(record(source));
-                Ok(())
-            }
-            Err(PostError { error, packet }) => {
-                Err(Unposted { packet, record: record(source), failure: failure(error) })
-            }
+        match self.device.post_send_with(request, payload, copy) {
+            Ok(()) => Ok(slot),
+            Err(PostError { error, packet }) => Err((packet, failure(error))),
         }
     }
 
