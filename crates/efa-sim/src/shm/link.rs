@@ -274,7 +274,7 @@ impl Link for ShmLink {
             && let is_idle = outgoing.is_idle()
             && (outgoing.has_space() || {
                 let peer = QueuePairId { gid: self.me.gid, qpn: to.qpn };
-                Sends { state, requests: &mut self.requests, peer }.make_space(outgoing)
+                outgoing.make_space(&mut Sends { state, requests: &mut self.requests, peer })
             })
         {
             if is_idle {

@@ -275,6 +275,7 @@ impl Outgoing {
 
     /// Takes the acknowledgements that have come since the last poll, and puts what waits into the ring. Returns whether there
     /// is space then.
+    #[cold]
     pub(super) fn make_space(&mut self, ends: &mut impl Ends) -> bool {
         // What is broken, the next poll ends.
         if let Ok(count @ 1..) = self.ring.acknowledgements() {

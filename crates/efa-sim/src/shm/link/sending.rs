@@ -229,12 +229,6 @@ impl Sends<'_> {
             outgoing.return_waiting(self);
         }
     }
-
-    /// Takes the acknowledgements of this peer, and puts what waits for it into its ring. Returns whether there is space then.
-    #[cold]
-    pub(super) fn make_space(&mut self, outgoing: &mut Outgoing) -> bool {
-        outgoing.make_space(self)
-    }
 }
 
 impl Ends for Sends<'_> {
