@@ -637,7 +637,7 @@ impl Inner {
         match start(&self.endpoint, buffer, context_of(key)) {
             Ok(receive) => Ok(Started::Operation { key, receive }),
             Err(refused) => {
-                self.shared.change(|slots| ((), slots.not_started(key)));
+                self.shared.change(|slots| ((), [slots.not_started(key)]));
                 Err(refused.into())
             }
         }
@@ -700,12 +700,15 @@ impl Shared {
     }
 
     /// Changes the slots; does what `change` leaves beside its result, and wakes those for which it kept a message.
-    pub(super) fn change<T>(&self, change: impl FnOnce(&mut Slots) -> (T, After)) -> T {
+    pub(super) fn change<T, A: IntoIterator<Item = After>>(
+        &self,
+        change: impl FnOnce(&mut Slots) -> (T, A),
+    ) -> T {
         let mut state = self.state.lock();
         let (result, after) = change(&mut state.slots);
         let is_newly_kept = state.slots.take_newly_kept();
         drop(state);
-        after.run();
+        after.into_iter().for_each(After::run);
         if is_newly_kept {
             self.kept.notify_waiters();
         }
@@ -714,14 +717,7 @@ impl Shared {
 
     /// Gives up a receive of many messages.
     pub(super) fn stop_collecting(&self, key: usize) -> Left {
-        let mut state = self.state.lock();
-        let (left, after) = state.slots.stop_collecting(key);
-        let is_newly_kept = state.slots.take_newly_kept();
-        drop(state);
-        after.into_iter().for_each(After::run);
-        if is_newly_kept {
-            self.kept.notify_waiters();
-        }
+        let left = self.change(|slots| slots.stop_collecting(key));
         self.room.notify_waiters();
         left
     }

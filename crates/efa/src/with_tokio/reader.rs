@@ -89,7 +89,7 @@ impl Reader {
             self.shared.permits[side].add_permits(1);
         }
         self.shared.give_turns();
-        self.shared.change(|slots| ((), slots.completed(key as usize, entry)));
+        self.shared.change(|slots| ((), [slots.completed(key as usize, entry)]));
     }
 }
 

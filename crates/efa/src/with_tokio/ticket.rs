@@ -48,7 +48,10 @@ impl Drop for Ticket<'_> {
         if self.is_done {
             return;
         }
-        let left = self.inner.shared.change(|slots| slots.dropped(self.key));
+        let left = self.inner.shared.change(|slots| {
+            let (left, after) = slots.dropped(self.key);
+            (left, [after])
+        });
         self.inner.give_up(left, self.receive);
     }
 }
