@@ -6,7 +6,7 @@ use std::ffi::CString;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::ptr::{null, null_mut};
 
-use efa::Link;
+use efa::{AddressFamily, Link};
 
 use crate::abi::{FI_SOCKADDR_IN, FI_SOCKADDR_IN6};
 
@@ -97,7 +97,7 @@ pub(crate) fn bytes(address: SocketAddr) -> Vec<u8> {
 pub(crate) fn to_listen_at(source: SocketAddr, link: Link) -> SocketAddr {
     match link {
         Link::Shm | Link::Local if source.ip().is_unspecified() && source.port() == 0 => {
-            SocketAddr::new(loopback(source), 0)
+            SocketAddr::new(AddressFamily::of(source.ip()).loopback(), 0)
         }
         _ => source,
     }
@@ -116,24 +116,14 @@ pub(crate) fn reachable(address: SocketAddr) -> SocketAddr {
         SocketAddr::V4(_) => ELSEWHERE.into(),
         SocketAddr::V6(_) => ELSEWHERE_V6.into(),
     };
-    let ip = towards(SocketAddr::new(elsewhere, 1)).unwrap_or_else(|| loopback(address));
+    let loopback = || AddressFamily::of(address.ip()).loopback();
+    let ip = towards(SocketAddr::new(elsewhere, 1)).unwrap_or_else(loopback);
     SocketAddr::new(ip, address.port())
-}
-
-/// This host for itself, in the family of an address.
-fn loopback(address: SocketAddr) -> IpAddr {
-    match address {
-        SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
-        SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
-    }
 }
 
 /// The address of this host from which `destination` is reached. Sends nothing.
 pub(crate) fn towards(destination: SocketAddr) -> Option<IpAddr> {
-    let all: IpAddr = match destination {
-        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
+    let all = AddressFamily::of(destination.ip()).unspecified();
     let socket = UdpSocket::bind((all, 0)).ok()?;
     socket.connect((destination.ip(), 1)).ok()?;
     Some(socket.local_addr().ok()?.ip())

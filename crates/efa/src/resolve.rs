@@ -28,12 +28,15 @@ pub enum AddressFamily {
 }
 
 impl AddressFamily {
-    pub(crate) fn of(ip: IpAddr) -> Self {
+    /// That of an address.
+    #[must_use]
+    pub fn of(ip: IpAddr) -> Self {
         if ip.is_ipv4() { Self::Ipv4 } else { Self::Ipv6 }
     }
 
     /// This host, for itself.
-    pub(crate) fn loopback(self) -> IpAddr {
+    #[must_use]
+    pub fn loopback(self) -> IpAddr {
         match self {
             Self::Ipv4 => Ipv4Addr::LOCALHOST.into(),
             Self::Ipv6 => Ipv6Addr::LOCALHOST.into(),
@@ -41,7 +44,8 @@ impl AddressFamily {
     }
 
     /// All addresses of a host.
-    pub(crate) fn unspecified(self) -> IpAddr {
+    #[must_use]
+    pub fn unspecified(self) -> IpAddr {
         match self {
             Self::Ipv4 => Ipv4Addr::UNSPECIFIED.into(),
             Self::Ipv6 => Ipv6Addr::UNSPECIFIED.into(),
