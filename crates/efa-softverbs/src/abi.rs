@@ -264,8 +264,7 @@ pub const IBV_WC_RECV_RDMA_WITH_IMM: c_int = 129;
 /// In `wc_flags`: the completion has immediate data.
 pub const IBV_WC_WITH_IMM: c_uint = 2;
 
-/// What a program may want to read of completions: length, immediate data, queue pairs, slid, sl, path
-/// bits.
+// What a program may want to read of completions.
 pub const IBV_WC_EX_WITH_BYTE_LEN: u64 = 1 << 0;
 pub const IBV_WC_EX_WITH_IMM: u64 = 1 << 1;
 pub const IBV_WC_EX_WITH_QP_NUM: u64 = 1 << 2;
@@ -273,6 +272,7 @@ pub const IBV_WC_EX_WITH_SRC_QP: u64 = 1 << 3;
 pub const IBV_WC_EX_WITH_SLID: u64 = 1 << 4;
 pub const IBV_WC_EX_WITH_SL: u64 = 1 << 5;
 pub const IBV_WC_EX_WITH_DLID_PATH_BITS: u64 = 1 << 6;
+/// All of these.
 pub const IBV_WC_STANDARD_FLAGS: u64 = 0x7f;
 
 #[repr(C)]
