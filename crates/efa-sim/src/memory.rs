@@ -110,6 +110,24 @@ impl Part {
         libc::iovec { iov_base: self.base.wrapping_byte_add(at), iov_len: length }
     }
 
+    /// Whether the kernel can read all of it, and write it if the device `writes`: a C program may have unmapped its memory.
+    #[cold]
+    pub(crate) fn is_accessible(&self, writes: bool) -> bool {
+        if self.is_sure {
+            return true;
+        }
+        let mut scratch = Vec::new();
+        let into = match writes {
+            // Onto itself, so that the bytes stay.
+            true => self.base,
+            false => {
+                scratch.resize(self.length, 0_u8);
+                scratch.as_mut_ptr().cast()
+            }
+        };
+        kernel_copy(into, self.base, self.length) == self.length
+    }
+
     /// Copies all of it from a mapping of another process's region. Returns whether it did; a C program may have unmapped
     /// its memory.
     pub(crate) fn fill(&self, from: &Map, at: usize, store: Store) -> bool {
@@ -351,8 +369,8 @@ fn kernel_copy(into: *mut c_void, from: *mut c_void, count: usize) -> usize {
     let local = libc::iovec { iov_base: into, iov_len: count };
     let remote = libc::iovec { iov_base: from, iov_len: count };
     // SAFETY: the kernel checks both ranges and fails for unmapped ones. It writes `count` bytes at `into`:
-    // from `copy_to` that is space of at least this length; from `copy_from` it is borrowed memory,
-    // which its owner allows to be written (`Memory::borrowed`).
+    // from `copy_to` that is space of at least this length, as is the scratch memory of `Part::is_accessible`; otherwise
+    // it is borrowed memory, which its owner allows to be written (`Memory::borrowed`).
     let copied = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
     if let Ok(copied) = usize::try_from(copied) {
         return copied;

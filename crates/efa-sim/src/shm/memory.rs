@@ -246,7 +246,8 @@ impl HostMemory {
     ) -> Result<(), Status> {
         let mapped = |window: &Map, at| into.fill(window, at, store);
         let by_kernel = |peer: &Peer| peer.read(from, into.iovec());
-        self.copy(qpn, (from, into.length()), Use::RemoteRead, mapped, by_kernel)
+        let copied = self.copy(qpn, (from, into.length()), Use::RemoteRead, mapped, by_kernel);
+        copied.map_err(|status| which_side(status, into, true))
     }
 
     /// Copies to the memory of the process with queue pair `qpn`.
@@ -259,7 +260,8 @@ impl HostMemory {
     ) -> Result<(), Status> {
         let mapped = |window: &Map, at| from.spill(window, at, store);
         let by_kernel = |peer: &Peer| peer.write(from.iovec(), into, Use::RemoteWrite, || true);
-        self.copy(qpn, (into, from.length()), Use::RemoteWrite, mapped, by_kernel)
+        let copied = self.copy(qpn, (into, from.length()), Use::RemoteWrite, mapped, by_kernel);
+        copied.map_err(|status| which_side(status, from, false))
     }
 
     /// Whether the kernel copies for this process from the region of `key` of the process with queue pair `qpn`, as far as
@@ -595,6 +597,16 @@ impl Peer {
             }
         }
         Ok(())
+    }
+}
+
+/// The status of a copy that failed: the kernel doesn't tell which side's memory isn't mapped, and this side's, which the
+/// copy `writes` or reads, may be the one.
+#[cold]
+fn which_side(status: Status, local: Part, writes: bool) -> Status {
+    match status {
+        Status::RemoteBadAddress if !local.is_accessible(writes) => Status::BadLocalKey,
+        status => status,
     }
 }
 

@@ -61,6 +61,49 @@ fn rdma_read_and_write_check_keys_bounds_and_access() {
     destroy(handle);
 }
 
+/// The memory on the other side is in order. Without access instead of unmapped, so that no thread maps something there.
+#[test]
+fn operation_whose_local_memory_is_not_accessible_any_more_fails_with_a_local_error() {
+    const PAGE: usize = 4096;
+    let (a, b) = pair(QpOptions::default());
+    let theirs = Memory::of(&[7; 2 * PAGE]);
+    let remote = b.register(&theirs, ALL_ACCESS);
+    let handle = a.handle(b.gid());
+    let to = (handle, b.number(), b.qkey);
+    let at = (theirs.address() as u64, rkey(remote));
+    // SAFETY: the pages are mapped here and unmapped after their last use; the system chooses the place.
+    unsafe {
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let pages = libc::mmap(null_mut(), 2 * PAGE, protection, flags, -1, 0);
+        assert_ne!(pages, libc::MAP_FAILED);
+        let access = IBV_ACCESS_LOCAL_WRITE.cast_signed();
+        let local = (verbs().ibv_reg_mr)(a.pd, pages, 2 * PAGE, access);
+        assert!(!local.is_null(), "errno {}", errno());
+        let run = |write| {
+            assert_eq!(a.post_remote(1, to, write, at, &[sge(local, 0, 2 * PAGE)]), 0);
+            // On links where the peer carries it out, it does so when polled.
+            loop {
+                assert_eq!(b.poll(), None);
+                if let Some(seen) = a.poll() {
+                    break (seen.status, seen.vendor);
+                }
+            }
+        };
+        assert_eq!([run(false), run(true)], [(IBV_WC_SUCCESS, 0); 2]);
+        let last = pages.byte_add(PAGE);
+        assert_eq!(libc::mprotect(last, PAGE, libc::PROT_READ), 0);
+        assert_eq!(run(false), (IBV_WC_LOC_PROT_ERR, 5), "not writable");
+        assert_eq!(run(true), (IBV_WC_SUCCESS, 0));
+        assert_eq!(libc::mprotect(last, PAGE, libc::PROT_NONE), 0);
+        assert_eq!([run(false), run(true)], [(IBV_WC_LOC_PROT_ERR, 5); 2]);
+        deregister(local);
+        assert_eq!(libc::munmap(pages, 2 * PAGE), 0);
+    }
+    destroy(handle);
+    deregister(remote);
+}
+
 #[test]
 fn inline_data_is_written_by_queue_pairs_that_were_created_for_it() {
     let options = QpOptions { max_inline: 80, inline_writes: true, ..QpOptions::default() };
