@@ -295,6 +295,7 @@ pub struct ibv_wc {
 pub const IBV_ACCESS_LOCAL_WRITE: c_uint = 1;
 pub const IBV_ACCESS_REMOTE_WRITE: c_uint = 2;
 pub const IBV_ACCESS_REMOTE_READ: c_uint = 4;
+pub const IBV_ACCESS_REMOTE_ATOMIC: c_uint = 8;
 /// Access flags that a device may ignore.
 pub const IBV_ACCESS_OPTIONAL: c_uint = 0x3ff0_0000;
 
@@ -404,6 +405,7 @@ pub const IBV_QP_PORT: c_int = 1 << 5;
 pub const IBV_QP_QKEY: c_int = 1 << 6;
 pub const IBV_QP_RNR_RETRY: c_int = 1 << 11;
 pub const IBV_QP_SQ_PSN: c_int = 1 << 16;
+pub const IBV_QP_CAP: c_int = 1 << 19;
 
 pub const IBV_QPS_RESET: c_int = 0;
 pub const IBV_QPS_INIT: c_int = 1;

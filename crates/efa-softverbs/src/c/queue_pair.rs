@@ -60,7 +60,7 @@ fn create(
     let &ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, .. } = basic;
     let (domain, context) = domain_of(pd)?;
     if !srq.is_null() {
-        return Err(UNSUPPORTED);
+        return Err(INVALID);
     }
     let (send_queue, receive_queue) = (queue_of(send_cq)?, queue_of(recv_cq)?);
     // As the kernel does: other contexts may be closed earlier.
@@ -155,11 +155,11 @@ unsafe fn create_extended(
         _ => return Err(UNSUPPORTED),
     };
     let known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-    if attributes.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
-        return Err(INVALID);
-    }
     if attributes.comp_mask & !known != 0 {
         return Err(UNSUPPORTED);
+    }
+    if attributes.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
+        return Err(INVALID);
     }
     let builds_requests = attributes.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
     let operations = builds_requests.then_some(attributes.send_ops_flags);
@@ -207,6 +207,11 @@ unsafe extern "C" fn efadv_create_driver_qp(
     driver_type: u32,
 ) -> *mut ibv_qp {
     pointer(|| {
+        // SAFETY: `attributes` is null or valid for reading, as required above.
+        let qp_type = unsafe { attributes.as_ref() }.map(|attributes| attributes.qp_type);
+        if qp_type != Some(IBV_QPT_DRIVER) {
+            return Err(INVALID);
+        }
         if driver_type != EFADV_QP_DRIVER_TYPE_SRD {
             return Err(UNSUPPORTED);
         }
@@ -326,7 +331,16 @@ unsafe extern "C" fn ibv_modify_qp(
     })
 }
 
-/// See `ibv_query_qp(3)`.
+/// The attributes that the kernel's driver lets programs query.
+const QUERIED: c_int = IBV_QP_STATE
+    | IBV_QP_PKEY_INDEX
+    | IBV_QP_PORT
+    | IBV_QP_QKEY
+    | IBV_QP_RNR_RETRY
+    | IBV_QP_SQ_PSN
+    | IBV_QP_CAP;
+
+/// See `ibv_query_qp(3)`. As an interface's driver, it refuses to tell of attributes that these queue pairs don't have.
 ///
 /// # Safety
 /// `attributes` and `init` must be null or valid.
@@ -334,12 +348,15 @@ unsafe extern "C" fn ibv_modify_qp(
 unsafe extern "C" fn ibv_query_qp(
     qp: *mut ibv_qp,
     attributes: *mut ibv_qp_attr,
-    _mask: c_int,
+    mask: c_int,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
     code(|| {
         let queue_pair = queue_pair_of(qp)?;
         let (attributes, init) = (not_null(attributes)?, not_null(init)?);
+        if mask & !QUERIED != 0 {
+            return Err(UNSUPPORTED);
+        }
         let Settable { state, qkey, rnr_retry, sq_psn } = queue_pair.query()?;
         let mut current: ibv_qp_attr = zeroed();
         current.qp_state = state.number();

@@ -18,8 +18,10 @@ use crate::memory::{MappedFile, check_accessible};
 use crate::message::reported;
 use crate::process::{HandleType, process};
 
-/// The page of which the kernel compares the offset and the address of a part of a file.
+/// The page in which memory, or a part of a file, and the addresses that name it must have the same offset.
 const PAGE: u64 = 4096;
+/// The access flags that the kernel knows.
+const KNOWN_ACCESS: c_uint = 0x3ff | IBV_ACCESS_OPTIONAL;
 
 /// The object that an `ibv_mr` is a member of.
 #[repr(C)]
@@ -82,6 +84,16 @@ fn register(
     pointer(|| {
         let (domain, context) = domain_of(pd)?;
         let device = domain.device();
+        let flags = access;
+        let has = |flag| flags & flag != 0;
+        let (local_write, remote_write) =
+            (has(IBV_ACCESS_LOCAL_WRITE), has(IBV_ACCESS_REMOTE_WRITE));
+        // The kernel looks at these before the driver does at what it offers.
+        let has_offset_of_page = bytes.start().addr() as u64 % PAGE == start % PAGE;
+        let writes_only_remotely = (remote_write || has(IBV_ACCESS_REMOTE_ATOMIC)) && !local_write;
+        if !has_offset_of_page || writes_only_remotely || has(!KNOWN_ACCESS) {
+            return Err(INVALID);
+        }
         let mut offered = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_OPTIONAL;
         if device.rdma().read {
             offered |= IBV_ACCESS_REMOTE_READ;
@@ -91,13 +103,6 @@ fn register(
         }
         if access & !offered != 0 {
             return Err(UNSUPPORTED);
-        }
-        let flags = access;
-        let has = |flag| flags & flag != 0;
-        let (local_write, remote_write) =
-            (has(IBV_ACCESS_LOCAL_WRITE), has(IBV_ACCESS_REMOTE_WRITE));
-        if remote_write && !local_write {
-            return Err(INVALID);
         }
         let (address, file) = bytes.locate(length, local_write)?;
         let base = NonNull::new(address.cast::<u8>()).ok_or(INVALID)?;
@@ -143,10 +148,6 @@ extern "C" fn ibv_reg_dmabuf_mr(
     file: c_int,
     access: c_int,
 ) -> *mut ibv_mr {
-    // As the kernel asks.
-    if offset % PAGE != start % PAGE {
-        return pointer(|| Err(INVALID));
-    }
     register(pd, Bytes::In { file, offset }, length, start, access.cast_unsigned())
 }
 

@@ -97,15 +97,17 @@ impl ModifyRequest {
         }
         let has = |flag| mask & flag != 0;
         let bad_port = has(IBV_QP_PORT) && attributes.port_num != 1;
-        let bad_pkey = has(IBV_QP_PKEY_INDEX) && attributes.pkey_index != 0;
         let rnr_retry = has(IBV_QP_RNR_RETRY).then_some(attributes.rnr_retry);
         let bad_rnr =
             rnr_retry.is_some_and(|count| count > MAX_RNR_RETRY || transport == Transport::Ud);
-        if bad_port || bad_pkey || bad_rnr {
+        if bad_port || bad_rnr {
             return Err(INVALID);
         }
         if has(IBV_QP_QKEY) && attributes.qkey & PRIVILEGED_QKEY != 0 {
             return Err(NOT_PERMITTED);
+        }
+        if has(IBV_QP_PKEY_INDEX) && attributes.pkey_index != 0 {
+            return Err(UNSUPPORTED);
         }
         let state = has(IBV_QP_STATE).then(|| QpState::from_number(attributes.qp_state));
         let current = has(IBV_QP_CUR_STATE).then(|| QpState::from_number(attributes.cur_qp_state));

@@ -117,7 +117,7 @@ fn part_that_is_not_in_the_file_or_cannot_be_mapped_is_refused() {
     }
     assert_eq!(refused(&memory_file(&[]), (0, 1), 0, write), libc::EINVAL, "an empty file");
     assert_eq!(refused(&file, (0, 1), 0, IBV_ACCESS_REMOTE_WRITE), libc::EINVAL, "not locally");
-    assert_eq!(refused(&file, (0, 1), 0, 8), libc::EOPNOTSUPP, "atomics");
+    assert_eq!(refused(&file, (0, 1), 0, write | 8), libc::EOPNOTSUPP, "atomics");
     let read_only = File::open("/proc/self/exe").unwrap();
     assert_eq!(refused(&read_only, (0, 4096), 0, 0), 0);
     assert_eq!(refused(&read_only, (0, 4096), 0, write), libc::EACCES);

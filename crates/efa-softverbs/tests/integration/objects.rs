@@ -131,18 +131,19 @@ fn region_with_iova_is_reached_by_that_address() {
     let (remote_memory, local_memory) = (Memory::of(b"remote memory"), Memory::of(&[0; 6]));
     let v = verbs();
     let address = remote_memory.address();
+    let start = 0x5000 + address.addr() as u64 % 4096;
     // SAFETY: the memory exists until the end of the test.
     let regions = unsafe {
         [
-            (v.ibv_reg_mr_iova)(b.pd, address, remote_memory.len(), 0x10, 7),
-            (v.ibv_reg_mr_iova2)(b.pd, address, remote_memory.len(), 0x10, 7 | 1 << 20),
+            (v.ibv_reg_mr_iova)(b.pd, address, remote_memory.len(), start, 7),
+            (v.ibv_reg_mr_iova2)(b.pd, address, remote_memory.len(), start, 7 | 1 << 20),
         ]
     };
     let local = a.register(&local_memory, IBV_ACCESS_LOCAL_WRITE);
     let handle = a.handle(b.gid());
     for region in regions {
         let to = (handle, b.number(), b.qkey);
-        let remote = (0x10 + 7, rkey(region));
+        let remote = (start + 7, rkey(region));
         assert_eq!(a.post_remote(1, to, false, remote, &[sge(local, 0, 6)]), 0);
         assert_eq!(a.wait().status, IBV_WC_SUCCESS);
         assert_eq!(local_memory.bytes(), b"memory");
@@ -156,8 +157,14 @@ fn region_with_iova_is_reached_by_that_address() {
         {
             assert!((v.ibv_reg_mr)(b.pd, address, length, access).is_null());
         }
-        // Remote write without local write.
-        assert!((v.ibv_reg_mr)(b.pd, address, 8, IBV_ACCESS_REMOTE_WRITE.cast_signed()).is_null());
+        // Remote write or atomics without local write, a flag of no kernel, and then one that the device doesn't offer.
+        let refused = [2, 8, 1 << 10, 1 << 31].map(|access| (access, libc::EINVAL));
+        for (access, expected) in refused.into_iter().chain([(9, libc::EOPNOTSUPP)]) {
+            assert!((v.ibv_reg_mr_iova2)(b.pd, address, 8, address as u64, access).is_null());
+            assert_eq!(errno(), expected, "{access:#x}");
+        }
+        // Another offset in its page.
+        assert!((v.ibv_reg_mr_iova)(b.pd, address, 8, start + 1, 1).is_null());
         assert_eq!(errno(), libc::EINVAL);
         // A range with an unmapped page, far from where the system maps memory of other threads.
         let (length, access) = (8 * 4096, libc::PROT_READ | libc::PROT_WRITE);

@@ -33,6 +33,7 @@ fn invalid_post_or_transition_is_refused() {
     let early = Endpoint::in_reset(QpOptions::default());
     assert_eq!(early.post_send(1, to, &entry, IBV_SEND_INLINE), libc::EINVAL);
     assert_eq!(early.post_receive(1, sge(into, 0, 1)), libc::EINVAL);
+    assert_eq!(early.post_remote(1, to, false, (0, 1), &[]), libc::EINVAL);
     // Transitions out of order, a port and an attribute that the device doesn't have.
     let mut attributes: ibv_qp_attr = zeroed();
     attributes.qp_state = IBV_QPS_RTS;
@@ -156,6 +157,53 @@ fn state_transition_requires_its_attributes() {
     assert_eq!(step(IBV_QPS_ERR, IBV_QP_STATE), 0);
     assert_eq!(step(IBV_QPS_ERR, IBV_QP_STATE), 0);
     assert_eq!(step(IBV_QPS_RTS, IBV_QP_STATE | IBV_QP_SQ_PSN), libc::EINVAL);
+}
+
+/// The numbers are those of libefa and of the kernel's driver, in the order in which these check.
+#[test]
+fn queue_pair_or_query_that_efa_does_not_have_fails_with_its_error_number() {
+    LazyLock::force(&HOST);
+    let (end, v) = (Endpoint::in_reset(QpOptions::default()), verbs());
+    let driver = |qp_type, driver_type, srq| {
+        let mut attributes: ibv_qp_init_attr = zeroed();
+        (attributes.send_cq, attributes.recv_cq) = (end.cq.cast(), end.cq.cast());
+        (attributes.qp_type, attributes.srq) = (qp_type, srq);
+        // SAFETY: the structure is valid; the queue pair is not used after it is destroyed.
+        unsafe {
+            let qp = (v.efadv_create_driver_qp)(end.pd, &raw mut attributes, driver_type);
+            if qp.is_null() { errno() } else { (v.ibv_destroy_qp)(qp) }
+        }
+    };
+    let srq = std::ptr::without_provenance_mut(8);
+    assert_eq!(driver(IBV_QPT_DRIVER, EFADV_QP_DRIVER_TYPE_SRD, null_mut()), 0);
+    assert_eq!(driver(IBV_QPT_UD, 7, null_mut()), libc::EINVAL);
+    assert_eq!(driver(IBV_QPT_DRIVER, 7, null_mut()), libc::EOPNOTSUPP);
+    assert_eq!(driver(IBV_QPT_DRIVER, EFADV_QP_DRIVER_TYPE_SRD, srq), libc::EINVAL);
+    let extended = |comp_mask| {
+        let mut attributes: ibv_qp_init_attr_ex = zeroed();
+        (attributes.qp_type, attributes.comp_mask) = (IBV_QPT_DRIVER, comp_mask);
+        let mut efa = efadv_qp_init_attr::default();
+        let length = size_of::<efadv_qp_init_attr>() as u32;
+        // SAFETY: both structures are valid.
+        let qp = unsafe {
+            (v.efadv_create_qp_ex)(end.context, &raw mut attributes, &raw mut efa, length)
+        };
+        assert!(qp.is_null());
+        errno()
+    };
+    assert_eq!([extended(0), extended(2)], [libc::EINVAL, libc::EOPNOTSUPP]);
+    let query = |mask| {
+        let (mut now, mut made): (ibv_qp_attr, ibv_qp_init_attr) = (zeroed(), zeroed());
+        // SAFETY: all arguments are valid.
+        unsafe { (v.ibv_query_qp)(end.qp, &raw mut now, mask, &raw mut made) }
+    };
+    assert_eq!([query(IBV_QP_STATE | IBV_QP_CAP), query(0)], [0; 2]);
+    // The path's MTU, a timeout.
+    assert_eq!([IBV_QP_CUR_STATE, 1 << 8, 1 << 9].map(query), [libc::EOPNOTSUPP; 3]);
+    let mut attributes: ibv_qp_attr = zeroed();
+    (attributes.port_num, attributes.qp_state, attributes.pkey_index) = (1, IBV_QPS_INIT, 1);
+    let init = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+    assert_eq!(end.modify(&mut attributes, init), libc::EOPNOTSUPP);
 }
 
 /// As the kernel does for programs without `CAP_NET_RAW`; here for all, so that tests by root find it too.
