@@ -39,6 +39,16 @@ pub(crate) fn capabilities(caps: u64) -> Option<Capabilities> {
     translate(caps & !DOMAIN_CAPS, &CAPABILITIES)
 }
 
+/// These capabilities, and buffers for many messages if receives are for many by their default flags: a program may ask
+/// for them by the flag alone.
+pub(crate) fn with_default_flags(capabilities: Capabilities, receive_flags: u64) -> Capabilities {
+    let receives = capabilities.enabled().contains(Capabilities::MSG | Capabilities::RECV);
+    match receives && receive_flags & FI_MULTI_RECV != 0 {
+        true => capabilities | Capabilities::MULTI_RECV,
+        false => capabilities,
+    }
+}
+
 /// The capabilities of an entry. `asked` are those of the hints.
 pub(crate) fn caps(capabilities: Capabilities, asked: u64) -> u64 {
     let named = CAPABILITIES.iter().filter(|(_, one)| capabilities.contains(*one));

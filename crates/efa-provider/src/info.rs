@@ -108,7 +108,9 @@ pub(crate) fn registration(
 impl ProgramHints<'_> {
     fn fill(&self, hints: &mut Hints) -> Outcome<()> {
         let info = self.info;
-        hints.capabilities = bits::capabilities(info.caps).ok_or(NO_DATA)?;
+        let receive_flags = self.receive.map_or(0, |receive| receive.op_flags);
+        let capabilities = bits::capabilities(info.caps).ok_or(NO_DATA)?;
+        hints.capabilities = bits::with_default_flags(capabilities, receive_flags);
         hints.mode = bits::mode(info.mode);
         hints.fabric = self.fabric_name.map(str::to_owned);
         hints.address_format = match info.addr_format {
@@ -162,7 +164,8 @@ fn fill_receive(asked: &fi_rx_attr, hints: &mut Hints) -> Outcome<()> {
     order(asked.msg_order, asked.comp_order)?;
     let receive = &mut hints.receive;
     if asked.caps != 0 {
-        receive.capabilities = Some(side(asked.caps, Capabilities::SEND)?);
+        let capabilities = side(asked.caps, Capabilities::SEND)?;
+        receive.capabilities = Some(bits::with_default_flags(capabilities, asked.op_flags));
     }
     if asked.op_flags & !(FI_COMPLETION | FI_MULTI_RECV) != 0 {
         return Err(NO_DATA);

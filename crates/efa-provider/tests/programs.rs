@@ -225,6 +225,7 @@ programs! {
     receive_of_one_source_takes_no_message_of_another "matching-directed"
     receive_takes_the_first_message_whose_tag_matches "matching-tags"
     buffer_takes_messages_until_too_little_is_left "matching-multi-receive"
+    buffer_takes_messages_if_default_flags_alone_ask_for_it "matching-many-by-flag-alone"
     cancelled_receive_fails_and_the_next_takes_the_message "matching-cancelled"
     message_is_peeked_at_claimed_received_and_discarded "matching-peek"
 

@@ -193,7 +193,9 @@ impl Endpoint {
         transmit: Option<&fi_tx_attr>,
         receive: Option<&fi_rx_attr>,
     ) -> Outcome<Self> {
+        let receive_flags = receive.map_or(0, |receive| receive.op_flags);
         let capabilities = bits::capabilities(info.caps).ok_or(INVALID)?;
+        let capabilities = bits::with_default_flags(capabilities, receive_flags);
         // SAFETY: the program passes an entry of libfabric.
         domain.takes_keys_of(info.caps, unsafe { info.domain_attr.as_ref() })?;
         let mut options = domain.fabric.settings.environment.endpoint.clone();

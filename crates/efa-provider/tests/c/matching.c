@@ -122,18 +122,33 @@ static void tags(void)
 	close_world(&world);
 }
 
-/* One buffer takes messages until less than FI_OPT_MIN_MULTI_RECV is left; posted with a flag, or by default. */
-static void multi_receives(bool by_default)
+/* How a program asks for a buffer of many messages: by the flag of a call, by default flags and the capability, by
+ * default flags of the hints alone, by those of the entry alone. */
+enum asked { BY_CALL, BY_DEFAULT, BY_HINT_ALONE, BY_ENTRY_ALONE };
+
+/* One buffer takes messages until less than FI_OPT_MIN_MULTI_RECV is left. */
+static void multi_receives(enum asked asked)
 {
 	enum { LENGTH = 128, ROOM = 1024 };
-	struct options options = { .caps = FI_MSG | FI_MULTI_RECV, .rx_flags = by_default ? FI_MULTI_RECV : 0 };
+	bool by_default = asked != BY_CALL;
+	struct options options = {
+		.caps = FI_MSG | (asked <= BY_DEFAULT ? FI_MULTI_RECV : 0),
+		.rx_flags = by_default && asked != BY_ENTRY_ALONE ? FI_MULTI_RECV : 0,
+	};
+	struct fi_info *info = info_of(&options);
+	struct fid_fabric *fabric;
 	struct world world;
 	struct side *from = &world.side[0], *at = &world.side[1];
 	static char here[2][ROOM], there[LENGTH];
 	size_t least = 64, length = sizeof(least);
 	int taken = 0;
 
-	open_world(&world, &options);
+	if (asked == BY_ENTRY_ALONE)
+		info->rx_attr->op_flags |= FI_MULTI_RECV;
+	else
+		CHECK(info->caps & info->rx_attr->caps & FI_MULTI_RECV);
+	OK(fi_fabric(info->fabric_attr, &fabric, NULL));
+	open_world_at(&world, &options, info, fabric);
 	OK(fi_setopt(&at->ep->fid, FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, &least, sizeof(least)));
 	/* Also of an endpoint that is enabled. */
 	least = 0;
@@ -192,8 +207,15 @@ static void multi_receives(bool by_default)
 
 static void multi_receive(void)
 {
-	multi_receives(false);
-	multi_receives(true);
+	multi_receives(BY_CALL);
+	multi_receives(BY_DEFAULT);
+}
+
+/* Default flags ask for the capability, too. */
+static void multi_receive_by_flag_alone(void)
+{
+	multi_receives(BY_HINT_ALONE);
+	multi_receives(BY_ENTRY_ALONE);
 }
 
 /* Cancel finds a receive by its context; the message goes to the next one. */
@@ -333,6 +355,7 @@ const struct program matching[] = {
 	{ "matching-directed", directed },
 	{ "matching-tags", tags },
 	{ "matching-multi-receive", multi_receive },
+	{ "matching-many-by-flag-alone", multi_receive_by_flag_alone },
 	{ "matching-cancelled", cancelled },
 	{ "matching-peek", peek },
 	{ NULL, NULL },
