@@ -18,8 +18,8 @@ pub(crate) struct Subscriber {
     pub(crate) site: Site,
     pub(crate) search: Search,
     pub(crate) connection: Option<ConnectionKey>,
-    /// What is wanted, and the serial of its SUBSCRIBE on this connection; `None` before that is sent.
-    wanted: BTreeMap<Tag, Option<u32>>,
+    /// What is wanted, and what the publisher knows of it.
+    wanted: BTreeMap<Tag, Told>,
     /// Ends of subscriptions that have no answer yet.
     leaving: BTreeMap<u32, Tag>,
     /// Subscriptions that have ended, and how many messages the publisher had sent before on this connection.
@@ -28,7 +28,20 @@ pub(crate) struct Subscriber {
     pub(crate) shelf: Shelf,
     /// Nothing was wanted any more on this connection, which the publisher ends therefore.
     is_emptied: bool,
+    /// The publisher has answered the end of a subscription on this connection.
+    has_left: bool,
     is_closed: bool,
+}
+
+/// What the publisher knows of a subscription, on this connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Told {
+    #[default]
+    Nothing,
+    /// A SUBSCRIBE with this serial was sent.
+    Asked(u32),
+    /// It was accepted.
+    Accepted,
 }
 
 /// What a call of [`Netio::subscribe`] or [`Netio::unsubscribe`] did.
@@ -45,6 +58,12 @@ impl Subscriber {
     fn next_serial(&mut self) -> u32 {
         self.serial = self.serial.wrapping_add(1);
         self.serial
+    }
+
+    /// Whether a publisher that disconnects does so as this side has no subscription left there. Those that are wanted were
+    /// refused then, or are not answered.
+    fn was_emptied(&self) -> bool {
+        self.has_left && !self.wanted.values().any(|told| *told == Told::Accepted)
     }
 }
 
@@ -68,6 +87,7 @@ impl Netio {
             serial: 0,
             shelf,
             is_emptied: false,
+            has_left: false,
             is_closed: false,
         })
     }
@@ -107,13 +127,13 @@ impl Netio {
         let Some(told) = subscriber.wanted.remove(&tag) else { return Ok(Subscription::Already) };
         let is_empty = subscriber.wanted.is_empty();
         match (told, subscriber.connection) {
-            (Some(_), Some(key)) => {
+            (Told::Nothing, Some(key)) if is_empty => self.give_up_connecting(socket, key),
+            (Told::Asked(_) | Told::Accepted, Some(key)) => {
                 let serial = subscriber.next_serial();
                 subscriber.leaving.insert(serial, tag);
                 subscriber.is_emptied |= is_empty;
                 self.connections[key].send_control(Control::Unsubscribe { serial, tag });
             }
-            (None, Some(key)) if is_empty => self.give_up_connecting(socket, key),
             _ => {}
         }
         Ok(Subscription::Requested)
@@ -159,7 +179,7 @@ impl Netio {
             Ok(key) => {
                 let subscriber = &mut self.subscribers[socket];
                 subscriber.connection = Some(key);
-                subscriber.is_emptied = false;
+                (subscriber.is_emptied, subscriber.has_left) = (false, false);
                 self.post_buffers(key);
             }
             Err(reason) => self.go_on_or_tell(socket.into(), reason),
@@ -179,7 +199,7 @@ impl Netio {
             return;
         }
         let serial = subscriber.next_serial();
-        subscriber.wanted.insert(tag, Some(serial));
+        subscriber.wanted.insert(tag, Told::Asked(serial));
         self.connections[key].send_control(Control::Subscribe { serial, tag });
     }
 
@@ -192,15 +212,19 @@ impl Netio {
         let subscriber = &mut self.subscribers[socket];
         if subscriber.leaving.get(&serial) == Some(&tag) {
             subscriber.leaving.remove(&serial);
+            subscriber.has_left = true;
             subscriber.left.push_back((messages, tag));
             return self.report_left(socket);
         }
         // Of a subscription that has ended and begun again since, only the newest answer counts.
-        if subscriber.wanted.get(&tag) != Some(&Some(serial)) {
+        if subscriber.wanted.get(&tag) != Some(&Told::Asked(serial)) {
             return;
         }
         match answer {
-            Answer::Done => self.events.push_back(Event::Subscribed { socket, tag }),
+            Answer::Done => {
+                subscriber.wanted.insert(tag, Told::Accepted);
+                self.events.push_back(Event::Subscribed { socket, tag });
+            }
             Answer::TooManyTags => {
                 subscriber.wanted.remove(&tag);
                 self.events.push_back(Event::SubscriptionRefused { socket, tag });
@@ -258,9 +282,11 @@ impl Netio {
     ) {
         let Some(subscriber) = self.subscribers.get_mut(socket) else { return };
         subscriber.connection = None;
+        subscriber.is_emptied |=
+            reason == ClosedReason::DisconnectedByPeer && subscriber.was_emptied();
         subscriber.leaving.clear();
         subscriber.left.clear();
-        subscriber.wanted.values_mut().for_each(|told| *told = None);
+        subscriber.wanted.values_mut().for_each(|told| *told = Told::Nothing);
         let is_wanted_again = subscriber.is_emptied && !subscriber.wanted.is_empty();
         let (is_emptied, is_closed) = (subscriber.is_emptied, subscriber.is_closed);
         let reason = match reason {

@@ -381,6 +381,24 @@ fn tag_beyond_the_limit_is_refused_and_a_socket_without_any_other_is_closed() {
     }
 }
 
+// conformance: D50 D52
+#[test]
+fn tag_asked_for_behind_one_that_is_refused_and_the_end_of_the_last_one_is_asked_for_again() {
+    for seed in seeds() {
+        let mut world = hard(seed, 2, Options::default());
+        let pool = world.pool(0, 100);
+        let (publisher, port) = world.publisher(0, &pool, PublishOptions::default().tags(1));
+        let socket = world.subscriber(1, port, &[1], SubscribeOptions::default());
+        // The publisher refuses the second one, and so has no tag left after the first one.
+        world.netio(1).subscribe(socket, 2).unwrap();
+        world.netio(1).unsubscribe(socket, 1).unwrap();
+        world.netio(1).subscribe(socket, 3).unwrap();
+        assert_eq!(closed(&mut world, 1, socket), ClosedReason::Disconnected);
+        world.subscribed(1, socket, 3);
+        assert_eq!(world.netio(0).subscriber_count(publisher, 3), 1);
+    }
+}
+
 #[test]
 fn subscriber_closed_in_any_state_leaves_nothing_at_either_side() {
     for seed in seeds() {
