@@ -134,8 +134,8 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use tracing::field::{Field, Visit};
-    use tracing::span::{Attributes, Id, Record};
-    use tracing::{Event, Metadata, Subscriber};
+    use tracing::{Event, Subscriber};
+    use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 
     use super::*;
 
@@ -145,12 +145,8 @@ mod tests {
         panics_at: &'static str,
     }
 
-    impl Subscriber for Log {
-        fn enabled(&self, _: &Metadata<'_>) -> bool {
-            true
-        }
-
-        fn event(&self, event: &Event<'_>) {
+    impl<S: Subscriber> Layer<S> for Log {
+        fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
             struct Text(String);
             impl Visit for Text {
                 fn record_debug(&mut self, _: &Field, value: &dyn std::fmt::Debug) {
@@ -162,14 +158,6 @@ mod tests {
             assert!(!text.0.contains(self.panics_at), "a second panic");
             lock(&self.lines).push(text.0);
         }
-
-        fn new_span(&self, _: &Attributes<'_>) -> Id {
-            Id::from_u64(1)
-        }
-        fn record(&self, _: &Id, _: &Record<'_>) {}
-        fn record_follows_from(&self, _: &Id, _: &Id) {}
-        fn enter(&self, _: &Id) {}
-        fn exit(&self, _: &Id) {}
     }
 
     /// No other test may make a call panic: `tracing` remembers whether somebody listened when a place logged first.
@@ -177,7 +165,7 @@ mod tests {
     fn panic_becomes_an_error_number_is_logged_and_the_next_call_works_even_if_logging_panics() {
         let lines = Arc::default();
         let log = Log { lines: Arc::clone(&lines), panics_at: "unspeakable" };
-        tracing::subscriber::with_default(log, || {
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(log), || {
             assert_eq!(status(|| panic!("a plain mistake")), -FI_EOTHER);
             assert_eq!(status(|| panic!("mistake {}", 7)), -FI_EOTHER);
             assert_eq!(status(|| panic!("an unspeakable mistake")), -FI_EOTHER);

@@ -12,38 +12,26 @@ use std::time::Duration;
 use efa_device::{Device, Qkey, QueuePairOptions, Time};
 use efa_rdm::{Accept, Config, Endpoint, Level, Message};
 use efa_sim::local::{LocalFabric, LocalOptions, LocalQueuePair};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Metadata, Subscriber};
+use tracing::Subscriber;
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 
 /// Counts warnings.
 struct Warnings(Arc<AtomicU32>);
 
-impl Subscriber for Warnings {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() == tracing::Level::WARN
+impl<S: Subscriber> Layer<S> for Warnings {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        if *event.metadata().level() == tracing::Level::WARN {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
     }
-
-    fn event(&self, _: &tracing::Event<'_>) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
 }
 
 #[test]
 fn bound_of_all_unexpected_messages_is_logged_as_a_warning_when_it_is_met_first() {
     let warnings = Arc::new(AtomicU32::new(0));
-    let _guard = tracing::subscriber::set_default(Warnings(Arc::clone(&warnings)));
+    let _guard = tracing::subscriber::set_default(
+        tracing_subscriber::registry().with(Warnings(Arc::clone(&warnings))),
+    );
     let network = LocalFabric::new(LocalOptions::default());
     let open = |qkey, config| {
         let options = QueuePairOptions::default().with(|options| options.qkey = Qkey(qkey));

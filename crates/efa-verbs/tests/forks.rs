@@ -11,32 +11,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use common::on_soft_device;
 use efa_device::{Access, Device, QueuePair, QueuePairOptions};
 use efa_verbs::VerbsDevice;
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
+use tracing::{Event, Subscriber};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 
 /// Counts events.
 struct Counter(Arc<AtomicUsize>);
 
-impl Subscriber for Counter {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, _: &Event<'_>) {
+impl<S: Subscriber> Layer<S> for Counter {
+    fn on_event(&self, _: &Event<'_>, _: Context<'_, S>) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
 }
 
 /// The software device refuses each call of the child, which is a warning. An interface would do as it is told.
@@ -52,7 +36,7 @@ fn forked_child_that_drops_what_it_inherits_asks_the_interface_for_nothing() {
         let packet = pair.allocate_packet().unwrap();
         pair.post_receive(packet).unwrap();
         let warnings = Arc::new(AtomicUsize::new(0));
-        let counter = Counter(Arc::clone(&warnings));
+        let counter = tracing_subscriber::registry().with(Counter(Arc::clone(&warnings)));
         // SAFETY: the only other threads are the test harness, which waits, and the library's, which the library is
         // made for. The child ends by `_exit`.
         let child = unsafe { libc::fork() };
