@@ -310,17 +310,19 @@ fn play(
     let _ = std::fs::remove_dir_all(directory);
     std::fs::create_dir_all(directory)
         .with_context(|| format!("cannot make {}", directory.display()))?;
+    let mut on_stage = |script: &dyn Fn(&mut Stage<'_>) -> Result<()>| {
+        let mut stage = Stage::new(place, host, *cell, directory, deadline);
+        let outcome = stage.open().and_then(|()| script(&mut stage));
+        let outcome = outcome.and_then(|()| stage.close());
+        *traces = stage.end();
+        outcome.and_then(|()| {
+            let packets = Packets::read(place, *cell, traces)?;
+            (cell.scenario.packets)(&packets)
+        })
+    };
     match cell.scenario.script {
-        Script::Peers(run) => {
-            let mut stage = Stage::new(place, host, *cell, directory, deadline);
-            let outcome = stage.open().and_then(|()| run(&mut stage));
-            let outcome = outcome.and_then(|()| stage.close());
-            *traces = stage.end();
-            outcome.and_then(|()| {
-                let packets = Packets::read(place, *cell, traces)?;
-                (cell.scenario.packets)(&packets)
-            })
-        }
+        Script::Peers(run) => on_stage(&run),
+        Script::Random(run) => on_stage(&|stage| run(stage, cell.seed)),
         Script::Programs(run) => {
             let mut programs = Programs::new(place, host, *cell, directory, deadline);
             let outcome = run(&mut programs);

@@ -1,6 +1,7 @@
 //! The matrix: which cells there are.
 
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 
 use clap::ValueEnum;
@@ -153,6 +154,8 @@ pub(crate) struct Cell {
     pub(crate) scenario: &'static Scenario,
     pub(crate) pair: Pair,
     pub(crate) rdma: Rdma,
+    /// Of a random scenario.
+    pub(crate) seed: u64,
 }
 
 impl Cell {
@@ -165,18 +168,22 @@ impl Cell {
 
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { scenario, pair, rdma } = self;
-        write!(f, "{}.{pair}.rdma-{rdma}", scenario.name)
+        let Self { scenario, pair, rdma, seed } = self;
+        write!(f, "{}.{pair}.rdma-{rdma}", scenario.name)?;
+        if scenario.is_random() { write!(f, ".seed-{seed}") } else { Ok(()) }
     }
 }
 
-/// All cells, scenario by scenario.
-pub(crate) fn cells() -> Vec<Cell> {
+/// All cells, scenario by scenario; the random ones with each of the seeds.
+pub(crate) fn cells(seeds: Range<u64>) -> Vec<Cell> {
     let mut cells = Vec::new();
     for scenario in scenarios::all() {
-        for pair in Pair::ALL {
-            for rdma in Rdma::ALL {
-                cells.push(Cell { scenario, pair, rdma });
+        let once = seeds.start..seeds.start + 1;
+        for seed in if scenario.is_random() { seeds.clone() } else { once } {
+            for pair in Pair::ALL {
+                for rdma in Rdma::ALL {
+                    cells.push(Cell { scenario, pair, rdma, seed });
+                }
             }
         }
     }

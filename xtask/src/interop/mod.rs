@@ -2,7 +2,7 @@
 //! stack.
 //!
 //! ```text
-//!   scenario × pair × device RDMA = cell
+//!   scenario × pair × device RDMA (× seed, if it is random) = cell
 //!
 //!            ┌── Stage ──┐  commands  ┌───────────────────────────┐
 //!   cell ───►│ scenario  │───────────►│ peer: libfabric or efa    │──┐ packets,
@@ -50,10 +50,14 @@ pub(crate) const TOOLS: [Tool; 4] =
 /// Seconds that a cell may take: most take less than one.
 const DEADLINE: u64 = 60;
 
+/// The first seed, unless it is given.
+const SEED: u64 = 1;
+
 /// Arguments of `cargo xtask interop`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 A cell is a scenario, run by a pair of peers, with or without device RDMA. The first of a pair sends. \
+Of the scenarios `random…` there is a cell for each seed, by which it is run again. \
 Each failed cell gets a block below the table: the command that runs it alone, what was expected and \
 what was seen, the last lines of both peers, and the last packets.")]
 pub(crate) struct Args {
@@ -74,6 +78,12 @@ pub(crate) struct Args {
     /// are C programs on our provider for libfabric
     #[arg(long, value_name = "DEVICE[,DEVICE]", default_value = "soft")]
     device: Devices,
+    /// The first seed of the random scenarios
+    #[arg(long, value_name = "N", default_value_t = SEED)]
+    seed: u64,
+    /// How many seeds, from the first on
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    seeds: u32,
     /// Cells that run at the same time [default: twice the number of processors: peers often wait]
     #[arg(long, value_name = "N")]
     jobs: Option<NonZero<usize>>,
@@ -139,13 +149,17 @@ impl Default for Args {
     fn default() -> Self {
         let (list, keep, trace, corpus) = (false, false, false, false);
         let (only, pair, rdma, device, jobs) = Default::default();
-        Self { list, only, pair, rdma, device, jobs, deadline: DEADLINE, keep, trace, corpus }
+        let (seed, seeds, deadline) = (SEED, 1, DEADLINE);
+        Self { list, only, pair, rdma, device, seed, seeds, jobs, deadline, keep, trace, corpus }
     }
 }
 
 impl Args {
     fn cells(&self) -> Result<Vec<Cell>> {
-        let mut cells = matrix::cells();
+        let Some(end) = self.seed.checked_add(self.seeds.into()) else {
+            bail!("there are no {} seeds from {} on", self.seeds, self.seed);
+        };
+        let mut cells = matrix::cells(self.seed..end);
         let names: Vec<_> = scenarios::all().map(|scenario| scenario.name).collect();
         // A whole name means that scenario alone.
         let is_meant = |name: &str, pattern: &String| match names.contains(&pattern.as_str()) {
@@ -226,6 +240,18 @@ mod tests {
         all.sort();
         all.dedup();
         assert_eq!(all.len(), count);
+    }
+
+    #[test]
+    fn random_scenarios_have_a_cell_for_each_seed_and_others_one() {
+        let pair = vec![Pair::CRust];
+        let only = vec!["random".to_owned(), "cancel".to_owned()];
+        let args = Args { only, pair, rdma: Some(Rdma::On), seed: 7, seeds: 2, ..Args::default() };
+        let cells: Vec<_> = args.cells().unwrap().iter().map(Cell::to_string).collect();
+        let random = ["random.c-rust.rdma-on.seed-7", "random.c-rust.rdma-on.seed-8"];
+        assert_eq!(cells, ["cancel.c-rust.rdma-on", random[0], random[1]]);
+        let last = Args { seed: u64::MAX, ..Args::default() };
+        assert!(last.cells().is_err());
     }
 
     #[test]

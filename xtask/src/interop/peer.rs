@@ -34,6 +34,8 @@ pub(crate) struct Peer {
     /// `None` after its end.
     input: Option<ChildStdin>,
     lines: Receiver<String>,
+    /// Commands that were given and whose answers were not looked at yet.
+    unanswered: VecDeque<String>,
     /// Completions that no scenario has asked for yet.
     completions: VecDeque<Completion>,
     /// Whether errors that belong to no operation are allowed.
@@ -97,6 +99,7 @@ impl Peer {
             child,
             input,
             lines,
+            unanswered: VecDeque::new(),
             completions: VecDeque::new(),
             events_allowed: false,
             deadline,
@@ -106,15 +109,41 @@ impl Peer {
 
     /// Runs a command; returns its result.
     pub(crate) fn run(&mut self, command: &str) -> Result<Record> {
+        self.await_answers()?;
         self.write(command)?;
+        self.answer_to(command)
+    }
+
+    fn answer_to(&mut self, command: &str) -> Result<Record> {
         self.result().with_context(|| format!("{}: `{command}`", self.name))
     }
 
     /// Runs a command that must succeed.
     pub(crate) fn run_ok(&mut self, command: &str) -> Result<Record> {
         let record = self.run(command)?;
-        ensure!(record.word == "ok", "{}: `{command}`: seen `{record}`", self.name);
+        self.expect_ok(command, &record)?;
         Ok(record)
+    }
+
+    fn expect_ok(&self, command: &str, record: &Record) -> Result<()> {
+        ensure!(record.word == "ok", "{}: `{command}`: seen `{record}`", self.name);
+        Ok(())
+    }
+
+    /// Gives a command that must succeed, and that may have to wait for another peer. The next [`run`](Self::run), or
+    /// whoever asks for a completion, waits for its answer.
+    pub(crate) fn give(&mut self, command: String) -> Result<()> {
+        self.write(&command)?;
+        self.unanswered.push_back(command);
+        Ok(())
+    }
+
+    fn await_answers(&mut self) -> Result<()> {
+        while let Some(command) = self.unanswered.pop_front() {
+            let record = self.answer_to(&command)?;
+            self.expect_ok(&command, &record)?;
+        }
+        Ok(())
     }
 
     fn write(&mut self, command: &str) -> Result<()> {
@@ -146,6 +175,7 @@ impl Peer {
     }
 
     fn completion(&mut self, id: Option<u64>) -> Result<Completion> {
+        self.await_answers()?;
         let is_it = |completion: &Completion| completion.id == id;
         if let Some(at) = self.completions.iter().position(is_it) {
             return self.completions.remove(at).context("a completion");

@@ -91,8 +91,9 @@ fn table(results: &[CellResult]) -> Table {
         }
         let took: Duration = of.iter().map(|result| result.took).sum();
         let word = |(pair, rdma): &(Pair, Rdma)| {
-            let found = of.iter().find(|r| r.cell.pair == *pair && r.cell.rdma == *rdma);
-            found.map_or("", |result| verdict(result)).to_owned()
+            let found = of.iter().filter(|r| r.cell.pair == *pair && r.cell.rdma == *rdma);
+            // The worst of all seeds.
+            found.map(|result| verdict(result)).max().map_or("", Verdict::word).to_owned()
         };
         let words = columns.iter().map(word);
         let name = [scenario.name.to_owned()].into_iter();
@@ -101,11 +102,29 @@ fn table(results: &[CellResult]) -> Table {
     table
 }
 
-fn verdict(result: &CellResult) -> &'static str {
+/// From good to bad.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum Verdict {
+    Passed,
+    Known,
+    Failed,
+}
+
+impl Verdict {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Passed => "ok",
+            Self::Known => "known",
+            Self::Failed => "FAILED",
+        }
+    }
+}
+
+fn verdict(result: &CellResult) -> Verdict {
     match (&result.failure, result.known) {
-        (None, _) => "ok",
-        (Some(_), None) => "FAILED",
-        (Some(_), Some(_)) => "known",
+        (None, _) => Verdict::Passed,
+        (Some(_), None) => Verdict::Failed,
+        (Some(_), Some(_)) => Verdict::Known,
     }
 }
 
@@ -120,13 +139,14 @@ fn print_known(results: &[CellResult]) {
 fn print_failure(cell: &Cell, devices: Devices, failure: &Failure) {
     say!("\n──── {cell}: {}", cell.scenario.about);
     say!("{:#}", failure.error);
-    let Cell { scenario, pair, rdma } = cell;
+    let Cell { scenario, pair, rdma, seed } = cell;
+    let seed = if scenario.is_random() { format!(" --seed {seed}") } else { String::new() };
     let device = match devices == Devices::default() {
         true => String::new(),
         false => format!(" --device {devices}"),
     };
     let name = scenario.name;
-    say!("again: cargo xtask interop --only {name} --pair {pair} --rdma {rdma}{device}");
+    say!("again: cargo xtask interop --only {name} --pair {pair} --rdma {rdma}{seed}{device}");
     say!("files: {}", failure.directory.display());
     for peer in &failure.peers {
         for (what, text) in [("standard error", &peer.stderr), ("last packets", &peer.packets)] {

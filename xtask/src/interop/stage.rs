@@ -115,7 +115,7 @@ impl fmt::Display for Receive {
 }
 
 /// Bytes of a buffer behind the message, which must stay untouched.
-const ROOM: u64 = 40;
+pub(crate) const ROOM: u64 = 40;
 
 /// A message that was sent: its id at the sender, which is also the seed of its bytes.
 #[derive(Clone, Copy, Debug)]

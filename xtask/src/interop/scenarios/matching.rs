@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use super::{Known, READ_SIZE, SIZES, Scenario};
 use crate::interop::build::Release;
 use crate::interop::matrix::{Pair, Stack};
+use crate::interop::record::Completion;
 use crate::interop::stage::{Message, Receive, Side, Stage, expect_message};
 
 pub(super) static ALL: &[Scenario] = &[
@@ -126,18 +127,28 @@ fn directed(stage: &mut Stage<'_>) -> Result<()> {
 /// `FI_ETRUNC`.
 const ETRUNC: u64 = 265;
 /// `FI_ECANCELED`.
-const ECANCELED: u64 = 125;
+pub(super) const ECANCELED: u64 = 125;
 
 /// The receive must fail for being `missing` bytes too short, and hold the beginning.
-fn expect_truncated(
+fn expect_beginning(
     stage: &mut Stage<'_>,
     id: u64,
     room: u64,
     seed: u64,
     missing: u64,
 ) -> Result<()> {
-    let stack = stage.stack(Side::Receiver);
     let completion = stage.receiver()?.completion_of(id)?;
+    expect_truncated(&completion, stage.stack(Side::Receiver), room, missing)?;
+    stage.check(Side::Receiver, &format!("id={id} length={room} seed={seed}"))
+}
+
+/// The receive, of `room` bytes, must have failed for being `missing` bytes too short.
+pub(super) fn expect_truncated(
+    completion: &Completion,
+    stack: Stack,
+    room: u64,
+    missing: u64,
+) -> Result<()> {
     ensure!(!completion.succeeded(), "expected truncation, seen `{}`", completion.record);
     completion.expect_number("error", ETRUNC)?;
     completion.expect_number("beyond", missing)?;
@@ -146,8 +157,7 @@ fn expect_truncated(
         Stack::C => room + missing,
         Stack::Rust => room,
     };
-    completion.expect_number("length", length)?;
-    stage.check(Side::Receiver, &format!("id={id} length={room} seed={seed}"))
+    completion.expect_number("length", length)
 }
 
 /// The receiver sends nothing. By the specification it sends EOR when it is done.
@@ -184,7 +194,7 @@ fn truncate(stage: &mut Stage<'_>, size: u64) -> Result<()> {
             let receive = stage.receive(Receive { tag, ..Receive::of(room) })?;
             let sent = stage.send(message)?;
             stage.expect_sent(&sent)?;
-            expect_truncated(stage, receive, room, sent.id, size - room)
+            expect_beginning(stage, receive, room, sent.id, size - room)
                 .with_context(|| format!("{message} into {room} bytes"))?;
         }
     }
@@ -197,7 +207,7 @@ fn truncate_late(stage: &mut Stage<'_>, size: u64) -> Result<()> {
     stage.settle()?;
     let receive = stage.receive(Receive::of(room).tagged(4))?;
     stage.expect_sent(&sent)?;
-    expect_truncated(stage, receive, room, sent.id, size - room)
+    expect_beginning(stage, receive, room, sent.id, size - room)
         .with_context(|| format!("{} into {room} bytes", sent.message))?;
     stage.exchange(Message::of(size))
 }

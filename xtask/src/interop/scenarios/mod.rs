@@ -5,6 +5,7 @@ mod memory;
 mod not_ready;
 mod order;
 mod pingpong;
+mod random;
 mod remote;
 mod sizes;
 mod trouble;
@@ -47,6 +48,8 @@ pub(crate) struct Scenario {
 pub(crate) enum Script {
     /// Commands to our peers.
     Peers(fn(&mut Stage<'_>) -> Result<()>),
+    /// The same, as a seed draws them.
+    Random(fn(&mut Stage<'_>, u64) -> Result<()>),
     /// Complete programs.
     Programs(fn(&mut Programs<'_>) -> Result<()>),
 }
@@ -134,6 +137,20 @@ impl Scenario {
         }
     }
 
+    /// A scenario that a seed draws.
+    const fn random(
+        name: &'static str,
+        about: &'static str,
+        run: fn(&mut Stage<'_>, u64) -> Result<()>,
+    ) -> Self {
+        Self { script: Script::Random(run), ..Self::new(name, about, |_| Ok(())) }
+    }
+
+    /// Whether a seed draws it.
+    pub(crate) fn is_random(&self) -> bool {
+        matches!(self.script, Script::Random(_))
+    }
+
     /// A scenario of complete programs.
     const fn of_programs(
         name: &'static str,
@@ -164,6 +181,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Scenario> {
         remote::ALL,
         not_ready::ALL,
         memory::ALL,
+        random::ALL,
         pingpong::ALL,
     ];
     sizes::ALL.iter().copied().chain(rest).flatten()

@@ -42,7 +42,7 @@ pub(super) static ALL: &[Scenario] = &[
 /// Where the device reads and doesn't write. Seen with 1.19 to 2.1; 2.3 has it right.
 pub(super) const UNWRITABLE: &[Known] =
     &[Known::with_rdma(Pair::C_RECEIVES, [Release(1, 19), Release(2, 3)], UNWRITABLE_REASON)];
-const UNWRITABLE_REASON: &str = "libfabric 1.19 to 2.2 registers memory that peers may write without \
+pub(super) const UNWRITABLE_REASON: &str = "libfabric 1.19 to 2.2 registers memory that peers may write without \
     local write access, and then can't read a long write into it";
 
 /// A write, a read and an atomic of each packet type.
@@ -73,7 +73,7 @@ fn sizes() -> impl Iterator<Item = u64> {
 }
 
 /// Bytes of the exposed memory before and behind what is written.
-const MARGIN: u64 = 24;
+pub(super) const MARGIN: u64 = 24;
 
 /// Writes into the middle of untouched memory, which is checked when a message behind has come.
 fn written(stage: &mut Stage<'_>, options: &str, data: Option<u64>) -> Result<()> {
@@ -330,7 +330,7 @@ fn atomic(
     Ok(())
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
