@@ -573,15 +573,13 @@ unsafe extern "C" fn tx_size_left(ep: *mut fid_ep) -> isize {
     count(|| Ok(unsafe { Object::<Endpoint>::of(ep) }.endpoint()?.transmits_left()))
 }
 
-/// `fi_cancel`.
+/// `fi_cancel`: a success even if no receive with this context waits, as with libfabric's providers.
 unsafe extern "C" fn cancel(fid: fid_t, context: *mut c_void) -> isize {
     started(|| {
         // SAFETY: the table is that of an endpoint.
         let ep = unsafe { Object::<Endpoint>::of(fid.cast()) };
-        match ep.endpoint()?.cancel_context(context.expose_provenance() as u64) {
-            true => Ok(()),
-            false => Err(Errno(FI_ENOENT)),
-        }
+        let _found = ep.endpoint()?.cancel_context(context.expose_provenance() as u64);
+        Ok(())
     })
 }
 

@@ -245,7 +245,7 @@ static void cancelled(void)
 		EQUAL(other[0], 'q');
 	}
 	/* Nothing has this context. */
-	(void)fi_cancel(&at->ep->fid, CONTEXT(7));
+	EQUAL(fi_cancel(&at->ep->fid, CONTEXT(7)), 0);
 	EMPTY(&world, at->rx);
 	close_world(&world);
 }
