@@ -16,6 +16,11 @@ const CAPABILITIES: [(u64, Capabilities); 9] = [
     (FI_DIRECTED_RECV, Capabilities::DIRECTED_RECV),
 ];
 
+/// Capabilities that a shared receive context lacks: an address means another peer to each address vector, and a buffer
+/// for many messages would have those of several endpoints.
+pub(crate) const NOT_SHARED: Capabilities =
+    Capabilities::MULTI_RECV.union(Capabilities::DIRECTED_RECV);
+
 /// What every entry offers also if the hints don't ask for it: the directions of remote memory, and which peers are
 /// reached.
 const IMPLIED_CAPS: u64 = REMOTE_MEMORY | FI_LOCAL_COMM | FI_REMOTE_COMM;

@@ -20,6 +20,7 @@ pub(crate) mod mr;
 pub(crate) mod msg;
 pub(crate) mod passive;
 pub(crate) mod rma;
+pub(crate) mod shared;
 pub(crate) mod tagged;
 pub(crate) mod transfer;
 pub(crate) mod unexpected;

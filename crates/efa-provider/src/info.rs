@@ -210,11 +210,24 @@ fn fill_endpoint(asked: &fi_ep_attr, hints: &mut Hints) -> Outcome<()> {
     endpoint.max_write_after_read_size = wanted(asked.max_order_war_size as u64);
     endpoint.max_write_after_write_size = wanted(asked.max_order_waw_size as u64);
     endpoint.mem_tag_format = wanted(asked.mem_tag_format);
-    // Neither scalable endpoints nor shared contexts are offered.
-    match (asked.tx_ctx_cnt, asked.rx_ctx_cnt) {
-        (0..=CONTEXTS, 0..=CONTEXTS) => Ok(()),
+    // Scalable endpoints aren't offered.
+    let is_offered = |contexts| contexts <= CONTEXTS || is_shared(contexts);
+    let lacking = lacking(is_shared(asked.rx_ctx_cnt));
+    let receives = hints.receive.capabilities.unwrap_or(hints.capabilities);
+    match is_offered(asked.tx_ctx_cnt) && is_offered(asked.rx_ctx_cnt) {
+        true if !receives.intersects(lacking) => Ok(()),
         _ => Err(NO_DATA),
     }
+}
+
+/// Whether this number of contexts means a shared one.
+fn is_shared(contexts: usize) -> bool {
+    contexts == FI_SHARED_CONTEXT
+}
+
+/// Capabilities that an endpoint lacks whose context of receives is shared.
+fn lacking(is_shared: bool) -> Capabilities {
+    if is_shared { bits::NOT_SHARED } else { Capabilities::empty() }
 }
 
 fn fill_domain(asked: &fi_domain_attr, hints: &mut Hints) -> Outcome<()> {
@@ -264,10 +277,10 @@ fn fill_domain(asked: &fi_domain_attr, hints: &mut Hints) -> Outcome<()> {
     limits.endpoints = wanted(asked.ep_cnt);
     limits.transmit_contexts = wanted(asked.tx_ctx_cnt);
     limits.receive_contexts = wanted(asked.rx_ctx_cnt);
-    let contexts = (asked.max_ep_tx_ctx, asked.max_ep_rx_ctx);
-    match (contexts, asked.max_ep_stx_ctx, asked.max_ep_srx_ctx) {
-        ((0..=CONTEXTS, 0..=CONTEXTS), 0, 0) => Ok(()),
-        _ => Err(NO_DATA),
+    let contexts = asked.max_ep_tx_ctx.max(asked.max_ep_rx_ctx);
+    match contexts <= CONTEXTS && asked.max_ep_stx_ctx.max(asked.max_ep_srx_ctx) <= NO_LIMIT {
+        true => Ok(()),
+        false => Err(NO_DATA),
     }
 }
 
@@ -286,6 +299,8 @@ pub(crate) struct RequestedAttributes {
     av_type: fi_av_type,
     /// Pieces of a message, sent and received.
     pieces: [usize; 2],
+    /// Whether the endpoint has a shared context of sends, and one of receives.
+    shares: [bool; 2],
     /// Addresses of connections are those of IPv6.
     pub(crate) is_ipv6: bool,
     /// Addresses of endpoints without a connection, or sites.
@@ -311,6 +326,9 @@ impl RequestedAttributes {
                 asked.and_then(|asked| asked.transmit).map_or(0, |it| it.iov_limit),
                 asked.and_then(|asked| asked.receive).map_or(0, |it| it.iov_limit),
             ],
+            shares: asked
+                .and_then(|asked| asked.endpoint)
+                .map_or([false; 2], |it| [it.tx_ctx_cnt, it.rx_ctx_cnt].map(is_shared)),
             is_ipv6: asked.is_some_and(|asked| asked.info.addr_format == FI_SOCKADDR_IN6),
             source: None,
             destination: None,
@@ -334,7 +352,8 @@ impl RequestedAttributes {
 
 /// Fills the attributes of an entry that are numbers. `to` is an entry of zeros.
 pub(crate) fn answer(info: &Info, requested: &RequestedAttributes, to: &mut Answer<'_>) {
-    let caps = bits::caps(info.capabilities, requested.caps);
+    let lacking = lacking(requested.shares[1]);
+    let caps = bits::caps(info.capabilities - lacking, requested.caps);
     let is_msg = info.endpoint.kind == EndpointKind::Connected;
     to.info.caps = caps;
     to.info.mode = 0;
@@ -351,7 +370,8 @@ pub(crate) fn answer(info: &Info, requested: &RequestedAttributes, to: &mut Answ
     transmit.rma_iov_limit = from.rma_iov_limit;
 
     let (from, receive) = (&info.receive, &mut *to.receive);
-    receive.caps = bits::side_caps(from.capabilities, caps, FI_REMOTE_READ | FI_REMOTE_WRITE);
+    receive.caps =
+        bits::side_caps(from.capabilities - lacking, caps, FI_REMOTE_READ | FI_REMOTE_WRITE);
     receive.op_flags = requested.receive_flags.unwrap_or(bits::op_flags(from.flags));
     receive.msg_order = MESSAGE_ORDER;
     receive.total_buffered_recv = from.total_buffered;
@@ -364,8 +384,8 @@ pub(crate) fn answer(info: &Info, requested: &RequestedAttributes, to: &mut Answ
     endpoint.protocol_version = from.protocol_version.into();
     endpoint.max_msg_size = usize::try_from(from.max_message_size).unwrap_or(usize::MAX);
     endpoint.mem_tag_format = from.mem_tag_format;
-    endpoint.tx_ctx_cnt = CONTEXTS;
-    endpoint.rx_ctx_cnt = CONTEXTS;
+    let contexts = |is_shared| if is_shared { FI_SHARED_CONTEXT } else { CONTEXTS };
+    [endpoint.tx_ctx_cnt, endpoint.rx_ctx_cnt] = requested.shares.map(contexts);
 
     let (from, limits, domain) = (&info.domain, &info.limits, &mut *to.domain);
     domain.threading = match requested.threading {
@@ -386,6 +406,8 @@ pub(crate) fn answer(info: &Info, requested: &RequestedAttributes, to: &mut Answ
     domain.rx_ctx_cnt = limits.receive_contexts.min(NO_LIMIT);
     domain.max_ep_tx_ctx = CONTEXTS;
     domain.max_ep_rx_ctx = CONTEXTS;
+    domain.max_ep_stx_ctx = NO_LIMIT;
+    domain.max_ep_srx_ctx = NO_LIMIT;
     domain.cntr_cnt = NO_LIMIT;
     domain.mr_iov_limit = 1;
     domain.max_err_data = MOST_DATA;

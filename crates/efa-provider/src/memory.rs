@@ -17,9 +17,9 @@ use efa::{Buffer, LentBytes, LentBytesMut, ReceiveBuffer, RegionSlice};
 
 use crate::abi::{FI_EDOMAIN, FI_EMSGSIZE};
 use crate::boundary::{Errno, INVALID, Outcome};
-use crate::c::endpoint::Endpoint;
+use crate::c::domain::Domain;
 use crate::c::mr::Region;
-use crate::object::Object;
+use crate::object::{Object, Use};
 
 /// The address of memory, which may be null if it is empty.
 #[inline(always)]
@@ -38,7 +38,7 @@ fn base(at: *const c_void, length: usize) -> Outcome<NonNull<u8>> {
 /// The program gave up `length` bytes at `at` as said above.
 #[inline(always)]
 pub(crate) unsafe fn sent(
-    ep: &Endpoint,
+    domain: &Use<Domain>,
     at: *const c_void,
     length: usize,
     desc: *mut c_void,
@@ -47,7 +47,7 @@ pub(crate) unsafe fn sent(
     // SAFETY: the caller's promise.
     unsafe {
         if !desc.is_null()
-            && let Some(part) = part(ep, at, length, desc, |_| true)?
+            && let Some(part) = part(domain, at, length, desc, |_| true)?
         {
             return Ok(part.into());
         }
@@ -61,7 +61,7 @@ pub(crate) unsafe fn sent(
 /// As for [`sent`].
 #[inline(always)]
 pub(crate) unsafe fn received(
-    ep: &Endpoint,
+    domain: &Use<Domain>,
     at: *mut c_void,
     length: usize,
     desc: *mut c_void,
@@ -70,7 +70,7 @@ pub(crate) unsafe fn received(
     // SAFETY: the caller's promise.
     unsafe {
         if !desc.is_null()
-            && let Some(part) = part(ep, at, length, desc, |region| region.is_written)?
+            && let Some(part) = part(domain, at, length, desc, |region| region.is_written)?
         {
             return Ok(part.into());
         }
@@ -94,42 +94,43 @@ const LONGEST_COPIED: usize = 64 << 10;
 /// Where it is used, `desc` is a descriptor of libfabric's, of an open region if it is one of this provider.
 #[cold]
 unsafe fn part(
-    ep: &Endpoint,
+    domain: &Use<Domain>,
     at: *const c_void,
     length: usize,
     desc: *mut c_void,
     is_usable: fn(&Region) -> bool,
 ) -> Outcome<Option<RegionSlice>> {
-    if length <= LONGEST_COPIED || !ep.domain.registers_at_cost() {
+    if length <= LONGEST_COPIED || !domain.registers_at_cost() {
         return Ok(None);
     }
     // SAFETY: the caller's promise.
     let region = unsafe { Object::<Region>::argument(desc.cast()) }?;
-    if !region.domain.is(ep.domain.object()) {
+    if !region.domain.is(domain.object()) {
         return Err(Errno(FI_EDOMAIN));
     }
     let part = region.part(at, length).ok_or(INVALID)?;
     Ok(is_usable(region).then_some(part))
 }
 
-/// What is sent from in several pieces.
+/// What is sent from in several pieces, at most `most`.
 ///
 /// # Safety
 /// As for [`sent`], for each piece, and `count` pieces are at `iov`.
 pub(crate) unsafe fn sent_pieces(
-    ep: &Endpoint,
+    domain: &Use<Domain>,
+    most: usize,
     iov: *const libc::iovec,
     desc: *mut *mut c_void,
     count: usize,
 ) -> Outcome<Buffer> {
     // SAFETY: the caller's promise.
     unsafe {
-        match pieces(iov, count, ep.most_pieces)? {
+        match pieces(iov, count, most)? {
             [] => Ok(Buffer::default()),
-            [one] => sent(ep, one.iov_base, one.iov_len, descriptor(desc, 0)),
+            [one] => sent(domain, one.iov_base, one.iov_len, descriptor(desc, 0)),
             many => {
                 let many = many.iter().zip(0..).map(|(piece, index)| {
-                    sent(ep, piece.iov_base, piece.iov_len, descriptor(desc, index))
+                    sent(domain, piece.iov_base, piece.iov_len, descriptor(desc, index))
                 });
                 Buffer::pieces(many.collect::<Outcome<Vec<_>>>()?).map_err(|_| INVALID)
             }
@@ -137,24 +138,25 @@ pub(crate) unsafe fn sent_pieces(
     }
 }
 
-/// What is received into in several pieces.
+/// What is received into in several pieces, at most `most`.
 ///
 /// # Safety
 /// As for [`sent_pieces`].
 pub(crate) unsafe fn received_pieces(
-    ep: &Endpoint,
+    domain: &Use<Domain>,
+    most: usize,
     iov: *const libc::iovec,
     desc: *mut *mut c_void,
     count: usize,
 ) -> Outcome<ReceiveBuffer> {
     // SAFETY: the caller's promise.
     unsafe {
-        match pieces(iov, count, ep.most_pieces)? {
-            [] => received(ep, std::ptr::null_mut(), 0, std::ptr::null_mut()),
-            [one] => received(ep, one.iov_base, one.iov_len, descriptor(desc, 0)),
+        match pieces(iov, count, most)? {
+            [] => received(domain, std::ptr::null_mut(), 0, std::ptr::null_mut()),
+            [one] => received(domain, one.iov_base, one.iov_len, descriptor(desc, 0)),
             many => {
                 let many = many.iter().zip(0..).map(|(piece, index)| {
-                    received(ep, piece.iov_base, piece.iov_len, descriptor(desc, index))
+                    received(domain, piece.iov_base, piece.iov_len, descriptor(desc, index))
                 });
                 ReceiveBuffer::pieces(many.collect::<Outcome<Vec<_>>>()?).map_err(|_| INVALID)
             }

@@ -229,6 +229,12 @@ programs! {
     cancelled_receive_fails_and_the_next_takes_the_message "matching-cancelled"
     message_is_peeked_at_claimed_received_and_discarded "matching-peek"
 
+    receive_of_a_shared_context_takes_a_message_of_any_endpoint_and_completes_there "shared-receives"
+    shared_context_refuses_receives_beyond_its_size_and_reports_cancelled_ones_to_the_first_endpoint "shared-limits"
+    shared_context_outlives_endpoints_and_their_queues "shared-left"
+    operations_of_endpoints_with_a_shared_context_start_up_to_its_size "shared-sends"
+    endpoint_of_an_entry_with_shared_contexts_is_enabled_once_they_are_bound "shared-entries"
+
     entries_read_have_the_size_and_fields_of_their_format "completions-formats"
     queue_opened_without_a_format_has_the_smallest_entries "completions-unspecified-format"
     queue_of_both_directions_has_both_completions "completions-one-queue"
@@ -300,6 +306,7 @@ programs! {
     shutdown_and_close_reach_the_other_side "connections-shut-down"
     regions_are_closed_while_another_thread_shuts_down_a_connection_whose_peer_does_not_work "connections-shut-down-beside"
     connections_of_one_listener_keep_their_messages_apart "connections-several"
+    connections_with_a_shared_context_take_its_receives_in_order "connections-shared-receives"
     operation_over_a_connection_completes_selectively_if_it_asks "connections-selective"
     private_data_arrives_up_to_the_limit_that_is_told "connections-most-data"
     call_out_of_turn_fails_and_the_listener_serves_on "connections-out-of-turn"
@@ -493,6 +500,7 @@ groups! {
     valgrind_finds_no_mistake_in_discovery "discovery"
     valgrind_finds_no_mistake_in_messages "messages"
     valgrind_finds_no_mistake_in_matching "matching"
+    valgrind_finds_no_mistake_in_shared_contexts "shared"
     valgrind_finds_no_mistake_in_completions "completions"
     valgrind_finds_no_mistake_in_waits "waits"
     valgrind_finds_no_mistake_in_events "events"

@@ -142,7 +142,7 @@ impl<'a> Call<'a> {
         }
         let none = std::ptr::null_mut();
         // SAFETY: the caller's promise.
-        self.copied(unsafe { memory::sent(self.ep, at, self.what.bytes(count)?, none) }?)
+        self.copied(unsafe { memory::sent(&self.ep.domain, at, self.what.bytes(count)?, none) }?)
     }
 
     /// An operand or comparand of several pieces.
@@ -157,7 +157,13 @@ impl<'a> Call<'a> {
         // SAFETY: the caller's promise.
         let lent = unsafe {
             let pieces = self.what.flat(iov, count, &mut pieces)?;
-            memory::sent_pieces(self.ep, pieces.as_ptr(), std::ptr::null_mut(), pieces.len())
+            memory::sent_pieces(
+                &self.ep.domain,
+                self.ep.most_pieces,
+                pieces.as_ptr(),
+                std::ptr::null_mut(),
+                pieces.len(),
+            )
         };
         self.copied(lent?)
     }
@@ -181,7 +187,7 @@ impl<'a> Call<'a> {
         desc: *mut c_void,
     ) -> Outcome<ReceiveBuffer> {
         // SAFETY: the caller's promise.
-        unsafe { memory::received(self.ep, at, self.what.bytes(count)?, desc) }
+        unsafe { memory::received(&self.ep.domain, at, self.what.bytes(count)?, desc) }
     }
 
     /// What previous values of several pieces go into.
@@ -198,7 +204,13 @@ impl<'a> Call<'a> {
         // SAFETY: the caller's promise.
         unsafe {
             let pieces = self.what.flat(iov, count, &mut pieces)?;
-            memory::received_pieces(self.ep, pieces.as_ptr(), desc, pieces.len())
+            memory::received_pieces(
+                &self.ep.domain,
+                self.ep.most_pieces,
+                pieces.as_ptr(),
+                desc,
+                pieces.len(),
+            )
         }
     }
 

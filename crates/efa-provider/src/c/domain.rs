@@ -7,7 +7,7 @@ use efa::{AddressVectorKind, DomainOptions, Link, Progress, RegistrationMode};
 use crate::abi::*;
 use crate::boundary::{Errno, INVALID, Outcome, status};
 use crate::c::fabric::Fabric;
-use crate::c::{atomic, av, counter, cq, endpoint, entry, mr, wait};
+use crate::c::{atomic, av, counter, cq, endpoint, entry, mr, shared, wait};
 use crate::errors;
 use crate::object::{Class, Object, Pool, Use};
 use crate::threads::with_signals_blocked;
@@ -32,6 +32,8 @@ static TABLE: fi_ops_domain = fi_ops_domain {
     endpoint: Some(endpoint::open),
     poll_open: Some(wait::open_poll_set),
     query_atomic: Some(atomic::query),
+    srx_ctx: Some(shared::open_receives),
+    stx_ctx: Some(shared::open_sends),
     ..fi_ops_domain::failing::<FI_ENOSYS>()
 };
 static CLOSED: fi_ops_domain = fi_ops_domain::failing::<FI_EBADF>();

@@ -20,6 +20,7 @@ use crate::c::cq::CompletionQueue;
 use crate::c::domain::{self, Domain};
 use crate::c::eq::EventQueue;
 use crate::c::event::{EventSource, Pointer};
+use crate::c::shared::{self, SharedReceives, SharedSends};
 use crate::c::{atomic, entry, msg, rma, tagged};
 use crate::errors;
 use crate::info::PIECES;
@@ -44,6 +45,8 @@ pub(crate) struct Endpoint {
     address_server: OnceLock<AddressServer>,
     setup: Mutex<Setup>,
     claims: Mutex<HashMap<u64, Claim>>,
+    /// Whether it is to have a shared context of sends, and one of receives.
+    shares: [bool; 2],
     pub(crate) defaults: Defaults,
     pub(crate) domain: Use<Domain>,
 }
@@ -93,6 +96,10 @@ struct Setup {
     /// The number of the endpoint at its event queue, once it is enabled.
     number: Option<u64>,
     counters: Vec<(Use<Counter>, Counted)>,
+    sends: Option<Use<SharedSends>>,
+    receives: Option<Use<SharedReceives>>,
+    /// Its place in `receives`, once it is enabled.
+    member: Option<shared::Member>,
 }
 
 impl Setup {
@@ -220,7 +227,9 @@ impl Endpoint {
             defaults.receive_flags = receive.op_flags;
         }
         // SAFETY: the program passes an entry of libfabric.
-        let kind = unsafe { info.ep_attr.as_ref() }.map_or(FI_EP_RDM, |attr| attr.type_);
+        let attr = unsafe { info.ep_attr.as_ref() };
+        let shares = attr.map_or([0; 2], |attr| [attr.tx_ctx_cnt, attr.rx_ctx_cnt]);
+        let kind = attr.map_or(FI_EP_RDM, |attr| attr.type_);
         let connection = match kind {
             FI_EP_RDM | FI_EP_UNSPEC => None,
             // SAFETY: as above.
@@ -241,6 +250,7 @@ impl Endpoint {
             address_server: OnceLock::new(),
             setup: Mutex::new(setup),
             claims: Mutex::default(),
+            shares: shares.map(|contexts| contexts == FI_SHARED_CONTEXT),
             defaults,
             domain: Use::new(domain),
         })
@@ -321,6 +331,7 @@ impl Endpoint {
     /// Binds what the program bound to it.
     fn bind_all(&self, setup: &Setup, builder: EndpointBuilder) -> EndpointBuilder {
         let Setup { transmit, receive, selective, addresses, events, counters, .. } = setup;
+        let Setup { sends, receives, .. } = setup;
         let builder = match events {
             Some(events) => builder.bind_event_queue(&events.events),
             None => builder,
@@ -332,8 +343,16 @@ impl Endpoint {
             self.bind_queue(builder, transmit.as_deref(), Direction::Transmit, selective[0]);
         let builder =
             self.bind_queue(builder, receive.as_deref(), Direction::Receive, selective[1]);
-        match addresses {
+        let builder = match addresses {
             Some(addresses) => builder.bind_address_vector(&addresses.addresses),
+            None => builder,
+        };
+        let builder = match sends {
+            Some(sends) => builder.bind_send_budget(&sends.budget),
+            None => builder,
+        };
+        match receives {
+            Some(receives) => builder.bind_shared_receive_queue(&receives.queue),
             None => builder,
         }
     }
@@ -384,6 +403,8 @@ impl Endpoint {
                 FI_CLASS_EQ => self.bind_event_queue(Object::argument(to)?),
                 FI_CLASS_CNTR => self.bind_counter(Object::argument(to)?, flags),
                 FI_CLASS_AV => self.bind_address_vector(Object::argument(to)?, flags),
+                FI_CLASS_STX_CTX => self.bind_shared_sends(Object::argument(to)?, flags),
+                FI_CLASS_SRX_CTX => self.bind_shared_receives(Object::argument(to)?, flags),
                 _ => Err(INVALID),
             }
         }
@@ -435,14 +456,33 @@ impl Endpoint {
     }
 
     fn bind_address_vector(&self, addresses: &Object<AddressVector>, flags: u64) -> Outcome<()> {
+        self.bind_only(&mut self.setup().addresses, addresses, &addresses.domain, flags)
+    }
+
+    fn bind_shared_sends(&self, sends: &Object<SharedSends>, flags: u64) -> Outcome<()> {
+        self.bind_only(&mut self.setup().sends, sends, &sends.domain, flags)
+    }
+
+    fn bind_shared_receives(&self, receives: &Object<SharedReceives>, flags: u64) -> Outcome<()> {
+        self.bind_only(&mut self.setup().receives, receives, &receives.domain, flags)
+    }
+
+    /// Binds an object of which an endpoint has one, and which has no flags.
+    fn bind_only<T: Class>(
+        &self,
+        slot: &mut Option<Use<T>>,
+        object: &Object<T>,
+        of: &Use<Domain>,
+        flags: u64,
+    ) -> Outcome<()> {
         if flags != 0 {
             return Err(Errno(FI_EBADFLAGS));
         }
-        domain::of_same(&self.domain, &addresses.domain)?;
-        match &mut self.setup().addresses {
+        domain::of_same(&self.domain, of)?;
+        match slot {
             Some(_) => Err(INVALID),
-            slot => {
-                *slot = Some(Use::new(addresses));
+            None => {
+                *slot = Some(Use::new(object));
                 Ok(())
             }
         }
@@ -458,6 +498,14 @@ impl Object<Endpoint> {
         }
         if self.connection.is_some() && setup.events.is_none() {
             return Err(Errno(FI_ENOEQ));
+        }
+        let bound = [setup.sends.is_some(), setup.receives.is_some()];
+        if let Some(at) = (0..2).find(|&at| self.shares[at] && !bound[at]) {
+            let context = ["transmit", "receive"][at];
+            crate::log::warn(format_args!(
+                "an endpoint with a shared {context} context can't be enabled before that is bound"
+            ));
+            return Err(Errno(FI_EOPBADSTATE));
         }
         // Of an attempt that failed after the endpoint was enabled.
         setup.forget_events();
@@ -496,6 +544,9 @@ impl Object<Endpoint> {
             // The lock is held: nobody else has set it.
             let _ = self.address_server.set(server);
         }
+        let Setup { receives, receive, .. } = &*setup;
+        let member = receives.as_ref().map(|all| shared::Member::new(all, receive.as_ref()));
+        setup.member = member;
         // As above.
         let _ = self.enabled.set(enabled);
         Ok(())

@@ -47,7 +47,7 @@ unsafe extern "C" fn recv(
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
         let desc = if ep.defaults.receive_many { std::ptr::null_mut() } else { desc };
-        let buffer = memory::received(ep, buf, len, desc)?;
+        let buffer = memory::received(&ep.domain, buf, len, desc)?;
         transfer::receive_untagged(ep, src_addr, buffer, context(ctx))
     })
 }
@@ -67,7 +67,7 @@ unsafe extern "C" fn recvv(
             true => only_piece(count)?,
             false => desc,
         };
-        let buffer = memory::received_pieces(ep, iov, desc, count)?;
+        let buffer = memory::received_pieces(&ep.domain, ep.most_pieces, iov, desc, count)?;
         transfer::receive_untagged(ep, src_addr, buffer, context(ctx))
     })
 }
@@ -79,11 +79,27 @@ unsafe extern "C" fn recvmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) ->
         let msg = msg.as_ref().ok_or(INVALID)?;
         if flags & FI_MULTI_RECV != 0 {
             let none = only_piece(msg.iov_count)?;
-            let buffer = || memory::received_pieces(ep, msg.msg_iov, none, msg.iov_count);
+            let buffer = || {
+                memory::received_pieces(
+                    &ep.domain,
+                    ep.most_pieces,
+                    msg.msg_iov,
+                    none,
+                    msg.iov_count,
+                )
+            };
             let flags = flags & !FI_MULTI_RECV;
             return transfer::receive_many(ep, msg.addr, flags, buffer, context(msg.context));
         }
-        let buffer = || memory::received_pieces(ep, msg.msg_iov, msg.desc, msg.iov_count);
+        let buffer = || {
+            memory::received_pieces(
+                &ep.domain,
+                ep.most_pieces,
+                msg.msg_iov,
+                msg.desc,
+                msg.iov_count,
+            )
+        };
         let receive = ep.from(Receive::untagged(), msg.addr);
         transfer::receive_flags(ep, receive, FI_MSG, flags, buffer, context(msg.context))
     })
@@ -100,7 +116,7 @@ unsafe extern "C" fn send(
     // SAFETY: as said above.
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
-        let buffer = memory::sent(ep, buf, len, desc)?;
+        let buffer = memory::sent(&ep.domain, buf, len, desc)?;
         transfer::send(ep, ep.message(dest_addr), buffer, context(ctx))
     })
 }
@@ -116,7 +132,7 @@ unsafe extern "C" fn sendv(
     // SAFETY: as said above.
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
-        let buffer = memory::sent_pieces(ep, iov, desc, count)?;
+        let buffer = memory::sent_pieces(&ep.domain, ep.most_pieces, iov, desc, count)?;
         transfer::send(ep, ep.message(dest_addr), buffer, context(ctx))
     })
 }
@@ -126,7 +142,8 @@ unsafe extern "C" fn sendmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) ->
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
         let msg = msg.as_ref().ok_or(INVALID)?;
-        let buffer = memory::sent_pieces(ep, msg.msg_iov, msg.desc, msg.iov_count)?;
+        let buffer =
+            memory::sent_pieces(&ep.domain, ep.most_pieces, msg.msg_iov, msg.desc, msg.iov_count)?;
         let mut message = ep.message(msg.addr);
         if flags & FI_REMOTE_CQ_DATA != 0 {
             message = message.with_data(msg.data);
@@ -160,7 +177,7 @@ unsafe extern "C" fn senddata(
     // SAFETY: as said above.
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
-        let buffer = memory::sent(ep, buf, len, desc)?;
+        let buffer = memory::sent(&ep.domain, buf, len, desc)?;
         transfer::send(ep, ep.message(dest_addr).with_data(data), buffer, context(ctx))
     })
 }

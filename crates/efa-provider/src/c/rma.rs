@@ -105,7 +105,7 @@ unsafe extern "C" fn read(
     // SAFETY: as said above.
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
-        let buffer = memory::received(ep, buf, len, desc)?;
+        let buffer = memory::received(&ep.domain, buf, len, desc)?;
         let rma = at(ep.peer(src_addr), addr, len, key);
         ep.endpoint()?.read(rma, buffer, context(ctx)).map_err(refused)
     })
@@ -124,7 +124,7 @@ unsafe extern "C" fn readv(
     // SAFETY: as said above.
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
-        let buffer = memory::received_pieces(ep, iov, desc, count)?;
+        let buffer = memory::received_pieces(&ep.domain, ep.most_pieces, iov, desc, count)?;
         let rma = at(ep.peer(src_addr), addr, buffer.len(), key);
         ep.endpoint()?.read(rma, buffer, context(ctx)).map_err(refused)
     })
@@ -137,7 +137,13 @@ unsafe extern "C" fn readmsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64
         let msg = msg.as_ref().ok_or(INVALID)?;
         // `FI_INJECT` means nothing where nothing is sent from; libfabric's providers take it too.
         let flags = bits::transmit_flags(flags).ok_or(Errno(FI_EBADFLAGS))?;
-        let buffer = memory::received_pieces(ep, msg.msg_iov, msg.desc, msg.iov_count)?;
+        let buffer = memory::received_pieces(
+            &ep.domain,
+            ep.most_pieces,
+            msg.msg_iov,
+            msg.desc,
+            msg.iov_count,
+        )?;
         let rma = remote(ep, msg)?.flags(flags);
         ep.endpoint()?.read(rma, buffer, context(msg.context)).map_err(refused)
     })
@@ -156,7 +162,7 @@ unsafe extern "C" fn write(
     // SAFETY: as said above.
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
-        let buffer = memory::sent(ep, buf, len, desc)?;
+        let buffer = memory::sent(&ep.domain, buf, len, desc)?;
         start_write(ep, at(ep.peer(dest_addr), addr, len, key), buffer, context(ctx))
     })
 }
@@ -174,7 +180,7 @@ unsafe extern "C" fn writev(
     // SAFETY: as said above.
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
-        let buffer = memory::sent_pieces(ep, iov, desc, count)?;
+        let buffer = memory::sent_pieces(&ep.domain, ep.most_pieces, iov, desc, count)?;
         let rma = at(ep.peer(dest_addr), addr, buffer.len(), key);
         start_write(ep, rma, buffer, context(ctx))
     })
@@ -186,7 +192,8 @@ unsafe extern "C" fn writemsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u6
         let ep = Object::<Endpoint>::of(ep);
         let msg = msg.as_ref().ok_or(INVALID)?;
         let known = bits::transmit_flags(flags & !FI_REMOTE_CQ_DATA);
-        let buffer = memory::sent_pieces(ep, msg.msg_iov, msg.desc, msg.iov_count)?;
+        let buffer =
+            memory::sent_pieces(&ep.domain, ep.most_pieces, msg.msg_iov, msg.desc, msg.iov_count)?;
         let rma = remote(ep, msg)?;
         let mut rma = rma.flags(known.ok_or(Errno(FI_EBADFLAGS))?);
         if flags & FI_REMOTE_CQ_DATA != 0 {
@@ -228,7 +235,7 @@ unsafe extern "C" fn writedata(
     // SAFETY: as said above.
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
-        let buffer = memory::sent(ep, buf, len, desc)?;
+        let buffer = memory::sent(&ep.domain, buf, len, desc)?;
         start_write(
             ep,
             at(ep.peer(dest_addr), addr, len, key).with_data(data),

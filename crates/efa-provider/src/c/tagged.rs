@@ -39,7 +39,7 @@ unsafe extern "C" fn recv(
     // SAFETY: as said above.
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
-        let buffer = memory::received(ep, buf, len, desc)?;
+        let buffer = memory::received(&ep.domain, buf, len, desc)?;
         transfer::receive(ep, ep.from(Receive::masked(tag, ignore), src_addr), buffer, context(ctx))
     })
 }
@@ -57,7 +57,7 @@ unsafe extern "C" fn recvv(
     // SAFETY: as said above.
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
-        let buffer = memory::received_pieces(ep, iov, desc, count)?;
+        let buffer = memory::received_pieces(&ep.domain, ep.most_pieces, iov, desc, count)?;
         transfer::receive(ep, ep.from(Receive::masked(tag, ignore), src_addr), buffer, context(ctx))
     })
 }
@@ -68,7 +68,15 @@ unsafe extern "C" fn recvmsg(ep: *mut fid_ep, msg: *const fi_msg_tagged, flags: 
         let ep = Object::<Endpoint>::of(ep);
         let msg = msg.as_ref().ok_or(INVALID)?;
         let receive = ep.from(Receive::masked(msg.tag, msg.ignore), msg.addr);
-        let buffer = || memory::received_pieces(ep, msg.msg_iov, msg.desc, msg.iov_count);
+        let buffer = || {
+            memory::received_pieces(
+                &ep.domain,
+                ep.most_pieces,
+                msg.msg_iov,
+                msg.desc,
+                msg.iov_count,
+            )
+        };
         transfer::receive_flags(ep, receive, FI_TAGGED, flags, buffer, context(msg.context))
     })
 }
@@ -85,7 +93,7 @@ unsafe extern "C" fn send(
     // SAFETY: as said above.
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
-        let buffer = memory::sent(ep, buf, len, desc)?;
+        let buffer = memory::sent(&ep.domain, buf, len, desc)?;
         transfer::send(ep, ep.message(dest_addr).tagged(tag), buffer, context(ctx))
     })
 }
@@ -102,7 +110,7 @@ unsafe extern "C" fn sendv(
     // SAFETY: as said above.
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
-        let buffer = memory::sent_pieces(ep, iov, desc, count)?;
+        let buffer = memory::sent_pieces(&ep.domain, ep.most_pieces, iov, desc, count)?;
         transfer::send(ep, ep.message(dest_addr).tagged(tag), buffer, context(ctx))
     })
 }
@@ -112,7 +120,8 @@ unsafe extern "C" fn sendmsg(ep: *mut fid_ep, msg: *const fi_msg_tagged, flags: 
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
         let msg = msg.as_ref().ok_or(INVALID)?;
-        let buffer = memory::sent_pieces(ep, msg.msg_iov, msg.desc, msg.iov_count)?;
+        let buffer =
+            memory::sent_pieces(&ep.domain, ep.most_pieces, msg.msg_iov, msg.desc, msg.iov_count)?;
         let mut message = ep.message(msg.addr).tagged(msg.tag);
         if flags & FI_REMOTE_CQ_DATA != 0 {
             message = message.with_data(msg.data);
@@ -148,7 +157,7 @@ unsafe extern "C" fn senddata(
     // SAFETY: as said above.
     started(|| unsafe {
         let ep = Object::<Endpoint>::of(ep);
-        let buffer = memory::sent(ep, buf, len, desc)?;
+        let buffer = memory::sent(&ep.domain, buf, len, desc)?;
         transfer::send(ep, ep.message(dest_addr).tagged(tag).with_data(data), buffer, context(ctx))
     })
 }

@@ -121,6 +121,18 @@ fn reported(flags: u64) -> OperationFlags {
     }
 }
 
+/// A receive with these flags.
+///
+/// # Errors
+/// `FI_EBADFLAGS` if they ask for more than its completion.
+#[inline(always)]
+pub(crate) fn with_flags(receive: Receive, flags: u64) -> Outcome<Receive> {
+    match flags & !(FI_COMPLETION | FI_MORE | LEVELS) {
+        0 => Ok(receive.flags(reported(flags))),
+        _ => Err(Errno(FI_EBADFLAGS)),
+    }
+}
+
 /// Receives with these flags, or looks at what arrived. `kind` is `FI_TAGGED` or `FI_MSG`.
 pub(crate) fn receive_flags(
     ep: &Endpoint,
@@ -131,11 +143,9 @@ pub(crate) fn receive_flags(
     context: u64,
 ) -> Outcome<()> {
     const LOOKS: u64 = FI_PEEK | FI_CLAIM | FI_DISCARD;
-    if flags & !(FI_COMPLETION | FI_MORE | LEVELS | LOOKS) != 0 {
-        return Err(Errno(FI_EBADFLAGS));
-    }
+    let receive = with_flags(receive, flags & !LOOKS)?;
     match flags & LOOKS {
-        0 => self::receive(ep, receive.flags(reported(flags)), buffer()?, context),
+        0 => self::receive(ep, receive, buffer()?, context),
         FI_CLAIM => unexpected::receive_claimed(ep, buffer()?, context),
         CLAIM_AND_DISCARD => unexpected::discard_claimed(ep, kind, context),
         looks if looks & FI_PEEK != 0 => unexpected::peek(ep, receive, kind, looks, context),

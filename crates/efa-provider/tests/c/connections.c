@@ -102,6 +102,9 @@ static void close_server(struct server *server)
 /* Whether ends complete selectively. */
 static bool is_selective;
 
+/* The context of receives of the ends that are opened for requests, if they share one. */
+static struct fid_ep *srx;
+
 static void open_end(struct server *server, struct fi_info *info, struct end *end)
 {
 	struct fi_cq_attr cq = { .size = 64, .format = FI_CQ_FORMAT_TAGGED, .wait_obj = FI_WAIT_UNSPEC };
@@ -113,6 +116,8 @@ static void open_end(struct server *server, struct fi_info *info, struct end *en
 	OK(fi_ep_bind(end->ep, &end->eq->fid, 0));
 	OK(fi_ep_bind(end->ep, &end->tx->fid, FI_TRANSMIT | (is_selective ? FI_SELECTIVE_COMPLETION : 0)));
 	OK(fi_ep_bind(end->ep, &end->rx->fid, FI_RECV | (is_selective ? FI_SELECTIVE_COMPLETION : 0)));
+	if (srx && info->handle)
+		OK(fi_ep_bind(end->ep, &srx->fid, 0));
 	OK(fi_enable(end->ep));
 }
 
@@ -428,6 +433,36 @@ static void several(void)
 	close_server(&server);
 }
 
+static void shared_receives(void)
+{
+	enum { CONNECTIONS = 3 };
+	struct server server;
+	struct end client[CONNECTIONS], other[CONNECTIONS];
+	char here[CONNECTIONS][8];
+
+	open_server(&server);
+	OK(fi_srx_context(server.domain, NULL, &srx, NULL));
+	for (int i = 0; i < CONNECTIONS; i++)
+		connect_ends(&server, &client[i], &other[i]);
+	for (int i = 0; i < CONNECTIONS; i++)
+		OK(fi_recv(srx, here[i], 8, NULL, 0, CONTEXT(i)));
+	for (int i = 0; i < CONNECTIONS; i++) {
+		int at = CONNECTIONS - 1 - i;
+		char byte = (char)at;
+
+		OK(fi_send(client[at].ep, &byte, 1, NULL, 0, CONTEXT(10)));
+		take_both(&client[at], &other[at], CONTEXT(10), CONTEXT(i), 1);
+		EQUAL(here[i][0], at);
+	}
+	for (int i = 0; i < CONNECTIONS; i++) {
+		close_end(&client[i]);
+		close_end(&other[i]);
+	}
+	OK(fi_close(&srx->fid));
+	srx = NULL;
+	close_server(&server);
+}
+
 /* The side that connects, in a thread of its own, which sleeps until it is connected. */
 struct caller {
 	struct server *server;
@@ -643,6 +678,7 @@ const struct program connections[] = {
 	{ "connections-shut-down", shut_down },
 	{ "connections-shut-down-beside", shut_down_beside },
 	{ "connections-several", several },
+	{ "connections-shared-receives", shared_receives },
 	{ "connections-selective", selective },
 	{ "connections-most-data", most_data },
 	{ "connections-out-of-turn", out_of_turn },

@@ -289,6 +289,8 @@ HINT(scalable, hints->ep_attr->tx_ctx_cnt = 2, info->ep_attr->tx_ctx_cnt >= 2)
 HINT(contexts, hints->domain_attr->max_ep_rx_ctx = 2, info->domain_attr->max_ep_rx_ctx >= 2)
 HINT(shared_tx, hints->ep_attr->tx_ctx_cnt = FI_SHARED_CONTEXT, info->ep_attr->tx_ctx_cnt == FI_SHARED_CONTEXT)
 HINT(shared_rx, hints->domain_attr->max_ep_srx_ctx = 1, info->domain_attr->max_ep_srx_ctx >= 1)
+HINT(huge_shared, hints->domain_attr->max_ep_stx_ctx = (size_t)1 << 40,
+	info->domain_attr->max_ep_stx_ctx >= (size_t)1 << 40)
 HINT(other_fabric, hints->fabric_attr->name = strdup("no such fabric"),
 	!strcmp(info->fabric_attr->name, "no such fabric"))
 HINT(other_domain, hints->domain_attr->name = strdup("no such domain"),
@@ -331,12 +333,13 @@ static const struct hint must[] = {
 	ENTRY(tx_size), ENTRY(rx_size), ENTRY(iov), ENTRY(max_size), ENTRY(order), ENTRY(completion), ENTRY(delivery),
 	ENTRY(sas_size), ENTRY(key_room), ENTRY(any_key), ENTRY(chosen_key), ENTRY(version_of_protocol), ENTRY(buffered),
 	ENTRY(regions), ENTRY(region_pieces), ENTRY(failure_data), ENTRY(queues), ENTRY(many_pieces), ENTRY(rma_pieces),
+	ENTRY(shared_tx), ENTRY(shared_rx),
 };
 
 static const struct hint cannot[] = {
 	ENTRY(dgram), ENTRY(multicast), ENTRY(trigger), ENTRY(collective), ENTRY(hmem), ENTRY(rma_event), ENTRY(pmem),
 	ENTRY(unknown_cap), ENTRY(huge_inject), ENTRY(huge_iov), ENTRY(huge_data), ENTRY(huge_tx),
-	ENTRY(scalable), ENTRY(contexts), ENTRY(shared_tx), ENTRY(shared_rx), ENTRY(other_fabric),
+	ENTRY(scalable), ENTRY(contexts), ENTRY(huge_shared), ENTRY(other_fabric),
 	ENTRY(other_domain), ENTRY(other_format), ENTRY(other_protocol), ENTRY(auth), ENTRY(small_key),
 	ENTRY(other_version), ENTRY(huge_version), ENTRY(huge_buffered), ENTRY(huge_regions), ENTRY(huge_region_pieces),
 	ENTRY(huge_failure_data), ENTRY(huge_queues), ENTRY(huge_counters), ENTRY(huge_endpoints),

@@ -3,11 +3,11 @@
 
 extern const struct program discovery[], messages[], matching[], completions[], waits[], events[], vectors[], regions[],
 	rma[], atomics[], connections[], settings[], versions[], refused[], processes[], threads[], lifetimes[],
-	libfabrics[], exits[], sleepers[], devices[];
+	libfabrics[], exits[], sleepers[], devices[], shared[];
 
 static const struct program *const all[] = {
 	discovery, messages, matching, completions, waits, events, vectors, regions, rma, atomics, connections, settings,
-	versions, refused, processes, threads, lifetimes, libfabrics, exits, sleepers, devices,
+	versions, refused, processes, threads, lifetimes, libfabrics, exits, sleepers, devices, shared,
 };
 
 /* Whether a program has this name, or is of this group. */

@@ -111,6 +111,10 @@ struct fi_info *hints_of(const struct options *options)
 	hints->rx_attr->op_flags = options->rx_flags;
 	hints->tx_attr->iov_limit = options->pieces;
 	hints->rx_attr->iov_limit = options->pieces;
+	if (options->shared_tx)
+		hints->ep_attr->tx_ctx_cnt = FI_SHARED_CONTEXT;
+	if (options->shared_rx)
+		hints->ep_attr->rx_ctx_cnt = FI_SHARED_CONTEXT;
 	hints->mode = options->mode;
 	return hints;
 }
@@ -163,6 +167,10 @@ void open_side(struct world *world, struct side *side)
 	}
 	if (options->events)
 		OK(fi_ep_bind(side->ep, &options->events->fid, 0));
+	if (world->stx)
+		OK(fi_ep_bind(side->ep, &world->stx->fid, 0));
+	if (world->srx)
+		OK(fi_ep_bind(side->ep, &world->srx->fid, 0));
 	OK(fi_enable(side->ep));
 	side->name_length = sizeof(side->name);
 	OK(fi_getname(&side->ep->fid, side->name, &side->name_length));
@@ -186,6 +194,18 @@ void open_world_at(struct world *world, const struct options *options, struct fi
 	world->fabric = fabric;
 	world->next_key = 100;
 	OK(fi_domain(world->fabric, world->info, &world->domain, world));
+	if (options->shared_tx) {
+		struct fi_tx_attr attr = *info->tx_attr;
+
+		attr.size = options->shared_tx;
+		OK(fi_stx_context(world->domain, &attr, &world->stx, world));
+	}
+	if (options->shared_rx) {
+		struct fi_rx_attr attr = *info->rx_attr;
+
+		attr.size = options->shared_rx;
+		OK(fi_srx_context(world->domain, &attr, &world->srx, world));
+	}
 	for (int i = 0; i < world->sides; i++)
 		open_side(world, &world->side[i]);
 	for (int i = 0; i < world->sides; i++)
@@ -220,6 +240,10 @@ void close_world(struct world *world)
 {
 	for (int i = 0; i < world->sides; i++)
 		close_side(&world->side[i]);
+	if (world->stx)
+		OK(fi_close(&world->stx->fid));
+	if (world->srx)
+		OK(fi_close(&world->srx->fid));
 	OK(fi_close(&world->domain->fid));
 	OK(fi_close(&world->fabric->fid));
 	fi_freeinfo(world->info);

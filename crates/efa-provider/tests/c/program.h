@@ -81,6 +81,7 @@ struct options {
 	bool counters;
 	struct fid_eq *events;		/* bound to each endpoint, if there is one */
 	bool shared_cq;			/* sends and receives complete in one queue */
+	size_t shared_tx, shared_rx;	/* operations of a context of all sides, if there is to be one */
 };
 
 enum { SIDES = 3, NAME = 512 };
@@ -102,6 +103,8 @@ struct world {
 	struct fi_info *info;
 	struct fid_fabric *fabric;
 	struct fid_domain *domain;
+	struct fid_stx *stx;		/* with `shared_tx` */
+	struct fid_ep *srx;		/* with `shared_rx` */
 	int sides;
 	struct side side[SIDES];
 	uint64_t next_key;

@@ -78,6 +78,8 @@ static void null_pointers(void)
 	REFUSED(fi_av_open(world.domain, &av, NULL, NULL));
 	REFUSED(fi_endpoint(world.domain, NULL, &ep, NULL));
 	REFUSED(fi_endpoint(world.domain, world.info, NULL, NULL));
+	REFUSED(fi_srx_context(world.domain, NULL, NULL, NULL));
+	REFUSED(fi_stx_context(world.domain, NULL, NULL, NULL));
 	REFUSED(fi_mr_reg(world.domain, NULL, 8, FI_REMOTE_READ, 0, 9, 0, &mr, NULL));
 	REFUSED(fi_mr_reg(world.domain, &value, 8, FI_REMOTE_READ, 0, 9, 0, NULL, NULL));
 	REFUSED(fi_mr_regv(world.domain, NULL, 1, FI_REMOTE_READ, 0, 9, 0, &mr, NULL));
@@ -141,15 +143,22 @@ static void other_domain(void)
 {
 	struct options options = all;
 	struct world world, other;
-	struct fid_ep *ep;
+	struct fid_ep *ep, *srx;
+	struct fid_stx *stx;
 
 	needs_ours();
 	open_world(&world, &options);
 	open_world(&other, &options);
+	OK(fi_srx_context(other.domain, NULL, &srx, NULL));
+	OK(fi_stx_context(other.domain, NULL, &stx, NULL));
 	OK(fi_endpoint(world.domain, world.info, &ep, NULL));
 	REFUSED(fi_ep_bind(ep, &other.side[0].rx->fid, FI_RECV));
 	REFUSED(fi_ep_bind(ep, &other.side[0].av->fid, 0));
+	REFUSED(fi_ep_bind(ep, &srx->fid, 0));
+	REFUSED(fi_ep_bind(ep, &stx->fid, 0));
 	OK(fi_close(&ep->fid));
+	OK(fi_close(&srx->fid));
+	OK(fi_close(&stx->fid));
 	still_serves(&world);
 	close_world(&other);
 	still_serves(&world);
@@ -371,7 +380,6 @@ static void not_offered_calls(void)
 	struct fi_msg_rma write = { .msg_iov = &piece, .iov_count = 1 };
 	struct fi_mr_attr memory = { .mr_iov = &piece, .iov_count = 1, .access = FI_REMOTE_READ };
 	struct options options = all;
-	struct fid_stx *stx;
 	struct fid_ep *ep;
 	struct fid_mc *group;
 	struct fid_mr *mr;
@@ -391,8 +399,6 @@ static void not_offered_calls(void)
 	FAILS(fi_allreduce(side->ep, &value, 1, NULL, &value, NULL, 0, FI_UINT64, FI_SUM, 0, NULL), FI_ENOSYS);
 	FAILS(fi_control(&world.domain->fid, FI_QUEUE_WORK, &value), FI_ENOSYS);
 	FAILS(fi_scalable_ep(world.domain, world.info, &ep, NULL), FI_ENOSYS);
-	FAILS(fi_stx_context(world.domain, NULL, &stx, NULL), FI_ENOSYS);
-	FAILS(fi_srx_context(world.domain, NULL, &ep, NULL), FI_ENOSYS);
 	FAILS(fi_tx_context(side->ep, 0, NULL, &ep, NULL), FI_ENOSYS);
 	FAILS(fi_rx_context(side->ep, 0, NULL, &ep, NULL), FI_ENOSYS);
 	FAILS(fi_ep_alias(side->ep, &ep, 0), FI_ENOSYS);
