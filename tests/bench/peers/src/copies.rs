@@ -176,8 +176,8 @@ impl Transport for Copies {
         self.next(NUMBER)
     }
 
-    fn received_byte(&self, at: usize) -> u8 {
-        self.into[self.into_at + at]
+    fn received_byte(&self, point: Point, slot: usize, at: usize) -> u8 {
+        self.into[self.into_at + point.offset(slot) + at]
     }
 
     fn forget(&mut self, point: Point, slot: usize) {

@@ -2,7 +2,7 @@
 //! `cargo xtask bench peers`. The C programs beside it measure libfabric's providers and MPI.
 //!
 //! ```text
-//! efa-bench-peers ours|mapped|overtcp|device|ring|tcp|readv|memcpy client|server DIRECTORY SECONDS MILLISECONDS POINT...
+//! efa-bench-peers ours|mapped|overtcp|engine|device|ring|tcp|readv|memcpy client|server DIRECTORY SECONDS MILLISECONDS POINT...
 //!
 //!   DIRECTORY      where both sides meet, empty
 //!   SECONDS        after which the process ends in any case
@@ -19,6 +19,7 @@
 
 mod copies;
 mod device;
+mod engine;
 mod measure;
 mod ours;
 mod ring;
@@ -33,6 +34,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::copies::{By, Copies};
 use crate::device::Device;
+use crate::engine::Engine;
 use crate::measure::{Point, Transport, client, server};
 use crate::ours::{Ours, Over};
 use crate::ring::Ring;
@@ -57,10 +59,10 @@ fn main() -> Result<()> {
     let mut points = points.iter().map(|point| point.parse()).collect::<Result<Vec<Point>>>()?;
     let most = match what.as_str() {
         "ring" => ring::MOST,
-        "device" => device::MOST,
+        "device" | "engine" => device::MOST,
         _ => usize::MAX,
     };
-    points.retain(|point| point.size <= most);
+    points.retain(|point| point.size <= most && (what != "engine" || engine::can(*point)));
     let bytes = points.iter().map(|point| point.bytes()).max().unwrap_or_default();
     let directory = Path::new(directory);
     match (what.as_str(), role.as_str()) {
@@ -73,6 +75,11 @@ fn main() -> Result<()> {
             let mut ours = Ours::open(over, directory, role, bytes)?;
             run(&mut ours, role, &points, least)?;
             ours.close()
+        }
+        ("engine", role) => {
+            let mut engine = Engine::open(directory, role, bytes)?;
+            run(&mut engine, role, &points, least)?;
+            engine.close()
         }
         ("device", role) => {
             let mut device = Device::open(directory, role, bytes)?;
@@ -88,7 +95,9 @@ fn main() -> Result<()> {
             run(&mut Copies::open(by, directory, role, bytes)?, role, &points, least)
         }
         (other, _) => {
-            bail!("`{other}` is none of ours, mapped, overtcp, device, ring, tcp, readv, memcpy")
+            bail!(
+                "`{other}` is none of ours, mapped, overtcp, engine, device, ring, tcp, readv, memcpy"
+            )
         }
     }
 }

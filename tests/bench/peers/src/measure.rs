@@ -113,8 +113,8 @@ pub(crate) trait Transport {
     fn tell(&mut self, number: u64) -> Result<()>;
     /// Receives a number.
     fn hear(&mut self) -> Result<u64>;
-    /// A byte in the memory for receives.
-    fn received_byte(&self, at: usize) -> u8;
+    /// A byte of the receive buffer of the slot.
+    fn received_byte(&self, point: Point, slot: usize, at: usize) -> u8;
     /// Overwrites the receive buffer of the slot with [`UNSENT`].
     fn forget(&mut self, point: Point, slot: usize);
     /// Before a point is measured.
@@ -232,7 +232,7 @@ fn verify(transport: &mut impl Transport, point: Point) -> Result<()> {
     }
     for slot in 0..point.buffers() {
         for at in [0, point.size / 2, point.size - 1] {
-            let byte = transport.received_byte(point.offset(slot) + at);
+            let byte = transport.received_byte(point, slot, at);
             ensure!(byte == SENT, "{point}: byte {at} of buffer {slot} is {byte:#04x}");
         }
         transport.forget(point, slot);

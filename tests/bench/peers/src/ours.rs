@@ -16,13 +16,13 @@ use efa::{
 
 use crate::measure::{MAX_WINDOW, Point, SENT, Transport, UNSENT};
 
-const DATA: u64 = 7;
-const CONTROL: u64 = 8;
+pub(crate) const DATA: u64 = 7;
+pub(crate) const CONTROL: u64 = 8;
 /// The context of numbers; that of messages is their slot.
-const NUMBER: u64 = u64::MAX;
+pub(crate) const NUMBER: u64 = u64::MAX;
 /// The most bytes of a message that has no completion at the sender, as in `libfabric.c`; UCX and MPI complete such sends
 /// at once.
-const INJECT: usize = 1024;
+pub(crate) const INJECT: usize = 1024;
 /// Bytes of a page. The C programs have their buffers at the start of one.
 pub(crate) const PAGE: usize = 4096;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -269,9 +269,9 @@ impl Transport for Ours {
         }
     }
 
-    fn received_byte(&self, at: usize) -> u8 {
+    fn received_byte(&self, point: Point, slot: usize, at: usize) -> u8 {
         let mut byte = [UNSENT];
-        self.into.read(self.into_at + at, &mut byte);
+        self.into.read(self.into_at + point.offset(slot) + at, &mut byte);
         byte[0]
     }
 

@@ -153,9 +153,8 @@ impl Transport for Ring {
         Ok(words[0])
     }
 
-    fn received_byte(&self, at: usize) -> u8 {
-        // Buffers of a point are a line apart.
-        self.to[at / 64][at % 64 / 8].to_ne_bytes()[at % 8]
+    fn received_byte(&self, point: Point, slot: usize, at: usize) -> u8 {
+        self.to[buffer(point, slot)][at / 8].to_ne_bytes()[at % 8]
     }
 
     fn forget(&mut self, point: Point, slot: usize) {

@@ -103,8 +103,8 @@ impl Transport for Tcp {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    fn received_byte(&self, at: usize) -> u8 {
-        self.into[at]
+    fn received_byte(&self, point: Point, slot: usize, at: usize) -> u8 {
+        self.into[point.offset(slot) + at]
     }
 
     fn forget(&mut self, point: Point, slot: usize) {

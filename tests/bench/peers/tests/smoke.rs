@@ -101,6 +101,16 @@ fn ring_is_timed_with_messages_that_fit_a_line() {
 }
 
 #[test]
+fn engine_alone_is_timed_with_messages_that_fit_a_packet_and_have_a_buffer_each() {
+    let can = |point: &&str| {
+        let is_short = !(point.contains("1048576") || point.contains("32768"));
+        is_short && (point.ends_with("each") || point.contains(":1:"))
+    };
+    let points: Vec<&str> = POINTS.into_iter().filter(can).collect();
+    every_point_has_a_time(&pair("engine")[0], &points);
+}
+
+#[test]
 fn bare_device_is_timed_with_messages_that_fit_a_packet() {
     let is_short = |point: &&str| !(point.contains("1048576") || point.contains("32768"));
     let short: Vec<&str> = POINTS.into_iter().filter(is_short).collect();

@@ -43,6 +43,8 @@ pub(super) enum Contestant {
     Ucx,
     /// Open MPI with its own shared memory.
     Mpi,
+    /// The engine of `Ours` on its device, without the facade.
+    Engine,
     /// Packets of the device that `Ours` uses, without a protocol.
     Device,
     Ring,
@@ -53,7 +55,7 @@ pub(super) enum Contestant {
 }
 
 impl Contestant {
-    pub(super) const ALL: [Self; 12] = [
+    pub(super) const ALL: [Self; 13] = [
         Self::Ours,
         Self::Mapped,
         Self::OverTcp,
@@ -61,6 +63,7 @@ impl Contestant {
         Self::Tcp,
         Self::Ucx,
         Self::Mpi,
+        Self::Engine,
         Self::Device,
         Self::Ring,
         Self::Memcpy,
@@ -92,6 +95,7 @@ impl Contestant {
             Self::Tcp => "tcp",
             Self::Ucx => "ucx",
             Self::Mpi => "mpi",
+            Self::Engine => "engine",
             Self::Device => "device",
             Self::Ring => "ring",
             Self::Memcpy => "memcpy",
@@ -115,6 +119,8 @@ impl Contestant {
         match self {
             // It sends from one buffer and receives into one, whatever is under way.
             Self::Ucx => point.form == Form::One,
+            // A packet, which is in a buffer of its own.
+            Self::Engine => point.size <= 8192 && (point.form == Form::Each || point.window == 1),
             // A packet.
             Self::Device => point.size <= 8192,
             // A line.
@@ -136,6 +142,7 @@ impl fmt::Display for Contestant {
             Self::Tcp => "libfabric tcp",
             Self::Ucx => "UCX",
             Self::Mpi => "Open MPI",
+            Self::Engine => "efa-rdm alone",
             Self::Device => "bare device",
             Self::Ring => "bare ring",
             Self::Memcpy => "memcpy",
