@@ -252,6 +252,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// packets, or fails the receive if the sender doesn't support that.
     pub(crate) fn refuse_reading(&mut self, id: OpId, error: OperationError) {
         let Some(receive) = self.receives.get_mut(id) else { return };
+        // The last segment of the runt may have come between the HANDSHAKE and this.
+        if receive.reading == Reading::Nacked {
+            return;
+        }
         receive.reading = Reading::Refused;
         let (peer, role) = (receive.peer, receive.role);
         // Its request may overtake the HANDSHAKE, which says what the sender takes. Refusals of receives that

@@ -8,8 +8,8 @@ use std::time::Duration;
 use efa_device::{Status, Time};
 use efa_handshake::{Extras, Release};
 use efa_proto::{
-    Header, MsgId, OpId, Packet, PacketType, PeerError, RawAddressForm, ReqOptions, RmaIov, Rta,
-    RtaKind, Rtm, RtmKind, Rtr, RtrKind,
+    ExtraInfo, Handshake, Header, MsgId, OpId, Packet, PacketType, PeerError, RawAddressForm,
+    ReqOptions, RmaIov, Rta, RtaKind, Rtm, RtmKind, Rtr, RtrKind,
 };
 use efa_rdm::{
     Accept, Bounds, Config, DropReason, Event, Level, OperationError, Payload, Statistics,
@@ -279,6 +279,62 @@ fn refusal_of_a_read_waits_for_the_handshake_of_the_sender() {
             assert_eq!(received[0].result, Err(refused));
         }
     }
+}
+
+/// Polls for long enough for packets to arrive, and not until something else is due.
+fn pass(world: &mut Bytes) {
+    for _ in 0..100 {
+        let now = world.now;
+        world.step();
+        world.now = now + Duration::from_micros(1);
+    }
+}
+
+/// The HANDSHAKE of the sender arrives, and with it the last part of the runt, which allows the READ_NACK as well.
+#[test]
+fn refusal_that_waited_for_the_handshake_sends_one_read_nack() {
+    let [sender, receiver] = [Release::V1_20, Release::V2_6].map(Config::as_release);
+    let mut world = Bytes::pair_with(2, sender, receiver);
+    world.acquaint();
+    world.network.delay_sends(place(&world.ends[0]), 1, Duration::from_secs(20)).unwrap();
+    let raw_address = Some((world.ends[0].endpoint.address(), RawAddressForm::Padded));
+    let iov = [RmaIov::new(8, 200_000, 1)];
+    let runt = |seg_offset| {
+        let (msg_length, runt_length) = (200_000, 2_000);
+        let kind = RtmKind::RuntRead {
+            msg_length,
+            send_id: RECV_ID,
+            seg_offset,
+            runt_length,
+            read_iov: &iov,
+        };
+        let options = ReqOptions { raw_address, cq_data: None, connid: None };
+        Header::Rtm(Rtm { msg_id: MsgId(0), tag: None, kind, options })
+    };
+    world.receive(1, 200_000, 1);
+    world.inject(0, 1, runt(0), &[7; 1_000]);
+    step_until(&mut world, |statistics| statistics.rdma_reads == 4);
+    pass(&mut world);
+    assert_eq!(world.types_from(1), [PacketType::Handshake]);
+    let extra_info = ExtraInfo::new(&[Config::as_release(Release::V1_20).profile.extras.bits()]);
+    let connid = Some(world.ends[0].endpoint.address().connid);
+    let handshake = Handshake {
+        extra_info: extra_info.unwrap(),
+        connid,
+        host_id: None,
+        device_version: None,
+        user_recv_qp: None,
+        hmem_p2p: None,
+    };
+    // Both arrive, in this order, before the receiver looks again.
+    for (header, payload) in [(Header::Handshake(handshake), &[][..]), (runt(1_000), &[7; 1_000])] {
+        world.inject(0, 1, header, payload);
+        world.now += Duration::from_micros(100);
+        let now = world.now;
+        world.endpoint(0).progress(now);
+    }
+    pass(&mut world);
+    assert_eq!(world.types_from(1), [PacketType::Handshake, PacketType::ReadNack]);
 }
 
 #[test]
