@@ -179,7 +179,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     }
 
     /// Continues with the next peer whose send window was used up, if no message and atomic is on its way to it. Writes,
-    /// reads and responses have no place in the receiver's window, and may go on without end. One peer at a time: the
+    /// reads, responses and the data of long-CTS messages have no place in the receiver's window, and may go on without end. One peer at a time: the
     /// search is as long as its backlog and the device's send queue.
     #[cold]
     pub(crate) fn end_pause(&mut self) {
@@ -188,7 +188,10 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let sends = &self.sends;
         let waits = active.backlog.iter().any(|work| match work {
             Work::Packet { record, .. } => record.has_msg_id(),
-            Work::Send(id) => sends.get(*id).is_some_and(|send| send.role.is_ordered()),
+            // The request of a long-CTS message is posted when its subprotocol is set.
+            Work::Send(id) => sends.get(*id).is_some_and(|send| {
+                send.role.is_ordered() && send.subprotocol != Some(Subprotocol::LongCts)
+            }),
             _ => false,
         });
         if waits || self.core.transmit.is_msg_id_in_flight_to(peer) {

@@ -104,6 +104,29 @@ fn send_window_opens_again_though_writes_are_always_on_their_way() {
 }
 
 #[test]
+fn send_window_opens_again_though_data_of_long_messages_is_always_on_its_way() {
+    let mut world = pair(6, 4, Release::V1_20);
+    world.network.set_faults(Faults::default().with(|faults| faults.send_limit = Some(4)));
+    const LONG: usize = 20 << 20;
+    for context in 0..3 {
+        world.receive(1, LONG, context);
+        world.send(0, 1, vec![1; LONG], context);
+    }
+    for context in 3..40 {
+        world.receive(1, 100, context);
+        world.send(0, 1, pattern(100, context), context);
+    }
+    let mut received = Vec::new();
+    while received.len() < 40 {
+        world.step();
+        received.extend(world.take_receives(1));
+    }
+    let first: Vec<_> = received.iter().map(|done| done.context).take(37).collect();
+    assert_eq!(first, (3..40).collect::<Vec<_>>(), "none waits for the end of a long one");
+    assert!(received.iter().all(|done| done.result == Ok(())));
+}
+
+#[test]
 fn send_window_holds_for_all_subprotocols_across_id_wrap() {
     for seed in 0..4 {
         let mut world = pair(seed, 16, Release::V1_20);
