@@ -30,7 +30,8 @@ impl<P, B> Backlog<P, B> {
         self.work.push_front(work);
     }
 
-    /// Puts a written packet behind those at the front, before all other work.
+    /// Puts a written packet behind those at the front, before other work. Of packets between other work, as injected
+    /// messages are, some may come before it, too: the search is binary, and the receiver restores the order.
     pub(crate) fn push_behind_packets(&mut self, packet: Work<P, B>) {
         self.responses += usize::from(packet.is_response());
         let place = self.work.partition_point(Work::is_packet);
@@ -39,10 +40,7 @@ impl<P, B> Backlog<P, B> {
 
     pub(crate) fn pop_front(&mut self) -> Option<Work<P, B>> {
         let work = self.work.pop_front()?;
-        // A packet whose message was cancelled meanwhile was not counted.
-        if self.responses > 0 && work.is_response() {
-            self.responses -= 1;
-        }
+        self.responses -= usize::from(work.is_response());
         Some(work)
     }
 
