@@ -264,19 +264,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
         let lengths = (end - length, length);
         let posted = self.core.transmit.post_with(packet, lengths, destination, copy);
         let message = SinglePacket { tag, context, length: length as u32, buffer: Some(buffer) };
-        let posted = keep_record(posted, single_packet(peer, end, message));
-        self.single_packet_posted(posted, tag, end)
-    }
-
-    /// Counts a single packet of `end` bytes, or keeps it; returns whether it was posted.
-    #[inline(always)]
-    fn single_packet_posted(
-        &mut self,
-        posted: Result<(), Unposted<Q::Packet, B>>,
-        tag: Option<Tag>,
-        end: usize,
-    ) -> bool {
-        match posted {
+        match keep_record(posted, single_packet(peer, end, message)) {
             Ok(()) => {
                 self.core.statistics.count_sent(eager_type(tag), end as u32);
                 true
