@@ -33,9 +33,7 @@ impl Subprotocol {
             Self::Direct => "direct",
         }
     }
-}
 
-impl Subprotocol {
     /// Whether the receiver reads the message, or a part of it, by RDMA.
     pub(crate) const fn is_read(self) -> bool {
         matches!(self, Self::LongRead | Self::RuntRead)

@@ -106,6 +106,11 @@ pub(crate) struct InFlight<B> {
 }
 
 impl<B> InFlight<B> {
+    /// The record of a control packet.
+    pub(crate) fn control(peer: PeerId, packet_type: PacketType, length: u32) -> Self {
+        Self { peer, purpose: Purpose::Control, packet_type, length, retransmitted: false }
+    }
+
     /// Whether the packet is in the order of messages to its peer: RTM and RTA are.
     pub(crate) const fn has_msg_id(&self) -> bool {
         use PacketType as P;
@@ -187,13 +192,6 @@ impl Advance {
     /// Whether the item stays in the backlog.
     pub(crate) fn goes_on(self) -> bool {
         matches!(self, Self::More | Self::Blocked | Self::Crowded)
-    }
-}
-
-impl<B> InFlight<B> {
-    /// The record of a control packet.
-    pub(crate) fn control(peer: PeerId, packet_type: PacketType, length: u32) -> Self {
-        Self { peer, purpose: Purpose::Control, packet_type, length, retransmitted: false }
     }
 }
 
