@@ -9,21 +9,29 @@
 //! operations are left out: `cargo xtask soak` does that to find the few that matter. A failing run
 //! prints its seed; `EFA_RDM_SEED=<seed>` runs that one alone.
 
+#[path = "random/checks.rs"]
+mod checks;
+#[path = "random/claims.rs"]
+mod claims;
+#[path = "random/failures.rs"]
+mod failures;
+
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use efa_device::{QueuePairOptions, Rdma, Region};
-use efa_handshake::Release;
+use efa_handshake::{Extras, Release};
 use efa_rdm::{
-    Accept, Atomic, AtomicCompletion, AtomicOp, Config, Datatype, Level, Message, Operands,
-    OperationError, PeerId, Read, ReceiveCompletion, ReceiveId, Remote, RemoteWrite, RmaCompletion,
-    RmaIov, RmaKind, SendCompletion, Write,
+    Accept, Atomic, AtomicCompletion, AtomicOp, ClaimId, Config, Datatype, Level, Message,
+    Operands, OperationError, PeerId, Read, ReceiveCompletion, ReceiveId, Remote, RemoteWrite,
+    RmaCompletion, RmaIov, RmaKind, SendCompletion, Write,
 };
 use efa_sim::SoftRegion;
 use efa_sim::local::{Faults, LocalOptions};
 use fastrand::Rng;
 
+use self::failures::is_given_up;
 use crate::buffer::{Buffer, expose};
 use crate::world::{Driving, Net, QUIET, pattern, place};
 
@@ -57,8 +65,11 @@ struct Sent {
     size: usize,
     injected: bool,
     ended: bool,
-    /// It was not sent, since the peer lacks a feature that it needs.
+    /// It failed alone: the peer lacks a feature that it needs, or its packet failed.
     lacking: bool,
+    /// It was claimed, so that receives posted later may get messages before it; or discarded after that.
+    claimed: bool,
+    discarded: bool,
     /// The receive that it matched, and the peer that the receiver reported as its sender.
     went_to: Option<usize>,
     came_from: Option<PeerId>,
@@ -133,6 +144,10 @@ pub(crate) struct Run {
     /// A counter of each end.
     counters: Vec<SoftRegion>,
     sizes: Vec<usize>,
+    /// Whether the device fails packets of it for good.
+    failing: bool,
+    /// Claims that were not received yet, and the messages.
+    claims: Vec<(Incarnation, ClaimId, usize)>,
 }
 
 impl Drop for Run {
@@ -148,6 +163,7 @@ impl Run {
         let mut random = Rng::with_seed(seed);
         let disaster = [Disaster::None, Disaster::Restart, Disaster::Kill, Disaster::Removal]
             [seed as usize % 4];
+        let failing = seed % 3 == 2;
         let mtu = [256, 1_000, 8_928][random.usize(0..3)];
         let mut rarely = |most: f64| if random.bool() { random.f64() * most } else { 0.0 };
         let faults = Faults::default().with(|faults| {
@@ -179,7 +195,7 @@ impl Run {
                 options.receive_depth = [4, 64, 1024][random.usize(0..3)];
                 options.rnr_retry = [0, 1, 7][random.usize(0..3)];
             });
-            let config = Self::config(&mut random, disaster, mtu);
+            let config = Self::config(&mut random, (disaster, failing), mtu);
             let end = world.add_with(config, options);
             world.ends[end].driving =
                 [Driving::Progress, Driving::Poll, Driving::Both, Driving::Sparing]
@@ -201,17 +217,23 @@ impl Run {
             one_sided: Vec::new(),
             counters,
             sizes,
+            claims: Vec::new(),
+            failing,
         }
     }
 
-    fn config(random: &mut Rng, disaster: Disaster, mtu: usize) -> Config {
+    fn config(random: &mut Rng, (disaster, failing): (Disaster, bool), mtu: usize) -> Config {
         // Releases up to 1.13 cannot distinguish the packets of two incarnations.
         let first = if disaster == Disaster::Restart { 3 } else { 0 };
+        // Operations that the other side gives up end by READ_NACK or PEER_ERROR.
+        let first = if failing { 6 } else { first };
         let release = Release::ALL[random.usize(first..Release::ALL.len())];
         Config::as_release(release).with(|config| {
             config.min_read =
                 Some([0, 1, 2 * mtu as u64, 20 * mtu as u64, u64::MAX][random.usize(0..5)]);
             config.min_read_write = [0, 2 * mtu as u64, u64::MAX][random.usize(0..3)];
+            let ours = failing || (release >= Release::V1_14 && random.bool());
+            config.profile.extras.set(Extras::PEER_ERROR_20, ours);
             config.runt_size = [0, 1, 3 * mtu as u64][random.usize(0..3)];
             config.rdma_segment = [333, 1 << 30][random.usize(0..2)];
             config.old_peer_window = [1, 2, 8192][random.usize(0..3)];
@@ -262,6 +284,14 @@ impl Run {
         self.random.bool().then(|| self.random.u64(0..4) | 0xabcd << 32)
     }
 
+    fn level(&mut self) -> Level {
+        match self.random.u8(..) {
+            0..60 => Level::Delivery,
+            60..120 => Level::Inject,
+            _ => Level::Transmit,
+        }
+    }
+
     fn size(&mut self) -> usize {
         self.sizes[self.random.usize(0..self.sizes.len())]
     }
@@ -275,7 +305,7 @@ impl Run {
         let size = if injected { self.random.usize(0..=limit) } else { self.size() };
         let peer = self.world.peer(from, to);
         let bytes = pattern(size, context);
-        let level = if self.random.u8(..) < 60 { Level::Delivery } else { Level::Transmit };
+        let level = self.level();
         let cq_data = Some(context);
         let endpoint = self.world.endpoint(from);
         if injected {
@@ -299,6 +329,8 @@ impl Run {
             injected,
             ended: injected,
             lacking: false,
+            claimed: false,
+            discarded: false,
             went_to: None,
             came_from: None,
         });
@@ -360,7 +392,7 @@ impl Run {
         let memory = expose(&self.world, to, bytes);
         let remote = self.pieces(&memory);
         let (peer, cq_data) = (self.world.peer(from, to), self.random.bool());
-        let level = if self.random.u8(..) < 60 { Level::Delivery } else { Level::Transmit };
+        let level = self.level();
         let endpoint = self.world.endpoint(from);
         match what {
             What::Write => {
@@ -455,7 +487,7 @@ impl Run {
                 self.world.ends[end].collect();
                 self.collect();
                 let mtu = self.sizes[2] * 2;
-                let config = Self::config(&mut self.random, self.disaster, mtu);
+                let config = Self::config(&mut self.random, (self.disaster, self.failing), mtu);
                 self.world.restart(end, 0x2000_0000 + self.sent.len() as u32, config);
                 self.incarnations[end].number += 1;
                 self.mark_confusable(incarnation, self.incarnations[end]);
@@ -488,6 +520,7 @@ impl Run {
     }
 
     fn collect(&mut self) {
+        self.note_failures();
         for end in 0..self.incarnations.len() {
             let sends: Vec<_> = self.world.ends[end].sends.drain(..).collect();
             sends.into_iter().for_each(|sent| self.send_ended(end, sent));
@@ -513,7 +546,8 @@ impl Run {
         assert_eq!(operation.from, self.incarnations[end]);
         operation.ended = Some(result);
         let OneSided { from, to, .. } = *operation;
-        let fine = result.is_ok() || is_lacking(result) || !self.sound(from, to);
+        let fine =
+            result.is_ok() || is_lacking(result) || is_given_up(result) || !self.sound(from, to);
         assert!(fine, "{context}: {result:?}");
     }
 
@@ -558,7 +592,10 @@ impl Run {
             // Injected messages report failures only.
             assert!(result.is_err());
             let to = self.incarnation_of(end, peer);
-            assert!(to.is_none_or(|to| !self.sound(self.incarnations[end], to)), "{result:?}");
+            assert!(
+                is_given_up(result) || to.is_none_or(|to| !self.sound(self.incarnations[end], to)),
+                "{result:?}"
+            );
             return;
         };
         let sent = &mut self.sent[context as usize];
@@ -567,8 +604,9 @@ impl Run {
         let Sent { from, to, size, .. } = *sent;
         assert_eq!((from, tag, length), (self.incarnations[end], sent.tag, size as u64));
         assert!(buffer.bytes == pattern(size, context), "send {context} changed its buffer");
-        sent.lacking = is_lacking(result);
-        let fine = result.is_ok() || is_lacking(result) || !self.sound(from, to);
+        sent.lacking |= is_lacking(result) || is_given_up(result);
+        let fine =
+            result.is_ok() || is_lacking(result) || is_given_up(result) || !self.sound(from, to);
         assert!(fine, "send {context}: {result:?}");
     }
 
@@ -618,7 +656,10 @@ impl Run {
                 "{message}"
             );
         } else {
-            assert!(!self.sound(from, to), "receive {context} of {message}: {result:?}");
+            assert!(
+                is_given_up(result) || !self.sound(from, to),
+                "receive {context} of {message}: {result:?}"
+            );
         }
         assert!(buffer[fitting..].iter().all(|byte| *byte == 0), "written beyond the message");
     }
@@ -632,11 +673,14 @@ impl Run {
             }
             let own = (operation as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             self.random = Rng::with_seed(self.seed ^ own);
-            match self.random.u8(0..28) {
+            match self.random.u8(0..36) {
                 0..10 => self.send(),
                 10..19 => self.receive(),
                 19..24 => self.write_or_read(),
                 24..27 => self.count(),
+                27..29 => self.claim(),
+                29..31 => self.end_claim(),
+                31..34 => self.fail_packets(),
                 _ => self.cancel_one(),
             }
             if operation == strike_at {
@@ -646,6 +690,11 @@ impl Run {
                 self.world.step();
             }
             self.collect();
+        }
+        self.world.drive();
+        self.collect();
+        while !self.claims.is_empty() {
+            self.end_claim();
         }
         self.world.drive();
         self.collect();
@@ -663,7 +712,8 @@ impl Run {
         for message in 0..self.sent.len() {
             let Sent { from, to, tag, went_to, .. } = self.sent[message];
             // The rest of a message whose sender was removed half-way may use a receive as well.
-            let may_come = went_to.is_none() || self.broken.contains(&Self::pair(from, to));
+            let may_come = (went_to.is_none() && !self.sent[message].discarded)
+                || self.broken.contains(&Self::pair(from, to));
             if may_come && self.incarnations[to.end] == to {
                 self.post(to.end, None, tag.map(|tag| (tag, u64::MAX)), longest, false);
             }
@@ -672,6 +722,8 @@ impl Run {
         self.collect();
         for (id, message) in self.sent.iter().enumerate() {
             let arrived = message.went_to.is_some()
+                || message.discarded
+                || (message.injected && self.failing)
                 || message.lacking
                 || !self.sound(message.from, message.to);
             assert!(arrived, "message {id} was lost: {message:?}");
@@ -700,87 +752,6 @@ impl Run {
         }
         self.world.drive();
         self.collect();
-    }
-
-    fn assert_all_ended(&mut self) {
-        for (id, sent) in self.sent.iter().enumerate() {
-            assert!(
-                sent.ended || self.incarnations[sent.from.end] != sent.from,
-                "send {id}: {sent:?}"
-            );
-        }
-        for (id, operation) in self.one_sided.iter().enumerate() {
-            let OneSided { from, to, what, size, cq_data, ended, reported, .. } = operation;
-            if self.incarnations[from.end] != *from {
-                continue;
-            }
-            assert!(ended.is_some(), "{id} has not ended: {operation:?}");
-            if *what == What::Write && *ended == Some(Ok(())) && self.sound(*from, *to) {
-                let mut bytes = vec![0; *size];
-                operation.memory.read(0, &mut bytes);
-                assert!(bytes == pattern(*size, id as u64), "{id} was not written");
-                assert_eq!(reported, cq_data, "{id}: {operation:?}");
-            }
-        }
-        if self.disaster == Disaster::None {
-            for (end, counter) in self.counters.iter().enumerate() {
-                let of = |operation: &&OneSided| {
-                    operation.what == What::Count
-                        && operation.to.end == end
-                        && operation.ended == Some(Ok(()))
-                };
-                let mut value = [0; 8];
-                counter.read(0, &mut value);
-                let counted = self.one_sided.iter().filter(of).count() as u64;
-                assert_eq!(u64::from_ne_bytes(value), counted, "the counter of {end}");
-            }
-        }
-        for (id, posted) in self.posted.iter().enumerate() {
-            if self.incarnations[posted.at.end] == posted.at {
-                assert!(posted.ended, "receive {id}: {posted:?}");
-                let parts = posted.taken + posted.rest;
-                assert!(!posted.many || parts == posted.capacity, "receive {id}: {posted:?}");
-            }
-        }
-        for end in 0..self.incarnations.len() {
-            let held = self.world.endpoint(end).packets_held();
-            assert!(self.world.endpoint(end).is_quiet() && held.sending == 0, "{held:?}");
-            if self.disaster == Disaster::None {
-                assert_eq!(held.held, 0, "end {end}");
-                assert_eq!(self.world.endpoint(end).statistics().dropped, 0, "end {end}");
-            }
-        }
-    }
-
-    /// No message passed by a receive that waited to the end to one posted later.
-    fn assert_posted_order(&self, waited: &BTreeSet<usize>) {
-        for message in &self.sent {
-            let Some(later) = message.went_to else { continue };
-            for (id, earlier) in self.posted[..later].iter().enumerate() {
-                let passed = waited.contains(&id) && earlier.accepts(message);
-                assert!(!passed, "{message:?} passed by {id}: {earlier:?}");
-            }
-        }
-    }
-
-    /// Of two messages of one sender and two receives that take both, the first went to the first.
-    fn assert_sending_order(&self) {
-        for (second, b) in self.sent.iter().enumerate() {
-            let Some(receive_b) = b.went_to else { continue };
-            if self.broken.contains(&Self::pair(b.from, b.to)) {
-                continue;
-            }
-            for (first, a) in self.sent[..second].iter().enumerate() {
-                let Some(receive_a) = a.went_to else { continue };
-                let comparable = a.from == b.from
-                    && self.posted[receive_a].accepts(b)
-                    && self.posted[receive_b].accepts(a);
-                assert!(
-                    !comparable || receive_a <= receive_b,
-                    "messages {first} and {second} went to {receive_a} and {receive_b}"
-                );
-            }
-        }
     }
 }
 
