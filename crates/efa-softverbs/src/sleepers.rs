@@ -24,6 +24,8 @@ use crate::queue_pair::Serial;
 
 /// Most queue pairs that one call of the system reports.
 const EVENTS: usize = 64;
+/// The system rounds a timeout up to a multiple of this; a shorter pause needs the timer.
+const LEAST_TIMEOUT: Duration = Duration::from_millis(1);
 /// Pause after an unexpected error, so that the thread doesn't take the processor.
 const AFTER_ERROR: Duration = Duration::from_millis(1);
 
@@ -73,7 +75,11 @@ impl Sleepers {
     /// Sleeps until a queue pair has something, a time that others have set, or `until`. Returns the queue
     /// pairs that have something in `woken`.
     pub(crate) fn sleep(&self, until: Option<Time>, woken: &mut Vec<Serial>) {
-        let timeout = until.map(|until| timespec(until - now()));
+        let pause = until.map(|until| until - now());
+        if let Some(until) = until.filter(|_| pause < Some(LEAST_TIMEOUT)) {
+            self.wake_at(until);
+        }
+        let timeout = pause.map(timespec);
         let mut events = [const { MaybeUninit::uninit() }; EVENTS];
         woken.clear();
         match epoll::wait(&self.poller, &mut events, timeout.as_ref()) {
@@ -101,5 +107,25 @@ fn timespec(span: Duration) -> Timespec {
     Timespec {
         tv_sec: i64::try_from(span.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: span.subsec_nanos().into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+    use super::*;
+
+    fn woken_after(pause: Duration) -> Vec<Serial> {
+        let sleepers = Sleepers::new().unwrap();
+        let mut woken = Vec::new();
+        sleepers.sleep(Some(now() + pause), &mut woken);
+        woken
+    }
+
+    #[test]
+    fn pause_below_a_millisecond_is_ended_by_the_timer_and_not_by_the_timeout_that_is_rounded_up() {
+        assert_eq!(woken_after(Duration::from_micros(20)), [Serial::NONE]);
+        assert_eq!(woken_after(Duration::from_millis(2)), []);
     }
 }
