@@ -179,8 +179,8 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     }
 
     /// Continues with the next peer whose send window was used up, if no message and atomic is on its way to it. Writes,
-    /// reads, responses and the data of long-CTS messages have no place in the receiver's window, and may go on without end. One peer at a time: the
-    /// search is as long as its backlog and the device's send queue.
+    /// reads, responses and the data of long-CTS messages have no place in the receiver's window, and may go on without end.
+    /// One peer at a time: the search is as long as its backlog and the device's send queue.
     #[cold]
     pub(crate) fn end_pause(&mut self) {
         let Some(peer) = self.core.schedule.take_pausing() else { return };
