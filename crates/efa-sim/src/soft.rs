@@ -110,6 +110,14 @@ impl Device for SoftDevice {
 
 impl SoftQueuePair {
     #[inline(never)]
+    fn post_receive_elsewhere(
+        &mut self,
+        packet: Box<[u8]>,
+    ) -> Result<(), PostError<Box<[u8]>>> {
+        each!(SoftQueuePair, self, qp => qp.post_receive(packet))
+    }
+
+    #[inline(never)]
     fn has_no_arrivals_elsewhere(&self) -> bool {
         match self {
             Self::Local(qp) => qp.has_no_arrivals(),
@@ -173,9 +181,13 @@ impl QueuePair for SoftQueuePair {
         each!(SoftQueuePair, self, qp => qp.post_send_with(request, rest, fill))
     }
 
-    #[inline]
+    #[inline(always)]
     fn post_receive(&mut self, packet: Box<[u8]>) -> Result<(), PostError<Box<[u8]>>> {
-        each!(SoftQueuePair, self, qp => qp.post_receive(packet))
+        match self {
+            Self::Shm(qp) => qp.post_receive(packet),
+            // Apart, as for `has_no_arrivals`.
+            _ => self.post_receive_elsewhere(packet),
+        }
     }
 
     fn withdraw_receive(&mut self) -> Option<Box<[u8]>> {
