@@ -317,7 +317,7 @@ impl Range {
         for (provider, device, what, limit) in [
             (OURS, Device::Verbs, VERBS_ROUND, Some(2090.0)),
             (EFA, Device::Verbs, VERBS_ROUND, None),
-            (OURS, Device::Shm, SHM_ROUND, Some(2510.0)),
+            (OURS, Device::Shm, SHM_ROUND, Some(2480.0)),
             (SHM, Device::Shm, SHM_ROUND, None),
         ] {
             if ours && provider != OURS {
