@@ -250,29 +250,43 @@ static void work_until(const char *directory, const char *file, int is_there)
 	}
 }
 
-/* Takes what the client has sent, says so, and sends nothing until the client has removed its address. */
-static void idle(const char *directory)
+/* Makes a file of the directory. */
+static void make(const char *directory, const char *file)
 {
 	char place[512];
-	FILE *file;
+	FILE *made;
+
+	snprintf(place, sizeof(place), "%s/%s", directory, file);
+	made = fopen(place, "w");
+	if (!made) {
+		perror(place);
+		exit(1);
+	}
+	fclose(made);
+}
+
+/* Does what is left to be done after a message. */
+static void settle(void)
+{
 	int round;
 
 	for (round = 0; round < LAST_READS; round++)
 		fi_cq_read(cq, NULL, 0);
-	snprintf(place, sizeof(place), "%s/idle", directory);
-	file = fopen(place, "w");
-	if (!file) {
-		perror(place);
-		exit(1);
-	}
-	fclose(file);
+}
+
+/* Takes all that the client has sent, says so, and sends nothing until the client has removed its address. */
+static void idle(const char *directory)
+{
+	work_until(directory, "sent", 1);
+	settle();
+	make(directory, "idle");
 	work_until(directory, "client", 0);
 }
 
 int main(int argc, char **argv)
 {
 	_Atomic uint64_t *told = NULL;
-	int is_client, round;
+	int is_client;
 	uint64_t count;
 	const char *test;
 
@@ -302,8 +316,11 @@ int main(int argc, char **argv)
 	else if (!strcmp(test, "large"))
 		large_rounds(is_client, count);
 	else if (!strcmp(test, "reads") && is_client) {
-		/* However late the server is: a read costs more as long as something may come. */
+		/* However late the server is: a read costs more as long as something may come, or wasn't taken. */
+		settle();
+		make(argv[2], "sent");
 		work_until(argv[2], "idle", 1);
+		settle();
 		in_vain(count);
 	} else if (!strcmp(test, "reads"))
 		idle(argv[2]);
@@ -316,7 +333,6 @@ int main(int argc, char **argv)
 		unlink(place);
 	}
 	if (!is_client)
-		for (round = 0; round < LAST_READS; round++)
-			fi_cq_read(cq, NULL, 0);
+		settle();
 	_exit(0);
 }
