@@ -110,10 +110,7 @@ impl Device for SoftDevice {
 
 impl SoftQueuePair {
     #[inline(never)]
-    fn post_receive_elsewhere(
-        &mut self,
-        packet: Box<[u8]>,
-    ) -> Result<(), PostError<Box<[u8]>>> {
+    fn post_receive_elsewhere(&mut self, packet: Box<[u8]>) -> Result<(), PostError<Box<[u8]>>> {
         each!(SoftQueuePair, self, qp => qp.post_receive(packet))
     }
 
