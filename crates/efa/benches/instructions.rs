@@ -361,7 +361,7 @@ const POST: u64 = 233;
 const IDLE: u64 = 97;
 const TRANSFER: u64 = 5_310;
 /// A message of several under way.
-const TRANSFER_MANY: u64 = 7_690;
+const TRANSFER_MANY: u64 = 7_310;
 /// A message over a connection, and over one of 64 on the same queues, which may cost 1.3 times as much.
 const ONE_OF_ONE: u64 = 5_260;
 const ONE_OF_64: u64 = 6_830;

@@ -195,6 +195,11 @@ impl BoundEndpoints {
         }
     }
 
+    /// Whether there is one endpoint only.
+    pub(crate) fn has_one(&self) -> bool {
+        self.is_only.load(Ordering::Acquire)
+    }
+
     /// Polls an endpoint in each read again, as an operation starts.
     pub(crate) fn recall(&self, endpoint: &Arc<Endpoint>) {
         let RoundRobin { endpoints, rest, .. } = &mut *self.list.lock();

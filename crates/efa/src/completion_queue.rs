@@ -122,6 +122,9 @@ pub enum WaitError {
     Device(#[from] DeviceError),
 }
 
+/// Most completions that are taken of an endpoint before other threads may use it.
+const MOST_AT_ONCE: usize = 64;
+
 /// Whether the operation of a completion holds a credit of the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Credit {
@@ -131,19 +134,56 @@ pub(crate) enum Credit {
     None,
 }
 
-/// A reader of a queue, and the slot for its next entry, which is built in place.
-pub(crate) struct Reader<'a> {
+/// A reader of a queue, and the room for its entries, which are built in place.
+pub(crate) struct Reader<'a, R: Room + ?Sized> {
     /// `None` to progress operations without reading a queue.
     pub(crate) queue: Option<&'a Shared>,
-    pub(crate) entry: &'a mut Option<Entry>,
+    pub(crate) room: &'a mut R,
 }
 
-impl Reader<'_> {
+impl<R: Room + ?Sized> Reader<'_, R> {
+    /// The reader for code that few entries take, which is compiled once for all kinds of room.
+    pub(crate) fn any(&mut self) -> AnyReader<'_>
+    where
+        R: Sized,
+    {
+        Reader { queue: self.queue, room: self.room }
+    }
+
     /// Whether it reads this queue.
     #[inline]
     pub(crate) fn is_of(&self, queue: &Shared) -> bool {
         self.queue.is_some_and(|read| std::ptr::eq(read, queue))
     }
+}
+
+/// A reader with any room.
+pub(crate) type AnyReader<'a> = Reader<'a, dyn Room + 'a>;
+
+/// Where the entries of a reader go.
+pub(crate) trait Room {
+    fn put(&mut self, entry: Entry);
+}
+
+/// Room for one.
+impl Room for Option<Entry> {
+    #[inline(always)]
+    fn put(&mut self, entry: Entry) {
+        *self = Some(entry);
+    }
+}
+
+/// Room for many.
+impl Room for Vec<Entry> {
+    #[inline(always)]
+    fn put(&mut self, entry: Entry) {
+        self.push(entry);
+    }
+}
+
+/// The room of who reads no queue.
+impl Room for () {
+    fn put(&mut self, _: Entry) {}
 }
 
 pub(crate) struct Shared {
@@ -263,14 +303,12 @@ impl CompletionQueue {
         self.0.endpoints.progress();
     }
 
-    /// Appends up to `most` completions to `into` and returns their number, which is less if no more are there.
+    /// Appends up to `most` completions to `into` and returns their number, which is less if no more are there. It locks
+    /// an endpoint once for up to 64 of them.
     pub fn read_many(&self, into: &mut Vec<Entry>, most: usize) -> usize {
-        let (mut count, mut entry) = (0, None);
-        while count < most && self.0.read_into(&mut entry) {
-            into.extend(entry.take());
-            count += 1;
-        }
-        count
+        let begin = into.len();
+        self.0.read_until(into, begin.saturating_add(most));
+        into.len() - begin
     }
 
     /// Waits for the next completion (`fi_cq_sread`).
@@ -461,9 +499,30 @@ impl Shared {
             return true;
         }
         let poll = |endpoint: &EndpointShared| {
-            endpoint.poll(Reader { queue: Some(self), entry: &mut *entry })
+            endpoint.poll(Reader { queue: Some(self), room: &mut *entry })
         };
         self.endpoints.any(poll) || (self.has_entries() && self.pop_into(entry))
+    }
+
+    /// Appends completions until `into` has `end` of them, or no more are there.
+    fn read_until(&self, into: &mut Vec<Entry>, end: usize) {
+        while into.len() < end {
+            if self.has_entries() {
+                into.extend(self.pop());
+                continue;
+            }
+            let (left, mut found) = ((end - into.len()).min(MOST_AT_ONCE), 0);
+            let poll = |endpoint: &EndpointShared| {
+                found = endpoint.poll_many(self, (into, left));
+                found > 0
+            };
+            self.endpoints.any(poll);
+            // The only endpoint has nothing more if it found less than was asked for.
+            let is_done = found == 0 || (found < left && self.endpoints.has_one());
+            if is_done && !self.has_entries() {
+                break;
+            }
+        }
     }
 
     #[inline(never)]

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::completion::StartError;
-use crate::completion_queue::{Credit, Entry, Reader, Shared as CompletionQueue};
+use crate::completion_queue::{AnyReader, Credit, Entry, Reader, Room, Shared as CompletionQueue};
 
 /// Most credits that are taken together if credits are kept.
 const CREDITS_AT_ONCE: usize = 256;
@@ -105,7 +105,7 @@ impl CqBinding {
 
     /// Whether `reader` reads this queue.
     #[inline]
-    pub(crate) fn is_read_by(&self, reader: &Reader<'_>) -> bool {
+    pub(crate) fn is_read_by<R: Room + ?Sized>(&self, reader: &Reader<'_, R>) -> bool {
         reader.is_of(&self.queue)
     }
 
@@ -124,12 +124,17 @@ impl CqBinding {
 
     /// Gives a completion to the reader if it reads this queue, and returns whether it does; otherwise
     /// appends it to the queue.
-    pub(crate) fn give(&mut self, reader: &mut Reader<'_>, credit: Credit, entry: Entry) -> bool {
+    pub(crate) fn give(
+        &mut self,
+        reader: &mut AnyReader<'_>,
+        credit: Credit,
+        entry: Entry,
+    ) -> bool {
         if !self.is_read_by(reader) {
             self.deliver(credit, entry);
             return false;
         }
-        *reader.entry = Some(entry);
+        reader.room.put(entry);
         if credit == Credit::Held {
             self.end();
         }

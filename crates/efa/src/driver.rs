@@ -32,7 +32,7 @@ use crate::address_vector::{FiAddr, Shared as AddressVector};
 use crate::buffer::{Buffer, Parts, Slot};
 use crate::clock::Clock;
 use crate::completion::{Refused, StartError};
-use crate::completion_queue::{Entry, Reader, Shared as CompletionQueue};
+use crate::completion_queue::{Entry, Reader, Room, Shared as CompletionQueue};
 use crate::counter::Counters;
 use crate::cq_binding::CqBinding;
 use crate::device::{ConcretePacket, ConcreteRegion};
@@ -505,7 +505,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     /// Progresses the operations. Completions go to their queues, a bounded number in each call.
     #[inline(never)]
     pub(crate) fn progress(&mut self, clock: &Clock) {
-        self.poll(clock, Reader { queue: None, entry: &mut None });
+        self.poll(clock, Reader { queue: None, room: &mut () });
     }
 
     /// Whether the device has found something that was not handled; `true` if that isn't known.
@@ -560,29 +560,72 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     ///
     /// While completions are deferred the endpoint makes no progress, and senders get RNR.
     #[inline(always)]
-    pub(crate) fn poll(&mut self, clock: &Clock, mut reader: Reader<'_>) -> bool {
+    pub(crate) fn poll<R: Room>(&mut self, clock: &Clock, mut reader: Reader<'_, R>) -> bool {
+        self.begin_poll(clock);
+        let found = self.next(&mut reader, &mut 0);
+        if !found {
+            self.end_poll(clock);
+        }
+        found
+    }
+
+    /// As [`poll`](Self::poll), but appends up to `most` completions of the reader's queue to `into`; returns their
+    /// number.
+    #[inline(never)]
+    pub(crate) fn poll_many(
+        &mut self,
+        clock: &Clock,
+        queue: &CompletionQueue,
+        (into, most): (&mut Vec<Entry>, usize),
+    ) -> usize {
+        self.begin_poll(clock);
+        let mut reader = Reader { queue: Some(queue), room: into };
+        let (mut count, mut elsewhere) = (0, 0);
+        while count < most {
+            if !self.next(&mut reader, &mut elsewhere) {
+                self.end_poll(clock);
+                break;
+            }
+            count += 1;
+        }
+        count
+    }
+
+    /// Reads the clock if that is due.
+    #[inline(always)]
+    fn begin_poll(&mut self, clock: &Clock) {
         self.polls += 1;
         if clock.is_manual() || self.polls > BUSY_POLLS_PER_CLOCK_READ || self.engine.is_timed() {
             self.read_clock(clock);
         }
-        let mut elsewhere = 0;
-        while self.transmit.is_clear() && self.receive.is_clear() && elsewhere < MOST_ELSEWHERE {
+    }
+
+    /// The next completion for the reader, if there is one; `elsewhere` counts those that went to other queues.
+    #[inline(always)]
+    fn next<R: Room>(&mut self, reader: &mut Reader<'_, R>, elsewhere: &mut u32) -> bool {
+        while self.transmit.is_clear() && self.receive.is_clear() && *elsewhere < MOST_ELSEWHERE {
             // Entries in the queue, of this call or of another thread's, are older than the next
             // completion.
             if reader.queue.is_some_and(CompletionQueue::has_entries) {
                 break;
             }
-            if Q::IN_PLACE && self.complete_in_place(&mut reader) {
+            if Q::IN_PLACE && self.complete_in_place(&mut reader.any()) {
                 return true;
             }
             let completion = self.engine.poll(self.now);
-            match self.complete(completion, &mut reader) {
+            match self.complete(completion, reader) {
                 Some(true) => return true,
-                Some(false) => elsewhere += 1,
-                None if Q::IN_PLACE && self.complete_in_place(&mut reader) => return true,
+                Some(false) => *elsewhere += 1,
+                None if Q::IN_PLACE && self.complete_in_place(&mut reader.any()) => return true,
                 None => break,
             }
         }
+        false
+    }
+
+    /// After a poll that found nothing, or nothing more.
+    #[inline(always)]
+    fn end_poll(&mut self, clock: &Clock) {
         if let Some(accounts) = &mut self.accounts {
             accounts.counters.follow(self.engine.statistics());
         }
@@ -590,7 +633,6 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             self.read_clock(clock);
         }
         self.allow_looks(clock);
-        false
     }
 
     /// Addresses were inserted into the address vector: the engine again takes packets of those that are gone, unless

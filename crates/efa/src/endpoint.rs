@@ -17,7 +17,7 @@ use crate::attributes::{
 use crate::buffer::{Buffer, ReceiveBuffer};
 use crate::capabilities::{Capabilities, OperationFlags};
 use crate::completion::{Refused, StartError};
-use crate::completion_queue::{CompletionQueue, Reader};
+use crate::completion_queue::{CompletionQueue, Entry, Reader, Room, Shared as QueueShared};
 use crate::connection::MsgEndpoint;
 use crate::counter::Counter;
 use crate::domain::Domain;
@@ -627,13 +627,27 @@ impl Shared {
     /// Progresses the operations until one completes on the reader's queue; gives the reader that
     /// completion and returns whether there was one.
     #[inline(always)]
-    pub(crate) fn poll(&self, reader: Reader<'_>) -> bool {
+    pub(crate) fn poll<R: Room>(&self, reader: Reader<'_, R>) -> bool {
         let clock = self.domain.fabric().clock();
         let driver = &mut *self.driver.lock();
         if driver.is_idle() {
             return false;
         }
         each_driver!(driver, driver => driver.poll(clock, reader), _ => false)
+    }
+
+    /// As [`Driver::poll_many`](crate::driver::Driver::poll_many).
+    pub(crate) fn poll_many(
+        &self,
+        queue: &QueueShared,
+        (into, most): (&mut Vec<Entry>, usize),
+    ) -> usize {
+        let clock = self.domain.fabric().clock();
+        let driver = &mut *self.driver.lock();
+        if driver.is_idle() {
+            return 0;
+        }
+        each_driver!(driver, driver => driver.poll_many(clock, queue, (into, most)), _ => 0)
     }
 
     /// Whether a poll would find nothing; `false` if that isn't known without one.

@@ -13,7 +13,7 @@ use crate::address::Address;
 use crate::address_vector::FiAddr;
 use crate::buffer::{Buffer, Role, Slot};
 use crate::completion::{Completion, CompletionError, Kind};
-use crate::completion_queue::{Credit, Entry, Reader};
+use crate::completion_queue::{AnyReader, Credit, Entry, Reader, Room};
 use crate::device::{ConcretePacket, ConcreteRegion};
 use crate::endpoint_options::Side;
 use crate::packet::Packet;
@@ -28,13 +28,13 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     pub(super) fn deliver(&mut self) {
         loop {
             let completion = self.engine.poll_completion();
-            let reader = &mut Reader { queue: None, entry: &mut None };
+            let reader = &mut Reader { queue: None, room: &mut () };
             if self.complete(completion, reader).is_none() {
                 break;
             }
         }
         if Q::IN_PLACE {
-            self.complete_in_place(&mut Reader { queue: None, entry: &mut None });
+            self.complete_in_place(&mut Reader { queue: None, room: &mut () });
         }
         if let Some(accounts) = &mut self.accounts {
             accounts.counters.follow(self.engine.statistics());
@@ -44,10 +44,10 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     /// Gives a completion to the reader if it is for that queue, and returns whether it is; otherwise
     /// appends it to its queue. `None` if there is none: the caller doesn't look, as that would move it.
     #[inline(always)]
-    pub(super) fn complete(
+    pub(super) fn complete<R: Room>(
         &mut self,
         completion: Option<EngineCompletion<Slot>>,
-        reader: &mut Reader<'_>,
+        reader: &mut Reader<'_, R>,
     ) -> Option<bool> {
         match completion {
             // The most frequent cases, taken apart here so that nothing is moved twice. Their role has nothing to drop, which
@@ -66,7 +66,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
                 mem::forget(role);
                 self.count(Kind::Receive, &Ok(()));
                 let from = self.sender(peer);
-                *reader.entry = Some(Ok(Completion {
+                reader.room.put(Ok(Completion {
                     tag: tagged.then_some(tag),
                     cq_data,
                     subprotocol,
@@ -89,7 +89,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
                     accounts.ended(Kind::Send, false, true, true);
                 }
                 let to = self.name(peer);
-                *reader.entry = Some(Ok(Completion {
+                reader.room.put(Ok(Completion {
                     tag,
                     subprotocol,
                     ..self.completion(Kind::Send, context, length, buffer, to)
@@ -98,7 +98,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
                 Some(true)
             }
             None => None,
-            _ => Some(self.complete_other(completion, reader)),
+            _ => Some(self.complete_other(completion, &mut reader.any())),
         }
     }
 
@@ -106,7 +106,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     fn complete_other(
         &mut self,
         completion: Option<EngineCompletion<Slot>>,
-        reader: &mut Reader<'_>,
+        reader: &mut AnyReader<'_>,
     ) -> bool {
         match completion {
             None => false,
@@ -153,7 +153,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         false
     }
 
-    fn sent(&mut self, send: SendCompletion<Slot>, reader: &mut Reader<'_>) -> bool {
+    fn sent(&mut self, send: SendCompletion<Slot>, reader: &mut AnyReader<'_>) -> bool {
         if let Some(accounts) = &self.accounts {
             // An injected message has no buffer, and it took no share of a budget.
             accounts.ended(Kind::Send, false, send.result.is_ok(), send.buffer.is_some());
@@ -173,7 +173,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         self.transmit.give(reader, credit, entry(completion, send.result))
     }
 
-    fn rma_ended(&mut self, rma: RmaCompletion<Slot>, reader: &mut Reader<'_>) -> bool {
+    fn rma_ended(&mut self, rma: RmaCompletion<Slot>, reader: &mut AnyReader<'_>) -> bool {
         let kind = match rma.kind {
             RmaKind::Write => Kind::Write,
             RmaKind::Read => Kind::Read,
@@ -192,7 +192,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         self.transmit.give(reader, Credit::Held, entry(completion, rma.result))
     }
 
-    fn atomic_ended(&mut self, atomic: AtomicCompletion<Slot>, reader: &mut Reader<'_>) -> bool {
+    fn atomic_ended(&mut self, atomic: AtomicCompletion<Slot>, reader: &mut AnyReader<'_>) -> bool {
         if let Some(accounts) = &self.accounts {
             accounts.ended(Kind::Atomic, atomic.fetched.is_some(), atomic.result.is_ok(), true);
         }
@@ -205,7 +205,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         self.transmit.give(reader, Credit::Held, entry(completion, atomic.result))
     }
 
-    fn remotely_written(&mut self, write: RemoteWrite, reader: &mut Reader<'_>) -> bool {
+    fn remotely_written(&mut self, write: RemoteWrite, reader: &mut AnyReader<'_>) -> bool {
         let from = self.sender(write.peer);
         let completion = Completion {
             cq_data: Some(write.cq_data),
@@ -214,7 +214,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
         self.receive.give(reader, Credit::None, Ok(completion))
     }
 
-    fn received(&mut self, receive: ReceiveCompletion<Slot>, reader: &mut Reader<'_>) -> bool {
+    fn received(&mut self, receive: ReceiveCompletion<Slot>, reader: &mut AnyReader<'_>) -> bool {
         let (buffer, role) = receive.buffer.into_parts();
         let kind = match role {
             Role::Whole | Role::Silent | Role::Registered(_) | Role::Taken(_) => Kind::Receive,
@@ -249,7 +249,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
 
     /// Gives the completion of a receive, of one message in a multi-receive buffer, or of the release
     /// of such a buffer, which comes after those of its messages.
-    fn receive_ended(&mut self, role: Role, entry: Entry, reader: &mut Reader<'_>) -> bool {
+    fn receive_ended(&mut self, role: Role, entry: Entry, reader: &mut AnyReader<'_>) -> bool {
         match role {
             Role::Whole | Role::Silent | Role::Registered(_) => {
                 self.receive.give(reader, Credit::Held, entry)
@@ -278,7 +278,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     }
 
     /// Gives completions of receives in place until one is for the reader, and returns whether one was.
-    pub(super) fn complete_in_place(&mut self, reader: &mut Reader<'_>) -> bool {
+    pub(super) fn complete_in_place(&mut self, reader: &mut AnyReader<'_>) -> bool {
         while let Some(received) = self.engine.poll_in_place() {
             if self.received_in_place(received, reader) {
                 return true;
@@ -290,7 +290,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     fn received_in_place(
         &mut self,
         received: InPlaceCompletion<Q::Packet>,
-        reader: &mut Reader<'_>,
+        reader: &mut AnyReader<'_>,
     ) -> bool {
         let InPlaceCompletion { context, peer, cq_data, result } = received;
         let (buffer, subprotocol, result) = match result {
