@@ -384,7 +384,9 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Operations<Q, B> {
     /// Removes a send that goes as a single packet; what its completion needs stays with the packet.
     pub(crate) fn take_single_packet(&mut self, id: OpId) -> Option<(PeerId, SinglePacket<B>)> {
         let send = self.take_send(id)?;
-        let Memory::Buffer(buffer) = send.memory else { return None };
+        let Memory::Buffer(mut buffer) = send.memory else { return None };
+        // It is registered if the peer was to read it, and a second HANDSHAKE withdrew that before its request was posted.
+        buffer.deregister();
         self.single_packets += 1;
         // A length beyond `u32` fits no packet: the message is refused when it is written.
         let length = u32::try_from(send.length).unwrap_or(u32::MAX);

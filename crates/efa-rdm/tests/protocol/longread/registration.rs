@@ -1,10 +1,11 @@
 //! Buffers that register themselves for the time of a read.
 
 use efa_device::{Access, QueuePair, Region, RegionRange, RegisterError};
-use efa_proto::{Header, Packet, PacketType, Rtm, RtmKind};
-use efa_rdm::{Payload, Subprotocol};
+use efa_handshake::Extras;
+use efa_proto::{ExtraInfo, Handshake, Header, Packet, PacketType, Rtm, RtmKind};
+use efa_rdm::{Config, Payload, Subprotocol};
 use efa_sim::SoftRegion;
-use efa_sim::local::LocalOptions;
+use efa_sim::local::{Faults, LocalOptions};
 
 use super::{Memory, config, pair};
 use crate::world::{Net, pattern};
@@ -64,9 +65,13 @@ fn registrable(bytes: Vec<u8>, log: &Log) -> Registrable {
 
 /// Two endpoints with registrable buffers that have exchanged HANDSHAKEs.
 fn registrable_pair() -> Net<Registrable> {
+    registrable_pair_with(&config())
+}
+
+fn registrable_pair_with(config: &Config) -> Net<Registrable> {
     let mut world = Net::new(LocalOptions::default());
-    world.add(config());
-    world.add(config());
+    world.add(config.clone());
+    world.add(config.clone());
     world.acquaint();
     world.receive_into(1, registrable(vec![0], &Log::default()), 0);
     world.send(0, 1, registrable(vec![1], &Log::default()), 0);
@@ -142,4 +147,36 @@ fn long_read_registers_the_receive_buffer_without_copying() {
     assert!(world.receive_done(1).buffer.bytes == pattern(300_000, 1));
     assert_eq!(*log.borrow(), ["registered", "deregistered"]);
     assert_eq!(world.endpoint(1).statistics().rdma_reads, 1, "nothing is copied");
+}
+
+/// The request of a message that fits a packet is refused; a second HANDSHAKE arrives before it is tried again.
+#[test]
+fn buffer_comes_back_deregistered_if_the_handshake_withdraws_rdma_read_from_a_short_message() {
+    let config = config().with(|config| config.min_read = Some(100));
+    let (mut world, log) = (registrable_pair_with(&config), Log::default());
+    world.receive_into(1, registrable(vec![0; 1000], &Log::default()), 1);
+    world.network.set_faults(Faults::default().with(|faults| faults.send_refused = 1.0));
+    world.send(0, 1, registrable(pattern(1000, 1), &log), 2);
+    assert_eq!(*log.borrow(), ["registered"], "the peer was to read it");
+    let peer = world.peer(0, 1);
+    let extras = world.endpoint(0).peer_extras(peer).unwrap() - Extras::RDMA_READ;
+    let handshake = Handshake {
+        extra_info: ExtraInfo::new(&[extras.bits()]).unwrap(),
+        connid: Some(world.endpoint(1).address().connid),
+        host_id: None,
+        device_version: None,
+        user_recv_qp: None,
+        hmem_p2p: None,
+    };
+    world.inject(1, 0, Header::Handshake(handshake), &[]);
+    while world.endpoint(0).peer_extras(peer) != Some(extras) {
+        world.step();
+    }
+    world.network.set_faults(Faults::default());
+    world.drive();
+    assert!(world.receive_done(1).buffer.bytes == pattern(1000, 1));
+    let sent = world.send_done(0);
+    assert_eq!((sent.subprotocol, sent.result), (Some(Subprotocol::Eager), Ok(())));
+    assert_eq!(*log.borrow(), ["registered", "deregistered"]);
+    assert!(sent.buffer.unwrap().bytes == pattern(1000, 1));
 }
