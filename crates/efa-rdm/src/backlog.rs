@@ -30,11 +30,11 @@ impl<P, B> Backlog<P, B> {
         self.work.push_front(work);
     }
 
-    /// Puts a written packet behind those at the front, before other work. Of packets between other work, as injected
-    /// messages are, some may come before it, too: the search is binary, and the receiver restores the order.
-    pub(crate) fn push_behind_packets(&mut self, packet: Work<P, B>) {
+    /// Puts a packet that came back behind others of these, before other work. Those are at the front, behind a HANDSHAKE
+    /// or transfer at most: the search is binary, and for such an item it may put the packet before others that came back.
+    pub(crate) fn push_returned(&mut self, packet: Work<P, B>) {
         self.responses += usize::from(packet.is_response());
-        let place = self.work.partition_point(Work::is_packet);
+        let place = self.work.partition_point(Work::is_returned);
         self.work.insert(place, packet);
     }
 

@@ -259,7 +259,7 @@ impl<Q: QueuePair, B: Payload<Q::Region>> Core<Q, B> {
 
     /// Puts a packet that failed with RNR behind others of these, before all else in the backlog of a live peer.
     pub(crate) fn enqueue_again(&mut self, peer: PeerId, work: Work<Q::Packet, B>) {
-        self.put_back(peer, work, Backlog::push_behind_packets);
+        self.put_back(peer, work, Backlog::push_returned);
     }
 
     fn put_back(

@@ -158,6 +158,11 @@ impl<P, B> Work<P, B> {
         matches!(self, Self::Packet { .. })
     }
 
+    /// Whether it is a packet that failed with RNR.
+    pub(crate) fn is_returned(&self) -> bool {
+        matches!(self, Self::Packet { record, .. } if record.retransmitted)
+    }
+
     /// Whether it is a response whose number no limit of this endpoint's operations bounds.
     pub(crate) fn is_response(&self) -> bool {
         match self {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use efa_device::{QueuePairOptions, Rdma, Status, Time};
-use efa_rdm::{Completion, Config};
+use efa_rdm::{Completion, Config, Level, Message};
 use efa_sim::local::{Faults, LocalOptions, Reorder};
 
 use crate::world::{World, pattern, place};
@@ -143,6 +143,46 @@ fn packets_that_failed_with_rnr_are_sent_again_in_the_order_of_sending() {
     }
     world.drive();
     assert_eq!(world.endpoint(0).statistics().receiver_not_ready, 30);
+    assert_eq!(world.endpoint(1).statistics().reordered, 0);
+}
+
+#[test]
+fn packets_that_failed_with_rnr_are_sent_again_before_injected_messages_that_wait() {
+    let options = LocalOptions::default().with(|options| options.reorder = Reorder::None);
+    let mut world = World::new(options);
+    for _ in 0..2 {
+        let at_once = QueuePairOptions::default().with(|options| options.rnr_retry = 0);
+        world.add_with(Config::default(), at_once);
+    }
+    world.receive(1, 10, 0);
+    world.send(0, 1, pattern(10, 0), 0);
+    world.drive();
+    let target = place(&world.ends[1]);
+    // Each of the first ten fails, then each of all.
+    world.network.not_ready(target, 40).unwrap();
+    for i in 1..=30 {
+        world.receive(1, 10, i);
+    }
+    for i in 1..=10 {
+        world.send(0, 1, pattern(10, i), i);
+    }
+    // From the second on, others wait, while those under way come back.
+    while world.endpoint(0).statistics().receiver_not_ready < 2 {
+        world.step();
+    }
+    let peer = world.peer(0, 1);
+    for i in 11..=30 {
+        match i % 2 {
+            0 => world.send(0, 1, pattern(10, i), i),
+            _ => {
+                let (level, buffer) = (Level::Transmit, &pattern(10, i)[..]);
+                let message = Message { peer, tag: None, cq_data: None, level, buffer, context: 0 };
+                world.endpoint(0).inject(message).unwrap();
+            }
+        }
+    }
+    world.drive();
+    assert_eq!(world.endpoint(0).statistics().receiver_not_ready, 40);
     assert_eq!(world.endpoint(1).statistics().reordered, 0);
 }
 
