@@ -98,15 +98,16 @@ impl<T> Ahead<T> {
 }
 
 impl<T> Window<T> {
-    /// A window that keeps items less than `size` ids ahead in a ring (rounded up to a power of two), and
+    /// A window that keeps items less than `size` ids ahead in a ring (rounded down to a power of two), and
     /// those less than 65,536 ids ahead, or `size` if that is more, in a map.
     #[must_use]
     pub fn new(size: u32) -> Self {
-        let size = size.clamp(1, HALF).next_power_of_two();
-        Self { expected: 0, size, limit: size.max(DEFAULT_LIMIT), len: 0, ahead: None }
+        let size = size.clamp(1, HALF);
+        let limit = size.max(DEFAULT_LIMIT);
+        Self { expected: 0, size: 1 << size.ilog2(), limit, len: 0, ahead: None }
     }
 
-    /// The same window with another limit on how many ids ahead items are kept, at least its size and at
+    /// The same window with another limit on how many ids ahead items are kept, at least its ring and at
     /// most 2^31. This bounds the memory that a peer can make the window use.
     #[must_use]
     pub fn with_limit(self, limit: u32) -> Self {

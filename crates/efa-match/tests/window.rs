@@ -247,7 +247,7 @@ fn long_random_runs_equal_a_reference_map() {
     for seed in 0..60 {
         let mut random = fastrand::Rng::with_seed(seed);
         let size = 1 << random.u32(..8);
-        let limit = size << random.u32(..4);
+        let limit = random.u32(size..=8 * size);
         let mut expected = u32::MAX.wrapping_sub(random.u32(..2_000));
         let mut window = Window::new(size).with_limit(limit).starting_at(expected);
         let mut map = BTreeMap::new();

@@ -99,6 +99,24 @@ fn old_out_of_order_and_far_message_ids_are_classified() {
     assert_eq!(world.endpoint(1).packets_held().held, 0);
 }
 
+/// The ring of a window has a power of two of slots.
+#[test]
+fn any_number_of_messages_ahead_may_be_the_most_that_are_kept() {
+    for most in [1, 2, 3, 100, 255, 256, 257] {
+        let config = Config::default().with(|config| config.max_reorder = most);
+        let mut world = World::pair_with(1, Config::default(), config);
+        world.acquaint();
+        for id in (0..=most).rev() {
+            world.receive(1, 4, 0);
+            world.inject(0, 1, eager(id), &[]);
+            world.drive();
+            let expected = if id == most { vec![DropReason::MessageIdTooFar] } else { Vec::new() };
+            assert_eq!(world.drop_reasons(1), expected, "{id} of {most}");
+        }
+        assert_eq!(world.take_receives(1).len(), most as usize);
+    }
+}
+
 #[test]
 fn releases_before_2_0_drop_ids_beyond_their_window() {
     const WINDOW: u32 = 16384;
