@@ -293,6 +293,7 @@ programs! {
     bytes_of_a_first_write_are_there_when_the_message_after_it_is "rma-before-message"
 
     atomic_of_each_form_operation_and_type_has_its_result "atomics-forms"
+    atomic_on_no_element_completes_like_one_of_its_form "atomics-of-nothing"
     what_atomics_are_offered_is_told_and_holds "atomics-query"
     atomics_of_several_peers_on_one_number_lose_nothing "atomics-together"
     atomic_beyond_the_end_of_a_region_fails "atomics-refused-access"

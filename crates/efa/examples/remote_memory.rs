@@ -57,7 +57,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Atomics of several peers don't interfere.
     for _ in 0..3 {
         alice.fetch_atomic(counter, Operation::new(AtomicOp::Sum, &[14_u64]), vec![0; 8], 2)?;
-        let before = u64::from_ne_bytes(completed(&queue, Kind::Atomic)?.as_slice().try_into()?);
+        let before =
+            u64::from_ne_bytes(completed(&queue, Kind::FetchAtomic)?.as_slice().try_into()?);
         println!("the counter was {before}");
     }
 

@@ -29,6 +29,8 @@ pub enum Kind {
     Read,
     /// An atomic on memory of a peer.
     Atomic,
+    /// An atomic on memory of a peer that returned the previous values.
+    FetchAtomic,
     /// A peer wrote to memory of this endpoint and sent data with it (`FI_REMOTE_WRITE`).
     RemoteWrite,
 }

@@ -501,14 +501,13 @@ impl Counters {
         self.iter().next().is_none()
     }
 
-    /// Counts an operation that ended. `fetched`: it was an atomic that fetched values.
-    pub(crate) fn ended(&self, kind: Kind, fetched: bool, ok: bool) {
+    /// Counts an operation that ended.
+    pub(crate) fn ended(&self, kind: Kind, ok: bool) {
         let kind = match kind {
             Kind::Send => Counted::SEND,
             Kind::Receive | Kind::MultiReceive => Counted::RECEIVE,
-            Kind::Write => Counted::WRITE,
-            Kind::Atomic if !fetched => Counted::WRITE,
-            Kind::Read | Kind::Atomic => Counted::READ,
+            Kind::Write | Kind::Atomic => Counted::WRITE,
+            Kind::Read | Kind::FetchAtomic => Counted::READ,
             // The release of a buffer is no message. `follow` counts all writes of peers, which need not
             // have a completion.
             Kind::Released | Kind::RemoteWrite => return,

@@ -336,7 +336,9 @@ impl Run {
             Kind::Send => self.sides[who].sends_under_way -= 1,
             Kind::Receive => self.sides[who].check(completion),
             Kind::RemoteWrite => self.sides[who].data_seen += 1,
-            Kind::Write | Kind::Read | Kind::Atomic => self.remote_ended(who, completion),
+            Kind::Write | Kind::Read | Kind::Atomic | Kind::FetchAtomic => {
+                self.remote_ended(who, completion)
+            }
             other => panic!("{other:?}"),
         }
     }

@@ -92,9 +92,8 @@ fn flags(completion: &Completion) -> u64 {
         Kind::Released => FI_MULTI_RECV,
         Kind::Write => FI_RMA | FI_WRITE,
         Kind::Read => FI_RMA | FI_READ,
-        Kind::Atomic if completion.buffer.is_empty() => FI_ATOMIC | FI_WRITE,
-        // It has returned previous values.
-        Kind::Atomic => FI_ATOMIC | FI_READ,
+        Kind::Atomic => FI_ATOMIC | FI_WRITE,
+        Kind::FetchAtomic => FI_ATOMIC | FI_READ,
         Kind::RemoteWrite => FI_RMA | FI_REMOTE_WRITE | data,
         _ => 0,
     }

@@ -246,6 +246,33 @@ static void forms(void)
 	close_world(&world);
 }
 
+/* An atomic on no element completes like one of its form, also if it has nothing to return. */
+static void of_nothing(void)
+{
+	struct options options = { .caps = FI_MSG | FI_ATOMIC };
+	struct world world;
+	static uint64_t memory[2];
+	uint64_t number = 1, result = 2;
+	struct region region;
+	struct call call = {
+		.world = &world, .region = &region, .type = FI_UINT64, .operand = &number, .compare = &number, .result = &result,
+	};
+
+	open_world(&world, &options);
+	region = register_of(&world, &world.side[1], memory, sizeof(memory), FI_REMOTE_READ | FI_REMOTE_WRITE);
+	call.at = region.address;
+	for (enum form form = BASE; form < FORMS; form++) {
+		call.op = form >= COMPARE ? FI_CSWAP : FI_SUM;
+		POST(&world, start(form, &call));
+		if (form != INJECT)
+			DONE(&world, world.side[0].tx, CONTEXT(form), FI_ATOMIC | (form >= FETCH ? FI_READ : FI_WRITE));
+	}
+	EQUAL(memory[0], 0);
+	EQUAL(result, 2);
+	OK(fi_close(&region.mr->fid));
+	close_world(&world);
+}
+
 /* fi_query_atomic answers as the endpoint does. */
 static void query(void)
 {
@@ -350,6 +377,7 @@ static void refused_access(void)
 
 const struct program atomics[] = {
 	{ "atomics-forms", forms },
+	{ "atomics-of-nothing", of_nothing },
 	{ "atomics-query", query },
 	{ "atomics-together", together },
 	{ "atomics-refused-access", refused_access },

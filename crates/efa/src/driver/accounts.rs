@@ -24,11 +24,10 @@ impl Accounts {
         self.budget.as_ref().map_or(Ok(()), SendBudget::start)
     }
 
-    /// Counts an operation of the transmit side that ended, and returns its share if it has one. `fetched`: it was an
-    /// atomic that fetched values.
+    /// Counts an operation of the transmit side that ended, and returns its share if it has one.
     #[cold]
-    pub(super) fn ended(&self, kind: Kind, fetched: bool, ok: bool, has_share: bool) {
-        self.counters.ended(kind, fetched, ok);
+    pub(super) fn ended(&self, kind: Kind, ok: bool, has_share: bool) {
+        self.counters.ended(kind, ok);
         if has_share {
             self.end();
         }

@@ -86,7 +86,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             })) if self.transmit.is_read_by(reader) => {
                 mem::forget(role);
                 if let Some(accounts) = &self.accounts {
-                    accounts.ended(Kind::Send, false, true, true);
+                    accounts.ended(Kind::Send, true, true);
                 }
                 let to = self.name(peer);
                 reader.room.put(Ok(Completion {
@@ -156,7 +156,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     fn sent(&mut self, send: SendCompletion<Slot>, reader: &mut AnyReader<'_>) -> bool {
         if let Some(accounts) = &self.accounts {
             // An injected message has no buffer, and it took no share of a budget.
-            accounts.ended(Kind::Send, false, send.result.is_ok(), send.buffer.is_some());
+            accounts.ended(Kind::Send, send.result.is_ok(), send.buffer.is_some());
         }
         if send.result.is_ok() && send.buffer.as_ref().is_some_and(Slot::is_silent) {
             return self.end_silently(Side::Transmit);
@@ -179,7 +179,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
             RmaKind::Read => Kind::Read,
         };
         if let Some(accounts) = &self.accounts {
-            accounts.ended(kind, false, rma.result.is_ok(), true);
+            accounts.ended(kind, rma.result.is_ok(), true);
         }
         if rma.result.is_ok() && rma.buffer.is_silent() {
             return self.end_silently(Side::Transmit);
@@ -193,15 +193,19 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     }
 
     fn atomic_ended(&mut self, atomic: AtomicCompletion<Slot>, reader: &mut AnyReader<'_>) -> bool {
+        let kind = match atomic.fetched {
+            Some(_) => Kind::FetchAtomic,
+            None => Kind::Atomic,
+        };
         if let Some(accounts) = &self.accounts {
-            accounts.ended(Kind::Atomic, atomic.fetched.is_some(), atomic.result.is_ok(), true);
+            accounts.ended(kind, atomic.result.is_ok(), true);
         }
         if atomic.result.is_ok() && atomic.operand.is_silent() {
             return self.end_silently(Side::Transmit);
         }
         let peer = self.name(atomic.peer);
         let buffer = atomic.fetched.map(Slot::into_buffer).unwrap_or_default();
-        let completion = self.completion(Kind::Atomic, atomic.context, atomic.length, buffer, peer);
+        let completion = self.completion(kind, atomic.context, atomic.length, buffer, peer);
         self.transmit.give(reader, Credit::Held, entry(completion, atomic.result))
     }
 
@@ -315,7 +319,7 @@ impl<Q: QueuePair<Region: ConcreteRegion, Packet: ConcretePacket>> Driver<Q> {
     /// Counts a receive that ended.
     fn count(&self, kind: Kind, result: &Result<(), OperationError>) {
         if let Some(accounts) = &self.accounts {
-            accounts.counters.ended(kind, false, result.is_ok());
+            accounts.counters.ended(kind, result.is_ok());
         }
     }
 

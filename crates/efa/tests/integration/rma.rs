@@ -189,7 +189,11 @@ fn do_atomic(
     let started = started.map_err(|refused| refused.error);
     if started.is_ok() {
         let done = world.done(ALICE);
-        assert_eq!((done.kind, done.length), (Kind::Atomic, length as u64));
+        let expected = match kind {
+            AtomicKind::Write => Kind::Atomic,
+            AtomicKind::Fetch | AtomicKind::Compare => Kind::FetchAtomic,
+        };
+        assert_eq!((done.kind, done.length), (expected, length as u64));
     }
     started
 }

@@ -114,7 +114,7 @@ fn sends_writes_reads_and_atomics_take_a_share_until_they_complete_and_injected_
             }),
         ),
         (
-            Kind::Atomic,
+            Kind::FetchAtomic,
             Box::new(|world| {
                 let fetched = world.end(LEFT).fetch_atomic(rma, sum(), vec![0; 8], 1);
                 fetched.map_err(|refused| refused.error)

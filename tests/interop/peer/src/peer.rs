@@ -74,7 +74,7 @@ impl Peer {
     fn keep(&mut self, completion: Completion) -> Result<()> {
         match completion.kind {
             Kind::Send | Kind::Write | Kind::RemoteWrite => return Ok(()),
-            Kind::Read | Kind::Atomic => {
+            Kind::Read | Kind::Atomic | Kind::FetchAtomic => {
                 self.remote.keep(completion);
                 return Ok(());
             }

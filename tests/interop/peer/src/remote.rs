@@ -127,7 +127,7 @@ impl RemoteAccess {
                     *memory = Some(completion.buffer);
                 }
             }
-            Kind::Atomic => {
+            Kind::Atomic | Kind::FetchAtomic => {
                 self.fetched.insert(completion.context, completion.buffer);
             }
             _ => {}

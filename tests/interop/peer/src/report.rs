@@ -49,7 +49,7 @@ impl fmt::Display for Words<'_> {
             Kind::Released => format!("recv+{service}+multi"),
             Kind::Write => "rma+write".into(),
             Kind::Read => "rma+read".into(),
-            Kind::Atomic => "atomic".into(),
+            Kind::Atomic | Kind::FetchAtomic => "atomic".into(),
             Kind::RemoteWrite => "rma+remote-write".into(),
             _ => format!("recv+{service}"),
         };
