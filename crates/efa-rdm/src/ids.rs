@@ -25,6 +25,12 @@ pub struct ReceiveId {
 impl ReceiveId {
     /// The identifier of a receive that was matched when it was posted.
     pub const MATCHED: Self = Self { post: PostId::from_bits(u64::MAX), tagged: false };
+
+    /// Whether it is a tagged receive. `false` for [`MATCHED`](Self::MATCHED).
+    #[must_use]
+    pub const fn is_tagged(self) -> bool {
+        self.tagged
+    }
 }
 
 /// A message that [`Endpoint::claim`](crate::Endpoint::claim) took. Stale when it was received or discarded, or its sender ended

@@ -130,13 +130,12 @@ impl<B> SharedReceives<B> {
         self.matcher(receive.tagged).cancel(receive.post)
     }
 
-    /// Removes a receive that was posted with this context: of several, the first of the tagged ones, or if
+    /// The receive that was posted with this context: of several, the first of the tagged ones, or if
     /// there is none, of the others. It looks at all receives.
-    pub fn cancel_context(&mut self, context: u64) -> Option<SharedReceive<B>> {
+    pub fn find(&mut self, context: u64) -> Option<ReceiveId> {
         [true, false].into_iter().find_map(|tagged| {
-            let matcher = self.matcher(tagged);
-            let post = matcher.find_receive(|receive| receive.context == context)?;
-            matcher.cancel(post)
+            let post = self.matcher(tagged).find_receive(|receive| receive.context == context)?;
+            Some(ReceiveId { post, tagged })
         })
     }
 

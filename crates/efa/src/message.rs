@@ -129,3 +129,11 @@ impl Receive {
 /// to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReceiveId(pub(crate) efa_rdm::ReceiveId);
+
+impl ReceiveId {
+    /// Whether the receive takes tagged messages. `false` for one that was matched when it was posted.
+    #[must_use]
+    pub const fn is_tagged(self) -> bool {
+        self.0.is_tagged()
+    }
+}

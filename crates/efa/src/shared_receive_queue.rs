@@ -242,11 +242,14 @@ impl SharedReceiveQueue {
 
     /// Cancels a receive that was posted with this context and has not matched a message (`fi_cancel`). If there are
     /// several, it is the one posted first of the tagged ones, or if there is none, of the others. It looks at all
-    /// posted receives; [`cancel`](Self::cancel) doesn't.
+    /// posted receives; [`cancel`](Self::cancel) doesn't. Returns which receive it was, and its buffer.
     #[must_use = "the buffer"]
-    pub fn cancel_context(&self, context: u64) -> Option<Buffer> {
-        let cancelled = self.0.state.lock().receives.cancel_context(context)?;
-        Some(self.0.give_back(cancelled).0)
+    pub fn cancel_context(&self, context: u64) -> Option<(ReceiveId, Buffer)> {
+        let mut state = self.0.state.lock();
+        let receive = state.receives.find(context)?;
+        let cancelled = state.receives.cancel(receive)?;
+        drop(state);
+        Some((ReceiveId(receive), self.0.give_back(cancelled).0))
     }
 
     /// Closes the queue: cancels all receives, and returns their buffers and contexts. Later receives are refused

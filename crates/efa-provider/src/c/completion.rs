@@ -56,12 +56,12 @@ pub(crate) fn no_message(kind: u64, op_context: u64) -> fi_cq_err_entry {
     fi_cq_err_entry { op_context, flags, err, prov_errno, ..zeroed() }
 }
 
-/// The entry of a receive that was cancelled before it met its message, of which no more is known than its context.
-pub(crate) fn cancelled(op_context: u64) -> fi_cq_err_entry {
+/// The entry of a receive that was cancelled before it met its message. `kind` is `FI_TAGGED` or `FI_MSG`.
+pub(crate) fn cancelled(kind: u64, op_context: u64) -> fi_cq_err_entry {
     let EntryNumbers { error: err, provider: prov_errno } =
         errors::of_operation(&OperationError::Cancelled);
-    let op_context = context(op_context);
-    fi_cq_err_entry { op_context, flags: FI_RECV, err, prov_errno, ..zeroed() }
+    let (op_context, flags) = (context(op_context), FI_RECV | kind);
+    fi_cq_err_entry { op_context, flags, err, prov_errno, ..zeroed() }
 }
 
 /// The context that the operation was started with.

@@ -165,10 +165,11 @@ impl SharedReceives {
     /// Cancels a receive. No queue is that of a receive which hasn't met its message: the entry is in that of the endpoint
     /// which was bound first, if there is one.
     fn cancel(&self, context: u64) {
-        if let Some(_buffer) = self.queue.cancel_context(context)
+        if let Some((receive, _buffer)) = self.queue.cancel_context(context)
             && let Some(queue) = lock(&self.queues).first()
         {
-            queue.append(OwnEntry::Failed(completion::cancelled(context)));
+            let kind = if receive.is_tagged() { FI_TAGGED } else { FI_MSG };
+            queue.append(OwnEntry::Failed(completion::cancelled(kind, context)));
         }
     }
 }

@@ -74,8 +74,9 @@ static void limits(void)
 
 	open_world(&world, &options);
 	EQUAL(LEFT(world.srx), 4);
-	for (int i = 0; i < 4; i++)
+	for (int i = 0; i < 3; i++)
 		OK(fi_recv(world.srx, here, 8, NULL, FI_ADDR_UNSPEC, CONTEXT(i)));
+	OK(fi_trecv(world.srx, here, 8, NULL, FI_ADDR_UNSPEC, 1, 0, CONTEXT(3)));
 	EQUAL(LEFT(world.srx), 0);
 	FAILS(fi_recv(world.srx, here, 8, NULL, FI_ADDR_UNSPEC, CONTEXT(4)), FI_EAGAIN);
 	/* No endpoint has a cancelled receive, so it is reported to the first. */
@@ -84,6 +85,7 @@ static void limits(void)
 		error = TAKE_ERROR(&world, world.side[0].rx);
 		EQUAL(error.err, FI_ECANCELED);
 		EQUAL((uintptr_t)error.op_context, (uintptr_t)CONTEXT(i));
+		KIND(error.flags, FI_RECV | (i == 3 ? FI_TAGGED : FI_MSG));
 		EQUAL(LEFT(world.srx), 4 - i);
 	}
 	OK(fi_cancel(&world.srx->fid, CONTEXT(3)));

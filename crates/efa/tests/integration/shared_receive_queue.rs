@@ -144,9 +144,12 @@ fn receive_of_a_shared_queue_is_cancelled_by_identifier_and_by_context_and_its_b
         shared.receive(Receive::untagged(), bytes, context).unwrap()
     };
     let ids = [1, 2, 3].map(post);
+    let tagged = shared.receive(Receive::tagged(5), vec![4; 8], 4).unwrap();
     assert_eq!(shared.cancel(ids[0]), Some(vec![1; 8].into()));
     assert_eq!(shared.cancel(ids[0]), None);
-    assert_eq!(shared.cancel_context(3), Some(vec![3; 8].into()));
+    assert_eq!(shared.cancel_context(3), Some((ids[2], vec![3; 8].into())));
+    assert_eq!(shared.cancel_context(4), Some((tagged, vec![4; 8].into())));
+    assert!(tagged.is_tagged() && !ids[2].is_tagged());
     assert_eq!(shared.cancel_context(3), None);
     assert_eq!(shared.len(), 1);
     send(&mut world, ALICE, LEFT, None, b"hello".to_vec());
