@@ -38,7 +38,7 @@
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 
 use efa_device::{CopySource, CopyTarget, Qkey, Qpn, RemoteMemory, Status};
 use rustix::fs::fstat;
@@ -63,6 +63,9 @@ const SENDER_SLEEPS: u64 = 1 << 16;
 const SLOTS: usize = 512;
 /// Bytes of the words in front of a slot's packet.
 const SLOT_HEADER: usize = 24;
+
+/// Bytes of a packet in the first line of its slot.
+const FIRST: usize = LINE - SLOT_HEADER;
 
 /// A gap is less than a line, and a multiple of this.
 const GAP_UNIT: usize = 4;
@@ -316,20 +319,31 @@ impl RingSender {
         let length = bytes.len() + rest;
         debug_assert!(self.has_space() && length <= self.layout.capacity());
         let at = self.layout.slot(self.tail);
-        let [number, what, status] = slot_words(&self.map, at);
-        let kind_and_gap = kind.encode() | ((gap / GAP_UNIT) as u64) << GAP_SHIFT;
-        what.store(length as u64 | kind_and_gap << 24 | u64::from(qkey.0) << 32, Ordering::Relaxed);
-        status.store(u64::from(immediate) << 32, Ordering::Relaxed);
         let begin = SLOT_HEADER + gap;
-        // A single one was written just before, which is to be waited for.
-        if bytes.len() >= BY_LINES && self.under_way() > 1 {
-            self.map.copy_lines_in(at + begin, bytes);
-        } else {
-            self.map.copy_in(at + begin, bytes);
+        // The receiver polls the first line, and would take it back while the others come: it is written last, in one go.
+        let (first, behind) = match bytes.split_first_chunk::<FIRST>() {
+            _ if gap > 0 => (&[][..], bytes),
+            Some((first, behind)) => (first.as_slice(), behind),
+            None => (bytes, &[][..]),
+        };
+        if !behind.is_empty() {
+            let behind_at = at + begin + first.len();
+            // A single one was written just before, which is to be waited for.
+            if behind.len() >= BY_LINES && self.under_way() > 1 {
+                self.map.copy_lines_in(behind_at, behind);
+            } else {
+                self.map.copy_in(behind_at, behind);
+            }
         }
         if rest > 0 {
             self.map.fill(at + begin + bytes.len(), rest, fill);
         }
+        compiler_fence(Ordering::Release);
+        let [number, what, status] = slot_words(&self.map, at);
+        let kind_and_gap = kind.encode() | ((gap / GAP_UNIT) as u64) << GAP_SHIFT;
+        what.store(length as u64 | kind_and_gap << 24 | u64::from(qkey.0) << 32, Ordering::Relaxed);
+        status.store(u64::from(immediate) << 32, Ordering::Relaxed);
+        self.map.copy_in(at + begin, first);
         self.tail += 1;
         number.store(self.tail, Ordering::Release);
         self.expect_another(begin + length);
@@ -340,9 +354,15 @@ impl RingSender {
     /// atomic operation does, would wait for them to come. `length` is that of the last packet with its words.
     #[inline(always)]
     fn expect_another(&self, length: usize) {
-        // With one message at a time the receiver looks at the next slot meanwhile, and would take its line back.
         let under_way = self.under_way();
-        if under_way <= 1 || under_way == self.layout.slots as u64 {
+        if under_way <= 1 {
+            // With one message at a time the receiver looks at the next slot meanwhile, and would take its first line back.
+            if (LINE + 1..=EXPECTED).contains(&length) {
+                self.map.expect_write(self.layout.slot(self.tail) + LINE, length - LINE);
+            }
+            return;
+        }
+        if under_way == self.layout.slots as u64 {
             return;
         }
         // One line comes in less time than a message takes, several come in time for the next.
