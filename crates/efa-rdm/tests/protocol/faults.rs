@@ -123,8 +123,8 @@ fn peer_in_rnr_backoff_does_not_delay_others() {
     assert_eq!(world.receive_done(slow).buffer, pattern(10, 1));
 }
 
-#[test]
-fn packets_that_failed_with_rnr_are_sent_again_in_the_order_of_sending() {
+/// Two endpoints that have talked, on a network that keeps the order, and whose devices don't send packets again.
+fn ordered_pair_that_reports_rnr_at_once() -> World {
     let options = LocalOptions::default().with(|options| options.reorder = Reorder::None);
     let mut world = World::new(options);
     for _ in 0..2 {
@@ -134,6 +134,12 @@ fn packets_that_failed_with_rnr_are_sent_again_in_the_order_of_sending() {
     world.receive(1, 10, 0);
     world.send(0, 1, pattern(10, 0), 0);
     world.drive();
+    world
+}
+
+#[test]
+fn packets_that_failed_with_rnr_are_sent_again_in_the_order_of_sending() {
+    let mut world = ordered_pair_that_reports_rnr_at_once();
     // Each fails three times, so also after a backoff.
     let target = place(&world.ends[1]);
     world.network.not_ready(target, 30).unwrap();
@@ -148,15 +154,7 @@ fn packets_that_failed_with_rnr_are_sent_again_in_the_order_of_sending() {
 
 #[test]
 fn packets_that_failed_with_rnr_are_sent_again_before_injected_messages_that_wait() {
-    let options = LocalOptions::default().with(|options| options.reorder = Reorder::None);
-    let mut world = World::new(options);
-    for _ in 0..2 {
-        let at_once = QueuePairOptions::default().with(|options| options.rnr_retry = 0);
-        world.add_with(Config::default(), at_once);
-    }
-    world.receive(1, 10, 0);
-    world.send(0, 1, pattern(10, 0), 0);
-    world.drive();
+    let mut world = ordered_pair_that_reports_rnr_at_once();
     let target = place(&world.ends[1]);
     // Each of the first ten fails, then each of all.
     world.network.not_ready(target, 40).unwrap();

@@ -321,6 +321,32 @@ fn empty_message_is_received_by_every_subprotocol() {
     }
 }
 
+/// Another HANDSHAKE of the second endpoint, with these features.
+fn second_handshake<B: Payload<SoftRegion> + std::fmt::Debug>(
+    world: &mut Net<B>,
+    extras: Extras,
+) -> Handshake<'static> {
+    Handshake {
+        extra_info: ExtraInfo::new(&[extras.bits()]).unwrap(),
+        connid: Some(world.endpoint(1).address().connid),
+        host_id: None,
+        device_version: None,
+        user_recv_qp: None,
+        hmem_p2p: None,
+    }
+}
+
+/// Has the first endpoint get another HANDSHAKE of the second one, without RDMA_READ.
+fn withdraw_rdma_read<B: Payload<SoftRegion> + std::fmt::Debug>(world: &mut Net<B>) {
+    let peer = world.peer(0, 1);
+    let extras = world.endpoint(0).peer_extras(peer).unwrap() - Extras::RDMA_READ;
+    let handshake = second_handshake(world, extras);
+    world.inject(1, 0, Header::Handshake(handshake), &[]);
+    while world.endpoint(0).peer_extras(peer) != Some(extras) {
+        world.step();
+    }
+}
+
 /// A second HANDSHAKE may arrive between two attempts to send a request.
 #[test]
 fn message_is_sent_if_the_handshake_withdraws_rdma_read() {
@@ -330,20 +356,7 @@ fn message_is_sent_if_the_handshake_withdraws_rdma_read() {
         let message = world.region(0, &pattern(200_000, 1));
         world.network.set_faults(Faults::default().with(|faults| faults.send_refused = 1.0));
         world.send(0, 1, message, 2);
-        let peer = world.peer(0, 1);
-        let extras = world.endpoint(0).peer_extras(peer).unwrap() - Extras::RDMA_READ;
-        let handshake = Handshake {
-            extra_info: ExtraInfo::new(&[extras.bits()]).unwrap(),
-            connid: Some(world.endpoint(1).address().connid),
-            host_id: None,
-            device_version: None,
-            user_recv_qp: None,
-            hmem_p2p: None,
-        };
-        world.inject(1, 0, Header::Handshake(handshake), &[]);
-        while world.endpoint(0).peer_extras(peer) != Some(extras) {
-            world.step();
-        }
+        withdraw_rdma_read(&mut world);
         world.network.set_faults(Faults::default());
         world.drive();
         let received = world.receive_done(1);
@@ -372,14 +385,8 @@ fn message_is_sent_in_packets_if_reading_is_not_permitted() {
         if case == 3 {
             let peer = world.peer(0, 1);
             let extras = world.endpoint(0).peer_extras(peer).unwrap();
-            let handshake = Handshake {
-                extra_info: ExtraInfo::new(&[extras.bits()]).unwrap(),
-                connid: Some(world.endpoint(1).address().connid),
-                host_id: None,
-                device_version: Some(0xefa0),
-                user_recv_qp: None,
-                hmem_p2p: None,
-            };
+            let handshake = second_handshake(&mut world, extras);
+            let handshake = Handshake { device_version: Some(0xefa0), ..handshake };
             world.inject(1, 0, Header::Handshake(handshake), &[]);
             world.drive();
         }

@@ -1,13 +1,12 @@
 //! Buffers that register themselves for the time of a read.
 
 use efa_device::{Access, QueuePair, Region, RegionRange, RegisterError};
-use efa_handshake::Extras;
-use efa_proto::{ExtraInfo, Handshake, Header, Packet, PacketType, Rtm, RtmKind};
+use efa_proto::{Header, Packet, PacketType, Rtm, RtmKind};
 use efa_rdm::{Config, Payload, Subprotocol};
 use efa_sim::SoftRegion;
 use efa_sim::local::{Faults, LocalOptions};
 
-use super::{Memory, config, pair};
+use super::{Memory, config, pair, withdraw_rdma_read};
 use crate::world::{Net, pattern};
 
 /// A buffer that can be registered, and logs each registration and deregistration.
@@ -158,20 +157,7 @@ fn buffer_comes_back_deregistered_if_the_handshake_withdraws_rdma_read_from_a_sh
     world.network.set_faults(Faults::default().with(|faults| faults.send_refused = 1.0));
     world.send(0, 1, registrable(pattern(1000, 1), &log), 2);
     assert_eq!(*log.borrow(), ["registered"], "the peer was to read it");
-    let peer = world.peer(0, 1);
-    let extras = world.endpoint(0).peer_extras(peer).unwrap() - Extras::RDMA_READ;
-    let handshake = Handshake {
-        extra_info: ExtraInfo::new(&[extras.bits()]).unwrap(),
-        connid: Some(world.endpoint(1).address().connid),
-        host_id: None,
-        device_version: None,
-        user_recv_qp: None,
-        hmem_p2p: None,
-    };
-    world.inject(1, 0, Header::Handshake(handshake), &[]);
-    while world.endpoint(0).peer_extras(peer) != Some(extras) {
-        world.step();
-    }
+    withdraw_rdma_read(&mut world);
     world.network.set_faults(Faults::default());
     world.drive();
     assert!(world.receive_done(1).buffer.bytes == pattern(1000, 1));
