@@ -189,13 +189,14 @@ impl BoundEndpoints {
     /// The endpoint, if there is one only.
     #[inline(always)]
     fn only(&self) -> Option<&Endpoint> {
-        match self.is_only.load(Ordering::Acquire) {
+        match self.has_one() {
             true => self.first.get().map(|first| &**first),
             false => None,
         }
     }
 
     /// Whether there is one endpoint only.
+    #[inline(always)]
     pub(crate) fn has_one(&self) -> bool {
         self.is_only.load(Ordering::Acquire)
     }

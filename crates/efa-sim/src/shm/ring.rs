@@ -349,8 +349,8 @@ impl RingSender {
         self.expect_another(begin + length);
     }
 
-    /// Has the processor fetch the lines of a free slot that is filled soon, if packets leave faster than they are
-    /// acknowledged. The receiver's processor has them, as it read them; whatever waits for all earlier writes, as an
+    /// Has the processor fetch the lines of a free slot that is filled soon, without the first one unless packets leave
+    /// faster than they are acknowledged. The receiver's processor has them, as it read them; whatever waits for all earlier writes, as an
     /// atomic operation does, would wait for them to come. `length` is that of the last packet with its words.
     #[inline(always)]
     fn expect_another(&self, length: usize) {
